@@ -1,0 +1,246 @@
+//! Windows onto the memory of whoever issued a request.
+
+use std::marker::PhantomData;
+
+/// One segment of caller memory, laid out as C's `struct iovec`. It may be guest memory: volatile, shared
+/// and hostile, so it is never turned into a slice.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First byte.
+    pub base: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// A window onto a caller's segment list. Splitting a request copies 32 bytes, never the list.
+#[derive(Clone, Copy)]
+pub struct Data<'a> {
+    segments: *const Segment,
+    count: usize,
+    skip: usize,
+    len: usize,
+    borrow: PhantomData<&'a [Segment]>,
+}
+
+impl<'a> Data<'a> {
+    /// A window onto all of `segments`.
+    ///
+    /// # Safety
+    /// The list and the memory behind it stay valid until every request that carries this window, or a part
+    /// of it, has completed; even when the borrow `'a` has ended before. Nobody holds a Rust reference to
+    /// that memory meanwhile (for a write: no mutable one).
+    pub unsafe fn new(segments: &'a [Segment]) -> Self {
+        let len = segments.iter().map(|s| s.len).sum();
+        Data { segments: segments.as_ptr(), count: segments.len(), skip: 0, len, borrow: PhantomData }
+    }
+
+    /// No memory at all.
+    pub const fn none() -> Self {
+        Data {
+            segments: std::ptr::NonNull::dangling().as_ptr(),
+            count: 0,
+            skip: 0,
+            len: 0,
+            borrow: PhantomData,
+        }
+    }
+
+    /// Bytes in the window.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the window holds no byte.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The window that starts `from` bytes into this one and is `len` bytes long. Costs a walk over the
+    /// segments that are skipped whole.
+    ///
+    /// # Panics
+    /// When the part does not lie inside the window.
+    pub fn part(self, from: usize, len: usize) -> Self {
+        assert!(
+            from.checked_add(len).is_some_and(|end| end <= self.len),
+            "part {from}+{len} of {}",
+            self.len
+        );
+        let mut part = Data { skip: self.skip + from, len, ..self };
+        while let Some(first) = part.list().first() {
+            if part.skip < first.len {
+                break;
+            }
+            part.skip -= first.len;
+            // SAFETY: the list has a first element, so one past it is in bounds.
+            part.segments = unsafe { part.segments.add(1) };
+            part.count -= 1;
+        }
+        part
+    }
+
+    /// The segments in the window, first and last trimmed to it.
+    pub fn iter(&self) -> Segments<'a> {
+        Segments { list: self.list(), skip: self.skip, left: self.len }
+    }
+
+    /// How many segments the window touches. Walks the list.
+    pub fn segment_count(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// The caller's own list, when the window starts and ends on its borders: it can go to the kernel as it is.
+    pub fn as_whole_list(&self) -> Option<&'a [Segment]> {
+        let list = self.list();
+        (self.skip == 0 && list.iter().map(|s| s.len).sum::<usize>() == self.len).then_some(list)
+    }
+
+    /// The memory of a window that is one segment.
+    pub fn as_single(&self) -> Option<Segment> {
+        let first = self.list().first()?;
+        (first.len >= self.skip + self.len)
+            .then(|| Segment { base: first.base.wrapping_add(self.skip), len: self.len })
+    }
+
+    /// Whether every segment starts and ends on a multiple of `alignment` (a power of two).
+    pub fn is_aligned(&self, alignment: usize) -> bool {
+        let bits = self.iter().fold(0, |bits, s| bits | s.base.addr() | s.len);
+        bits & (alignment - 1) == 0
+    }
+
+    /// Copies the window's first bytes into `target`; returns how many were copied.
+    pub fn copy_to(&self, target: &mut [u8]) -> usize {
+        let mut done = 0;
+        for s in self.iter() {
+            let n = s.len.min(target.len() - done);
+            // SAFETY: `s` is valid by the contract of `new`, the target is ours; a guest may race with the
+            // copy, which then holds any mix of its bytes, as the device model allows.
+            unsafe { std::ptr::copy_nonoverlapping(s.base, target[done..].as_mut_ptr(), n) };
+            done += n;
+        }
+        done
+    }
+
+    /// Copies `source` into the window's first bytes; returns how many were copied.
+    pub fn copy_from(&self, source: &[u8]) -> usize {
+        let mut done = 0;
+        for s in self.iter() {
+            let n = s.len.min(source.len() - done);
+            // SAFETY: as in `copy_to`.
+            unsafe { std::ptr::copy_nonoverlapping(source[done..].as_ptr(), s.base, n) };
+            done += n;
+        }
+        done
+    }
+
+    /// Fills the window with `byte`.
+    pub fn fill(&self, byte: u8) {
+        for s in self.iter() {
+            // SAFETY: as in `copy_to`.
+            unsafe { std::ptr::write_bytes(s.base, byte, s.len) };
+        }
+    }
+
+    fn list(&self) -> &'a [Segment] {
+        // SAFETY: `segments` and `count` come from a slice that lives for `'a`, less what `part` skipped.
+        unsafe { std::slice::from_raw_parts(self.segments, self.count) }
+    }
+}
+
+impl std::fmt::Debug for Data<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Data").field("len", &self.len).field("segments", &self.segment_count()).finish()
+    }
+}
+
+/// The segments of a [`Data`], trimmed to its window; none is empty.
+#[derive(Clone)]
+pub struct Segments<'a> {
+    list: &'a [Segment],
+    skip: usize,
+    left: usize,
+}
+
+impl Iterator for Segments<'_> {
+    type Item = Segment;
+
+    #[inline]
+    fn next(&mut self) -> Option<Segment> {
+        while self.left > 0 {
+            let (first, rest) = self.list.split_first()?;
+            self.list = rest;
+            let skip = std::mem::take(&mut self.skip);
+            if first.len > skip {
+                let len = (first.len - skip).min(self.left);
+                self.left -= len;
+                return Some(Segment { base: first.base.wrapping_add(skip), len });
+            }
+            self.skip = skip - first.len;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segments(buffers: &mut [Vec<u8>]) -> Vec<Segment> {
+        buffers.iter_mut().map(|b| Segment { base: b.as_mut_ptr(), len: b.len() }).collect()
+    }
+
+    #[test]
+    fn a_part_of_a_part_is_the_part_of_the_whole() {
+        let mut buffers = [vec![0u8; 3], vec![], vec![0; 5], vec![0; 8]];
+        let list = segments(&mut buffers);
+        // SAFETY: the buffers outlive the windows.
+        let whole = unsafe { Data::new(&list) };
+        let source: Vec<u8> = (0..16).collect();
+        assert_eq!(whole.copy_from(&source), 16);
+        for from in 0..=16 {
+            for len in 0..=16 - from {
+                let part = whole.part(from, len);
+                let mut got = vec![0; len];
+                assert_eq!(part.copy_to(&mut got), len);
+                assert_eq!(got, source[from..from + len]);
+                for inner in 0..=len {
+                    let mut got = vec![0; len - inner];
+                    part.part(inner, len - inner).copy_to(&mut got);
+                    assert_eq!(got, source[from + inner..from + len]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_window_on_segment_borders_is_a_whole_list() {
+        let mut buffers = [vec![0u8; 4], vec![0; 4]];
+        let list = segments(&mut buffers);
+        // SAFETY: the buffers outlive the windows.
+        let whole = unsafe { Data::new(&list) };
+        assert!(whole.as_whole_list().is_some());
+        assert!(whole.part(1, 3).as_whole_list().is_none());
+        assert_eq!(whole.part(4, 4).as_whole_list().map(<[_]>::len), Some(1));
+        assert_eq!(whole.part(1, 2).as_single().map(|s| s.len), Some(2));
+        assert!(whole.part(3, 2).as_single().is_none());
+    }
+
+    #[test]
+    fn fill_touches_nothing_outside_the_window() {
+        let mut buffers = [vec![1u8; 4], vec![1; 4]];
+        let list = segments(&mut buffers);
+        // SAFETY: the buffers outlive the windows.
+        unsafe { Data::new(&list) }.part(2, 4).fill(0);
+        assert_eq!(buffers, [vec![1, 1, 0, 0], vec![0, 0, 1, 1]]);
+    }
+
+    #[test]
+    #[should_panic(expected = "part 9+0 of 8")]
+    fn a_part_outside_the_window_is_refused() {
+        let mut buffers = [vec![1u8; 8]];
+        let list = segments(&mut buffers);
+        // SAFETY: the buffers outlive the windows.
+        unsafe { Data::new(&list) }.part(9, 0);
+    }
+}

@@ -1,0 +1,172 @@
+//! What a device promises and asks for.
+
+use crate::{Flags, IoError, IoResult, Op, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a device promises and asks for. Exports hand these on to their clients.
+///
+/// Sizes are bytes. A change at run time (a device that grew) is seen through [`crate::Device::limits`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Size of the device; a multiple of `block_size`.
+    pub capacity: u64,
+    /// Logical block size: every offset and length is a multiple of it. A power of two, at least 512.
+    pub block_size: u32,
+    /// Physical block size: writes below it cost a read-modify-write inside the device.
+    pub physical_block_size: u32,
+    /// The I/O size that works best (a RAID stripe); 0 when there is none.
+    pub optimal_io_size: u32,
+    /// Alignment of every memory segment's address and length. A power of two; 1 when it does not matter.
+    pub memory_alignment: u32,
+    /// Longest read or write.
+    pub max_transfer: u32,
+    /// Most memory segments in one request.
+    pub max_segments: u16,
+    /// Longest discard; 0 when the device has no discard.
+    pub max_discard: u64,
+    /// Alignment that makes a discard effective.
+    pub discard_alignment: u32,
+    /// Longest write-zeroes; 0 when the device has none.
+    pub max_write_zeroes: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether completed writes may sit in a volatile cache until a flush.
+    pub volatile_cache: bool,
+    /// Whether a write with [`Flags::FUA`] costs less than a write and a flush.
+    pub native_fua: bool,
+    /// Whether the medium rotates.
+    pub rotational: bool,
+}
+
+impl Limits {
+    /// Limits of a device of `capacity` bytes with nothing special: 512-byte blocks, no volatile cache.
+    pub fn new(capacity: u64) -> Limits {
+        Limits {
+            capacity,
+            block_size: 512,
+            physical_block_size: 4096,
+            optimal_io_size: 0,
+            memory_alignment: 1,
+            max_transfer: 1 << 30,
+            max_segments: 1024,
+            max_discard: 1 << 40,
+            discard_alignment: 4096,
+            max_write_zeroes: 1 << 40,
+            read_only: false,
+            volatile_cache: false,
+            native_fua: true,
+            rotational: false,
+        }
+    }
+
+    /// Checks a request against range, alignment, permission and size: what every leaf does before it touches
+    /// anything. Any offset and length may come in; nothing overflows.
+    #[inline]
+    pub fn check(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        self.check_within(self.capacity, req, offset)
+    }
+
+    #[inline]
+    fn check_within(&self, capacity: u64, req: &Request<'_>, offset: u64) -> IoResult {
+        if req.op == Op::Flush {
+            return Ok(());
+        }
+        match offset.checked_add(req.len) {
+            Some(end) if end <= capacity => {}
+            _ => return Err(IoError::OutOfRange),
+        }
+        if (offset | req.len) & (u64::from(self.block_size) - 1) != 0 {
+            return Err(IoError::Misaligned);
+        }
+        if req.op.is_modifying() && self.read_only {
+            return Err(IoError::ReadOnly);
+        }
+        match req.op {
+            Op::Read | Op::Write if req.data.len() as u64 != req.len => Err(IoError::Invalid),
+            Op::Read | Op::Write if req.len > u64::from(self.max_transfer) => Err(IoError::Invalid),
+            Op::Discard if req.len > self.max_discard => Err(IoError::Unsupported),
+            Op::WriteZeroes if req.len > self.max_write_zeroes => Err(IoError::Unsupported),
+            _ => Ok(()),
+        }
+    }
+
+    /// Flags that make sense for `op`; others are ignored by devices.
+    pub fn flags_of(op: Op) -> Flags {
+        match op {
+            Op::Write => Flags::FUA,
+            Op::WriteZeroes => Flags::FUA.with(Flags::NO_UNMAP).with(Flags::NO_FALLBACK),
+            Op::Read | Op::Discard | Op::Flush => Flags::NONE,
+        }
+    }
+}
+
+/// The limits of an open device, shared by its channels: everything is fixed but the capacity, which a
+/// control thread changes while requests run.
+#[derive(Debug)]
+pub struct SharedLimits {
+    fixed: Limits,
+    capacity: AtomicU64,
+}
+
+impl SharedLimits {
+    /// Limits that start as `limits`.
+    pub fn new(limits: Limits) -> Arc<SharedLimits> {
+        let capacity = AtomicU64::new(limits.capacity);
+        Arc::new(SharedLimits { fixed: limits, capacity })
+    }
+
+    /// The limits as they are now.
+    pub fn get(&self) -> Limits {
+        Limits { capacity: self.capacity(), ..self.fixed.clone() }
+    }
+
+    /// Everything but the capacity, which may be stale here.
+    #[inline]
+    pub fn fixed(&self) -> &Limits {
+        &self.fixed
+    }
+
+    /// Bytes the device holds now.
+    #[inline]
+    pub fn capacity(&self) -> u64 {
+        // A request that races with a resize may be checked against either size.
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Changes the capacity, rounded down to a whole block; requests submitted from now on see it.
+    pub fn set_capacity(&self, capacity: u64) {
+        self.capacity.store(capacity & !(u64::from(self.fixed.block_size) - 1), Ordering::Relaxed);
+    }
+
+    /// [`Limits::check`] with the capacity of now.
+    #[inline]
+    pub fn check(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        self.fixed.check_within(self.capacity(), req, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_range_check_does_not_overflow() {
+        let limits = Limits::new(1 << 20);
+        let zeroes = |len| Request::write_zeroes(len, Flags::NONE);
+        assert_eq!(limits.check(&zeroes(512), 1 << 20), Err(IoError::OutOfRange));
+        assert_eq!(limits.check(&zeroes(!511), 512), Err(IoError::OutOfRange));
+        assert_eq!(limits.check(&zeroes(512), !511), Err(IoError::OutOfRange));
+        assert_eq!(limits.check(&zeroes(512), (1 << 20) - 512), Ok(()));
+        assert_eq!(limits.check(&zeroes(512), 1), Err(IoError::Misaligned));
+        assert_eq!(limits.check(&zeroes(1), 0), Err(IoError::Misaligned));
+    }
+
+    #[test]
+    fn a_read_only_device_takes_reads_and_flushes() {
+        let limits = Limits { read_only: true, ..Limits::new(4096) };
+        assert_eq!(limits.check(&Request::discard(512), 0), Err(IoError::ReadOnly));
+        assert_eq!(limits.check(&Request::flush(), 0), Ok(()));
+        assert_eq!(limits.check(&Request::read(crate::Data::none()), 0), Ok(()));
+    }
+}

@@ -1,0 +1,198 @@
+//! Memory of a core for data in transit: bounce buffers, parity, copies.
+
+use crate::permits::Permits;
+use block::{Data, Segment};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::cell::{Cell, RefCell};
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+/// Longest buffer; longer transfers go in parts.
+pub const MAX_BUFFER: usize = 1 << 20;
+/// Shortest buffer and alignment of all: what direct I/O on any drive needs.
+const MIN_BUFFER: usize = 4096;
+const CLASSES: usize = (MAX_BUFFER / MIN_BUFFER).trailing_zeros() as usize + 1;
+/// Bytes in use at a time; who wants more waits. 64 parts of the longest kind keep any drive busy.
+const POOL_BYTES: usize = 64 * MAX_BUFFER;
+
+/// Buffers of one core: grown under load up to a limit, then requests wait; given back when the core idles.
+#[derive(Clone)]
+pub struct BufferPool(Rc<Pool>);
+
+struct Pool {
+    permits: Permits,
+    free: [RefCell<Vec<NonNull<u8>>>; CLASSES],
+    /// Bytes of free buffers.
+    free_bytes: Cell<usize>,
+}
+
+impl Default for BufferPool {
+    fn default() -> Self {
+        BufferPool::new(POOL_BYTES)
+    }
+}
+
+impl BufferPool {
+    /// A pool of at most `bytes` in use, at least [`MAX_BUFFER`].
+    pub fn new(bytes: usize) -> BufferPool {
+        BufferPool(Rc::new(Pool {
+            permits: Permits::new(bytes.max(MAX_BUFFER)),
+            free: std::array::from_fn(|_| RefCell::default()),
+            free_bytes: Cell::new(0),
+        }))
+    }
+
+    /// A buffer of `len` bytes, aligned to 4 KiB, whose content is undefined; waits while the pool is
+    /// exhausted.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`MAX_BUFFER`].
+    pub async fn take(&self, len: usize) -> Buffer {
+        let class = class_of(len);
+        self.0.permits.acquire(size_of_class(class)).await;
+        let reused = self.0.free[class].borrow_mut().pop();
+        if reused.is_some() {
+            self.0.free_bytes.set(self.0.free_bytes.get() - size_of_class(class));
+        }
+        Buffer { memory: reused.unwrap_or_else(|| allocate(class)), len, class, pool: self.0.clone() }
+    }
+
+    /// Gives free buffers back to the system; the core calls it before it sleeps. Keeps a small stock, so
+    /// that a slow trickle of requests does not allocate each time.
+    pub(crate) fn trim(&self) {
+        const STOCK: usize = MAX_BUFFER;
+        for class in (0..CLASSES).rev() {
+            while self.0.free_bytes.get() > STOCK {
+                let Some(memory) = self.0.free[class].borrow_mut().pop() else { break };
+                self.0.free_bytes.set(self.0.free_bytes.get() - size_of_class(class));
+                // SAFETY: free buffers came from `allocate` with this class.
+                unsafe { dealloc(memory.as_ptr(), layout(class)) };
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for (class, list) in self.free.iter().enumerate() {
+            for memory in list.take() {
+                // SAFETY: as in `trim`.
+                unsafe { dealloc(memory.as_ptr(), layout(class)) };
+            }
+        }
+    }
+}
+
+/// A buffer that goes back to its pool when dropped.
+pub struct Buffer {
+    memory: NonNull<u8>,
+    len: usize,
+    class: usize,
+    pool: Rc<Pool>,
+}
+
+impl Buffer {
+    /// The buffer as one segment.
+    pub fn segment(&self) -> Segment {
+        Segment { base: self.memory.as_ptr(), len: self.len }
+    }
+
+    /// The bytes. Not while a request works on the buffer.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: ours and initialised (`allocate` zeroes).
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to write. Not while a request works on the buffer.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
+    }
+
+    /// Runs a request on `channel` with this buffer as its memory. The buffer comes back with the result, so
+    /// that it cannot be touched meanwhile.
+    pub async fn transfer(
+        self,
+        channel: &dyn block::Channel,
+        op: block::Op,
+        flags: block::Flags,
+        offset: u64,
+    ) -> (Buffer, block::IoResult) {
+        let segments = [self.segment()];
+        // SAFETY: the buffer is owned by this future, which holds it until the request has completed.
+        let data = unsafe { Data::new(&segments) };
+        let req = block::Request { op, flags, len: self.len as u64, data };
+        let result = channel.submit(&req, offset).await;
+        (self, result)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.free[self.class].borrow_mut().push(self.memory);
+        self.pool.free_bytes.set(self.pool.free_bytes.get() + size_of_class(self.class));
+        self.pool.permits.release(size_of_class(self.class));
+    }
+}
+
+fn class_of(len: usize) -> usize {
+    assert!(len <= MAX_BUFFER, "a buffer of {len} bytes");
+    (len.max(MIN_BUFFER).next_power_of_two() / MIN_BUFFER).trailing_zeros() as usize
+}
+
+fn size_of_class(class: usize) -> usize {
+    MIN_BUFFER << class
+}
+
+fn layout(class: usize) -> Layout {
+    Layout::from_size_align(size_of_class(class), MIN_BUFFER).expect("a power of two up to MAX_BUFFER")
+}
+
+#[cold]
+fn allocate(class: usize) -> NonNull<u8> {
+    // SAFETY: the layout is not empty.
+    let memory = unsafe { alloc(layout(class)) };
+    let memory = NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout(class)));
+    // SAFETY: fresh memory of that size. Zeroed, so that `as_slice` never shows what the process held before.
+    unsafe { memory.write_bytes(0, size_of_class(class)) };
+    memory
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn an_exhausted_pool_lets_the_next_wait_until_memory_comes_back() {
+        let pool = BufferPool::new(MAX_BUFFER);
+        let Poll::Ready(first) = poll(pin!(pool.take(MAX_BUFFER / 2 + 1))) else { panic!() };
+        assert_eq!(first.segment().len, MAX_BUFFER / 2 + 1);
+        let mut second = pin!(pool.take(1));
+        assert!(poll(second.as_mut()).is_pending());
+        drop(first);
+        let Poll::Ready(second) = poll(second.as_mut()) else { panic!() };
+        assert_eq!(second.segment().base.addr() % MIN_BUFFER, 0);
+    }
+
+    #[test]
+    fn an_idle_pool_keeps_only_its_stock() {
+        let pool = BufferPool::default();
+        let held: Vec<_> = (0..4)
+            .map(|_| match poll(pin!(pool.take(MAX_BUFFER))) {
+                Poll::Ready(buffer) => buffer,
+                Poll::Pending => panic!(),
+            })
+            .collect();
+        drop(held);
+        assert_eq!(pool.0.free_bytes.get(), 4 * MAX_BUFFER);
+        pool.trim();
+        assert_eq!(pool.0.free_bytes.get(), MAX_BUFFER);
+    }
+}

@@ -1,0 +1,621 @@
+//! One core: its turn, its sleep, what it owns.
+
+use crate::buffer::BufferPool;
+use crate::clock::{Clock, MonotonicClock, VirtualClock};
+use crate::park::{Park, UringPark, VirtualPark};
+use crate::remote::{CoreRef, Inbox};
+use crate::rng::Rng;
+use crate::source::{PollWindow, Registered, Source, SourceHandle};
+use crate::task::{Body, Task};
+use crate::timer::{Sleep, Timers};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How a core runs.
+#[derive(Clone, Debug, Default)]
+pub struct CoreConfig {
+    /// The processor its thread is bound to; `None` leaves that to the scheduler.
+    pub cpu: Option<usize>,
+    /// How long sources are polled without work.
+    pub poll: PollWindow,
+    /// Seed of its randomness; 0 takes one from the clock.
+    pub seed: u64,
+}
+
+/// One thread's executor. A cheap handle that stays on its thread.
+#[derive(Clone)]
+pub struct Core(Rc<Inner>);
+
+struct Inner {
+    index: usize,
+    body: &'static Body,
+    inbox: Arc<Inbox>,
+    clock: Box<dyn Clock>,
+    rng: Rng,
+    timers: Timers,
+    buffers: BufferPool,
+    ready: RefCell<VecDeque<&'static Task>>,
+    free_tasks: RefCell<Vec<&'static Task>>,
+    park: RefCell<Box<dyn Park>>,
+    sources: RefCell<Vec<Option<Rc<Registered>>>>,
+    active: RefCell<Vec<Rc<Registered>>>,
+    next_generation: Cell<u64>,
+    poll: PollWindow,
+    turns: Cell<u64>,
+    sleeps: Cell<u64>,
+    is_stopping: Cell<bool>,
+}
+
+/// Turns between two looks at the clock while there is work: idle sources and timers wait that much longer.
+const TURNS_PER_TICK: u64 = 8;
+/// Messages run in one turn.
+const MESSAGES_PER_TURN: usize = 32;
+/// Bits of a park token that hold the source's place; the rest is a generation, so that a late event of a
+/// source that is gone is not taken for one of its successor's.
+const PLACE_BITS: u32 = 24;
+
+thread_local! {
+    static CURRENT: Cell<*const Inner> = const { Cell::new(ptr::null()) };
+}
+
+/// The core of the calling thread.
+///
+/// # Panics
+/// Where no core runs on this thread.
+pub fn current() -> Core {
+    let inner = CURRENT.get();
+    assert!(!inner.is_null(), "no core runs on this thread");
+    // SAFETY: `Entered` keeps the core alive while it is current, and the pointer came from its `Rc`.
+    unsafe {
+        Rc::increment_strong_count(inner);
+        Core(Rc::from_raw(inner))
+    }
+}
+
+/// Queues `task` if its core is the calling thread's; whether it is.
+#[inline]
+pub(crate) fn wake_locally(task: &'static Task) -> bool {
+    let inner = CURRENT.get();
+    // SAFETY: as in `current`.
+    let Some(inner) = (unsafe { inner.as_ref() }) else { return false };
+    let is_ours = ptr::eq(inner.body, task.body);
+    if is_ours {
+        inner.queue(task);
+    }
+    is_ours
+}
+
+/// Makes a core the current one of its thread for a while.
+struct Entered<'a> {
+    before: *const Inner,
+    _core: &'a Core,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn queue(&self, task: &'static Task) {
+        if !task.is_queued.replace(true) {
+            self.ready.borrow_mut().push_back(task);
+        }
+    }
+}
+
+impl Core {
+    /// A core of the calling thread with the machine's clock.
+    ///
+    /// # Errors
+    /// When the kernel refuses what sleeping needs.
+    pub fn start(index: usize, config: &CoreConfig) -> io::Result<Core> {
+        let clock = MonotonicClock::default();
+        let seed =
+            if config.seed == 0 { u64::from(std::process::id()) << 32 | index as u64 } else { config.seed };
+        Ok(Core::with(index, Box::new(clock), Box::new(UringPark::new()?), seed, config.poll))
+    }
+
+    /// A core with everything injected: what the simulator builds.
+    pub fn with(
+        index: usize,
+        clock: Box<dyn Clock>,
+        mut park: Box<dyn Park>,
+        seed: u64,
+        poll: PollWindow,
+    ) -> Core {
+        let body = Body::take(park.take_wake_fd());
+        Core(Rc::new(Inner {
+            index,
+            body,
+            inbox: Inbox::new(body),
+            clock,
+            rng: Rng::new(seed),
+            timers: Timers::default(),
+            buffers: BufferPool::default(),
+            ready: RefCell::default(),
+            free_tasks: RefCell::new(body.tasks()),
+            park: RefCell::new(park),
+            sources: RefCell::default(),
+            active: RefCell::default(),
+            next_generation: Cell::new(0),
+            poll,
+            turns: Cell::new(0),
+            sleeps: Cell::new(0),
+            is_stopping: Cell::new(false),
+        }))
+    }
+
+    /// The core's number among those that were started together.
+    pub fn index(&self) -> usize {
+        self.0.index
+    }
+
+    /// The core as other threads see it.
+    pub fn remote(&self) -> CoreRef {
+        CoreRef { inbox: self.0.inbox.clone(), index: self.0.index }
+    }
+
+    /// Nanoseconds on the core's clock.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.0.clock.now_ns()
+    }
+
+    /// A random number from the core's injected source; not for secrets.
+    pub fn random_u64(&self) -> u64 {
+        self.0.rng.next()
+    }
+
+    /// Waits for `ns` nanoseconds.
+    pub fn sleep(&self, ns: u64) -> Sleep {
+        Sleep::new(self.clone(), self.now_ns().saturating_add(ns))
+    }
+
+    /// Buffers of this core.
+    pub fn buffers(&self) -> &BufferPool {
+        &self.0.buffers
+    }
+
+    /// How often the core has slept so far; the rest of its time it polled or worked.
+    pub fn sleeps(&self) -> u64 {
+        self.0.sleeps.get()
+    }
+
+    pub(crate) fn timers(&self) -> &Timers {
+        &self.0.timers
+    }
+
+    /// Adds a task. It is boxed here, once: tasks are made when queues start, not for each request.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        let task = self.0.free_tasks.borrow_mut().pop().unwrap_or_else(|| self.0.body.new_task());
+        // SAFETY: the task was free, so its future is not running, and we are on its core's thread (`Core`
+        // is not `Send`).
+        unsafe { task.set_future(Some(Box::pin(future))) };
+        self.0.queue(task);
+    }
+
+    /// Polls `source` from now on, until the handle is dropped. The core does not keep the source alive.
+    pub fn register(&self, source: &Rc<dyn Source>) -> SourceHandle {
+        let registered = Registered::new(source, self.0.poll);
+        let mut sources = self.0.sources.borrow_mut();
+        let place = sources.iter().position(Option::is_none).unwrap_or_else(|| {
+            sources.push(None);
+            sources.len() - 1
+        });
+        let generation = self.0.next_generation.replace(self.0.next_generation.get() + 1);
+        registered.token.set(generation << PLACE_BITS | place as u64);
+        sources[place] = Some(registered.clone());
+        drop(sources);
+        self.activate(&registered);
+        SourceHandle::new(self.clone(), registered)
+    }
+
+    /// Puts a source back among those that are polled.
+    #[cold]
+    pub(crate) fn activate(&self, registered: &Rc<Registered>) {
+        if registered.is_gone.get() || registered.is_active.replace(true) {
+            return;
+        }
+        registered.note_work();
+        if let Some(source) = registered.source.upgrade() {
+            source.disarm();
+        }
+        self.0.active.borrow_mut().push(registered.clone());
+    }
+
+    pub(crate) fn forget_source(&self, registered: &Rc<Registered>) {
+        registered.is_gone.set(true);
+        let token = registered.token.get();
+        self.0.sources.borrow_mut()[place_of(token)] = None;
+        if registered.is_watched.get() {
+            self.0.park.borrow_mut().unwatch(token);
+        }
+    }
+
+    pub(crate) fn request_stop(&self) {
+        self.0.is_stopping.set(true);
+    }
+
+    fn enter(&self) -> Entered<'_> {
+        Entered { before: CURRENT.replace(Rc::as_ptr(&self.0)), _core: self }
+    }
+
+    /// Runs until somebody asks the core to stop.
+    pub(crate) fn run(&self) {
+        let _entered = self.enter();
+        while !self.0.is_stopping.get() {
+            self.turn_or_sleep();
+        }
+    }
+
+    /// One turn, for whoever schedules several cores itself; whether anything happened.
+    pub fn turn(&self) -> bool {
+        let _entered = self.enter();
+        self.turn_entered()
+    }
+
+    /// Drops every task and source and gives the thread's memory back. A task that still has a request in
+    /// flight ends the process here: stop what uses a core before the core.
+    pub(crate) fn end(self) {
+        let entered = self.enter();
+        self.0.inbox.close();
+        for task in self.0.body.tasks() {
+            // SAFETY: no task runs now, and we are on the core's thread.
+            unsafe { task.set_future(None) };
+            task.is_queued.set(false);
+        }
+        self.0.ready.borrow_mut().clear();
+        drop(entered);
+        // From here on a stray wake goes the remote way, to whoever runs the body next.
+        self.0.body.give_back();
+        block::release_pool();
+    }
+
+    fn turn_or_sleep(&self) {
+        let is_busy = self.turn_entered();
+        if !is_busy && self.0.active.borrow().is_empty() && self.0.ready.borrow().is_empty() {
+            self.sleep_until_event();
+        }
+    }
+
+    #[inline]
+    fn turn_entered(&self) -> bool {
+        let inner = &*self.0;
+        let turns = inner.turns.get() + 1;
+        inner.turns.set(turns);
+        let mut is_busy = false;
+        if !inner.inbox.is_empty() {
+            is_busy |= self.run_messages();
+        }
+        if inner.body.has_woken() {
+            inner.body.take_woken(|task| inner.queue(task));
+        }
+        is_busy |= self.run_ready();
+        let is_tick = turns.is_multiple_of(TURNS_PER_TICK);
+        is_busy |= self.serve_sources(is_tick);
+        if !inner.timers.is_empty() && (is_tick || !is_busy) {
+            is_busy |= inner.timers.fire(inner.clock.now_ns()) > 0;
+        }
+        inner.park.borrow_mut().check(&mut |token, goes_on| self.note_event(token, goes_on));
+        is_busy
+    }
+
+    #[cold]
+    fn run_messages(&self) -> bool {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(message) = self.0.inbox.take() else { break };
+            message(self);
+        }
+        true
+    }
+
+    /// Runs the tasks that are ready now; what they wake has its turn after the sources had theirs.
+    #[inline]
+    fn run_ready(&self) -> bool {
+        let count = self.0.ready.borrow().len();
+        for _ in 0..count {
+            let Some(task) = self.0.ready.borrow_mut().pop_front() else { break };
+            task.is_queued.set(false);
+            // SAFETY: we are on the core's thread, and tasks run from here only, one at a time.
+            if unsafe { task.poll() } {
+                // SAFETY: the future has just returned.
+                unsafe { task.set_future(None) };
+                self.0.free_tasks.borrow_mut().push(task);
+            }
+        }
+        count > 0
+    }
+
+    #[inline]
+    fn serve_sources(&self, is_tick: bool) -> bool {
+        let mut found = 0;
+        let mut now_ns = None;
+        let mut i = 0;
+        loop {
+            let Some(registered) = self.0.active.borrow().get(i).cloned() else { break };
+            let source = if registered.is_gone.get() { None } else { registered.source.upgrade() };
+            let Some(source) = source else {
+                self.0.active.borrow_mut().swap_remove(i);
+                continue;
+            };
+            source.flush();
+            let count = source.poll();
+            found += count;
+            if count > 0 {
+                registered.note_work();
+            } else if is_tick {
+                let now_ns = *now_ns.get_or_insert_with(|| self.now_ns());
+                if registered.is_window_over(now_ns) && self.arm(&registered, &*source, now_ns) {
+                    self.0.active.borrow_mut().swap_remove(i);
+                    continue;
+                }
+            }
+            i += 1;
+        }
+        found > 0
+    }
+
+    #[cold]
+    fn arm(&self, registered: &Registered, source: &dyn Source, now_ns: u64) -> bool {
+        if !source.arm() {
+            registered.note_work();
+            return false;
+        }
+        if let Some(fd) = registered.event_fd
+            && !registered.is_watched.replace(true)
+        {
+            self.0.park.borrow_mut().watch(fd, registered.token.get());
+        }
+        registered.note_armed(now_ns);
+        true
+    }
+
+    fn note_event(&self, token: u64, goes_on: bool) {
+        let registered = match self.0.sources.borrow().get(place_of(token)) {
+            Some(Some(registered)) if registered.token.get() == token => registered.clone(),
+            _ => return,
+        };
+        registered.is_watched.set(goes_on);
+        if !registered.is_active.get() {
+            registered.note_event(self.0.poll, self.now_ns());
+            self.activate(&registered);
+        }
+    }
+
+    #[cold]
+    fn sleep_until_event(&self) {
+        let inner = &*self.0;
+        inner.buffers.trim();
+        inner.body.begin_sleep();
+        if inner.inbox.is_empty() && !inner.body.has_woken() {
+            inner.sleeps.set(inner.sleeps.get() + 1);
+            let timeout_ns = inner.timers.next_deadline().map(|at| at.saturating_sub(self.now_ns()));
+            let mut park = inner.park.borrow_mut();
+            park.wait(timeout_ns, &mut |token, goes_on| self.note_event(token, goes_on));
+        }
+        inner.body.woke_up();
+    }
+
+    fn run_until_set<R: 'static>(&self, future: impl Future<Output = R> + 'static) -> R {
+        let result = Rc::new(Cell::new(None));
+        let target = result.clone();
+        let entered = self.enter();
+        self.spawn(async move { target.set(Some(future.await)) });
+        loop {
+            self.turn_or_sleep();
+            if let Some(result) = result.take() {
+                drop(entered);
+                self.clone().end();
+                return result;
+            }
+        }
+    }
+}
+
+fn place_of(token: u64) -> usize {
+    (token & ((1 << PLACE_BITS) - 1)) as usize
+}
+
+/// Runs a core on the calling thread until `future` ends.
+///
+/// # Panics
+/// When the kernel refuses what a core needs.
+pub fn run<R: 'static>(future: impl Future<Output = R> + 'static) -> R {
+    let core = Core::start(0, &CoreConfig::default()).expect("an io_uring for the core");
+    core.run_until_set(future)
+}
+
+/// Runs a core under virtual time until the future that `make` returns ends: same seed, same run.
+///
+/// # Panics
+/// When the future waits for something that no timer will bring.
+pub fn run_simulated<R: 'static, F: Future<Output = R> + 'static>(
+    seed: u64,
+    make: impl FnOnce(VirtualClock) -> F,
+) -> R {
+    let clock = VirtualClock::default();
+    let park = VirtualPark(clock.clone());
+    let core = Core::with(0, Box::new(clock.clone()), Box::new(park), seed, PollWindow::up_to(0));
+    core.run_until_set(make(clock))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cores, yield_now};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+    use std::task::{Poll, Waker};
+
+    #[test]
+    fn virtual_time_passes_only_while_everybody_waits() {
+        let trace = run_simulated(7, |_| async {
+            let core = current();
+            let trace = Rc::new(RefCell::new(Vec::new()));
+            for ns in [30, 10, 20] {
+                let (core, trace) = (core.clone(), trace.clone());
+                core.clone().spawn(async move {
+                    core.sleep(ns).await;
+                    trace.borrow_mut().push((core.now_ns(), core.random_u64()));
+                });
+            }
+            core.sleep(1_000_000_000_000).await;
+            trace.take()
+        });
+        assert_eq!(trace.iter().map(|t| t.0).collect::<Vec<_>>(), [10, 20, 30]);
+    }
+
+    #[test]
+    fn a_timer_that_is_dropped_does_not_fire_and_its_slot_serves_again() {
+        run_simulated(1, |clock| async move {
+            let core = current();
+            for _ in 0..3 {
+                let mut sleep = Box::pin(core.sleep(5));
+                std::future::poll_fn(|cx| {
+                    assert!(sleep.as_mut().poll(cx).is_pending());
+                    Poll::Ready(())
+                })
+                .await;
+                drop(sleep);
+                core.sleep(10).await;
+            }
+            assert_eq!(clock.now_ns(), 30);
+        });
+    }
+
+    /// Counts the eventfd's edges it is told about.
+    struct Doorbell {
+        fd: OwnedFd,
+        handle: RefCell<Option<SourceHandle>>,
+        work: Arc<std::sync::atomic::AtomicUsize>,
+        seen: Cell<usize>,
+        waker: RefCell<Option<Waker>>,
+        arms: Cell<usize>,
+    }
+
+    impl Source for Doorbell {
+        fn flush(&self) {}
+        fn poll(&self) -> usize {
+            let new = self.work.load(std::sync::atomic::Ordering::SeqCst) - self.seen.get();
+            self.seen.set(self.seen.get() + new);
+            if new > 0
+                && let Some(waker) = self.waker.take()
+            {
+                waker.wake();
+            }
+            new
+        }
+        fn event_fd(&self) -> Option<RawFd> {
+            Some(self.fd.as_raw_fd())
+        }
+        fn arm(&self) -> bool {
+            self.arms.set(self.arms.get() + 1);
+            self.work.load(std::sync::atomic::Ordering::SeqCst) == self.seen.get()
+        }
+        fn disarm(&self) {}
+    }
+
+    #[test]
+    fn an_idle_core_sleeps_and_no_doorbell_is_missed() {
+        const RINGS: usize = 200;
+        // SAFETY: a fresh descriptor.
+        let fd = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) };
+        let bell = fd.try_clone().unwrap();
+        let work = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let theirs = work.clone();
+        let ringer = std::thread::spawn(move || {
+            for i in 0..RINGS {
+                theirs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                // SAFETY: writes 8 bytes of a live value.
+                unsafe { libc::write(bell.as_raw_fd(), ptr::from_ref(&1u64).cast(), 8) };
+                if i % 20 == 0 {
+                    std::thread::sleep(std::time::Duration::from_millis(2));
+                }
+            }
+        });
+        let sleeps = run(async move {
+            let source = Rc::new(Doorbell {
+                fd,
+                handle: RefCell::new(None),
+                work,
+                seen: Cell::new(0),
+                waker: RefCell::new(None),
+                arms: Cell::new(0),
+            });
+            let erased: Rc<dyn Source> = source.clone();
+            *source.handle.borrow_mut() = Some(current().register(&erased));
+            std::future::poll_fn(|cx| {
+                *source.waker.borrow_mut() = Some(cx.waker().clone());
+                if source.seen.get() == RINGS { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            assert!(source.arms.get() >= 5);
+            current().sleeps()
+        });
+        ringer.join().unwrap();
+        assert!(sleeps >= 5, "slept {sleeps} times");
+    }
+
+    #[test]
+    fn cores_answer_calls_and_wake_each_others_tasks() {
+        let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
+        assert_eq!(cores.get(1).call(|core| core.index()), Ok(1));
+        let (sender, receiver) = std::sync::mpsc::channel::<Waker>();
+        let flag = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let theirs = flag.clone();
+        let waker_thread = std::thread::spawn(move || {
+            for waker in receiver {
+                theirs.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                waker.wake();
+            }
+        });
+        let rounds = cores.get(0).block_on(move |_| async move {
+            for round in 1..=100 {
+                let mut is_sent = false;
+                std::future::poll_fn(|cx| {
+                    if !std::mem::replace(&mut is_sent, true) {
+                        sender.send(cx.waker().clone()).unwrap();
+                    }
+                    if flag.load(std::sync::atomic::Ordering::SeqCst) >= round {
+                        Poll::Ready(())
+                    } else {
+                        Poll::Pending
+                    }
+                })
+                .await;
+            }
+            100
+        });
+        assert_eq!(rounds, Ok(100));
+        waker_thread.join().unwrap();
+        let second = cores.get(1);
+        drop(cores);
+        assert_eq!(second.call(|_| ()), Err(crate::CoreStopped));
+    }
+
+    #[test]
+    fn a_task_that_yields_lets_the_others_run() {
+        run(async {
+            let turn = Rc::new(Cell::new(0));
+            let other = turn.clone();
+            current().spawn(async move { other.set(1) });
+            while turn.get() == 0 {
+                yield_now().await;
+            }
+        });
+    }
+
+    #[test]
+    fn a_processor_that_does_not_exist_is_an_error_that_names_it() {
+        let config = CoreConfig { cpu: Some(1000), ..CoreConfig::default() };
+        let error = Cores::start(&[CoreConfig::default(), config]).err().unwrap();
+        assert!(error.to_string().contains("cpu 1000"), "{error}");
+    }
+}

@@ -1,0 +1,99 @@
+//! Threads that run a core each.
+
+use crate::core::{Core, CoreConfig};
+use crate::remote::CoreRef;
+use std::io;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// A set of running cores. Dropping it stops and joins them; whoever drops it has drained them.
+pub struct Cores {
+    cores: Vec<CoreRef>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Cores {
+    /// Starts a thread for each configuration.
+    ///
+    /// # Errors
+    /// When a thread, its io_uring or its processor is refused; those started already are stopped.
+    pub fn start(configs: &[CoreConfig]) -> io::Result<Cores> {
+        let mut cores = Cores { cores: Vec::new(), threads: Vec::new() };
+        for (index, config) in configs.iter().enumerate() {
+            let (sender, receiver) = mpsc::sync_channel(1);
+            let config = config.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("core-{index}"))
+                .spawn(move || run_core(index, &config, &sender))?;
+            cores.threads.push(thread);
+            cores.cores.push(receiver.recv().map_err(|_| io::Error::other("core thread died"))??);
+        }
+        Ok(cores)
+    }
+
+    /// How many cores there are.
+    pub fn len(&self) -> usize {
+        self.cores.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.cores.is_empty()
+    }
+
+    /// The core with this number.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn get(&self, index: usize) -> CoreRef {
+        self.cores[index].clone()
+    }
+
+    /// All cores, in order.
+    pub fn all(&self) -> &[CoreRef] {
+        &self.cores
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        for core in &self.cores {
+            core.stop();
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a core's thread panicked");
+            }
+        }
+    }
+}
+
+fn run_core(index: usize, config: &CoreConfig, ready: &mpsc::SyncSender<io::Result<CoreRef>>) {
+    let core = match pin(config.cpu).and_then(|()| Core::start(index, config)) {
+        Ok(core) => core,
+        Err(error) => return drop(ready.send(Err(error))),
+    };
+    if ready.send(Ok(core.remote())).is_ok() {
+        core.run();
+    }
+    core.end();
+}
+
+/// Binds the calling thread to one processor.
+fn pin(cpu: Option<usize>) -> io::Result<()> {
+    let Some(cpu) = cpu else { return Ok(()) };
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::other(format!("cpu {cpu}: no such processor")));
+    }
+    // SAFETY: the set is a plain bit array, valid when zeroed, and `cpu` is inside it.
+    let result = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    if result != 0 {
+        let error = io::Error::last_os_error();
+        return Err(io::Error::new(error.kind(), format!("cpu {cpu}: cannot bind a thread to it: {error}")));
+    }
+    Ok(())
+}

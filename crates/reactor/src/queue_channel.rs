@@ -1,0 +1,390 @@
+//! A leaf's rings as a [`Channel`]: op slots, wakers, the waiting line, bounce buffers.
+//!
+//! ```text
+//!   submit ─► checks ─► slot (or the waiting line) ─► Queue::push      … flush ─► Queue::kick
+//!   IoFuture ◄─ slot ◄─ Queue::reap ◄─ poll
+//! ```
+
+use crate::buffer::MAX_BUFFER;
+use crate::core::{Core, current};
+use crate::permits::Permits;
+use crate::source::{Source, SourceHandle};
+use block::{Channel, IoFuture, IoResult, Op, Operation, Queue, Request, SharedLimits};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// The channel over one leaf queue.
+pub struct QueueChannel<Q> {
+    queue: RefCell<Q>,
+    slots: Box<Slots>,
+    limits: Arc<SharedLimits>,
+    core: Core,
+    handle: OnceCell<SourceHandle>,
+}
+
+impl<Q: Queue + 'static> QueueChannel<Q> {
+    /// Takes `queue` into service on the calling core.
+    pub fn open(queue: Q, limits: Arc<SharedLimits>) -> Rc<Self> {
+        let core = current();
+        let slots = Slots::new(queue.depth());
+        let channel = Rc::new(QueueChannel {
+            queue: RefCell::new(queue),
+            slots,
+            limits,
+            core,
+            handle: OnceCell::new(),
+        });
+        let source: Rc<dyn Source> = channel.clone();
+        let _ = channel.handle.set(channel.core.register(&source));
+        channel
+    }
+
+    /// How many requests are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    /// The queue itself, for a driver that has more to say to it than requests.
+    pub fn queue(&self) -> &RefCell<Q> {
+        &self.queue
+    }
+
+    /// Pushes into a slot that is ours.
+    #[inline]
+    fn push<'a>(&'a self, slot: u32, req: &Request<'a>, offset: u64) -> IoFuture<'a> {
+        // SAFETY: whoever made the request's data keeps it valid until the request has completed, and a
+        // request completes only after its slot was reaped.
+        let pushed = unsafe { self.queue.borrow_mut().push(slot, req, offset) };
+        if let Err(error) = pushed {
+            self.slots.give_back(slot);
+            return IoFuture::ready(Err(error));
+        }
+        if let Some(handle) = self.handle.get() {
+            handle.activate();
+        }
+        self.slots.future(slot)
+    }
+
+    async fn push_when_free<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoResult {
+        self.slots.permits.acquire(1).await;
+        let slot = self.slots.take_permitted();
+        self.push(slot, req, offset).await
+    }
+
+    #[inline]
+    fn submit_as_it_is<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if self.slots.permits.try_acquire(1) {
+            let slot = self.slots.take_permitted();
+            return self.push(slot, req, offset);
+        }
+        IoFuture::new(self.push_when_free(req, offset))
+    }
+
+    #[inline]
+    fn must_bounce(&self, req: &Request<'_>) -> bool {
+        let limits = self.limits.fixed();
+        req.op.has_data()
+            && ((limits.memory_alignment > 1 && !req.data.is_aligned(limits.memory_alignment as usize))
+                || req.data.segment_count() > usize::from(limits.max_segments))
+    }
+
+    /// Copies through aligned buffers: for memory that the device cannot take as it is.
+    async fn submit_bounced(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let mut done = 0;
+        while done < req.len {
+            let len = (req.len - done).min(MAX_BUFFER as u64);
+            let part = req.part(done, len);
+            let mut buffer = self.core.buffers().take(len as usize).await;
+            if req.op == Op::Write {
+                part.data.copy_to(buffer.as_mut_slice());
+            }
+            let leaf = AsItIs(self);
+            let (buffer, result) = buffer.transfer(&leaf, req.op, req.flags, offset + done).await;
+            result?;
+            if req.op == Op::Read {
+                part.data.copy_from(buffer.as_slice());
+            }
+            done += len;
+        }
+        Ok(())
+    }
+}
+
+/// The channel without the look at the memory.
+struct AsItIs<'c, Q>(&'c QueueChannel<Q>);
+
+impl<Q: Queue + 'static> Channel for AsItIs<'_, Q> {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        self.0.submit_as_it_is(req, offset)
+    }
+}
+
+impl<Q: Queue + 'static> Channel for QueueChannel<Q> {
+    #[inline]
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if let Err(error) = self.limits.check(req, offset) {
+            return IoFuture::ready(Err(error));
+        }
+        if req.len == 0 && req.op != Op::Flush {
+            return IoFuture::ready(Ok(()));
+        }
+        if self.must_bounce(req) {
+            return IoFuture::new(self.submit_bounced(req, offset));
+        }
+        self.submit_as_it_is(req, offset)
+    }
+}
+
+impl<Q: Queue + 'static> Source for QueueChannel<Q> {
+    fn flush(&self) {
+        self.queue.borrow_mut().kick();
+    }
+
+    fn poll(&self) -> usize {
+        if self.slots.in_flight() == 0 {
+            return 0;
+        }
+        self.queue.borrow_mut().reap(&mut |slot, result| self.slots.complete(slot, result))
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        self.queue.borrow().event_fd()
+    }
+
+    fn arm(&self) -> bool {
+        if self.slots.in_flight() == 0 {
+            return true;
+        }
+        let mut queue = self.queue.borrow_mut();
+        queue.event_fd().is_some() && queue.arm()
+    }
+
+    fn disarm(&self) {
+        self.queue.borrow_mut().disarm();
+    }
+}
+
+/// The op slots of a queue: what its futures point at.
+struct Slots {
+    slots: Box<[Slot]>,
+    free: RefCell<Vec<u32>>,
+    permits: Permits,
+}
+
+struct Slot {
+    state: Cell<State>,
+    waker: Cell<Option<Waker>>,
+    index: u32,
+    owner: Cell<*const Slots>,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Free,
+    InFlight,
+    Done(IoResult),
+}
+
+impl Slots {
+    fn new(depth: u32) -> Box<Slots> {
+        let slot = |index| Slot {
+            state: Cell::new(State::Free),
+            waker: Cell::new(None),
+            index,
+            owner: Cell::new(std::ptr::null()),
+        };
+        let slots = Box::new(Slots {
+            slots: (0..depth).map(slot).collect(),
+            free: RefCell::new((0..depth).rev().collect()),
+            permits: Permits::new(depth as usize),
+        });
+        for slot in &slots.slots {
+            slot.owner.set(&raw const *slots);
+        }
+        slots
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.borrow().len()
+    }
+
+    /// A free slot, for whoever holds a permit.
+    #[inline]
+    fn take_permitted(&self) -> u32 {
+        let slot = self.free.borrow_mut().pop().expect("a permit stands for a free slot");
+        self.slots[slot as usize].state.set(State::InFlight);
+        slot
+    }
+
+    #[inline]
+    fn give_back(&self, slot: u32) {
+        self.slots[slot as usize].state.set(State::Free);
+        self.free.borrow_mut().push(slot);
+        self.permits.release(1);
+    }
+
+    #[inline]
+    fn complete(&self, slot: u32, result: IoResult) {
+        let Some(slot) = self.slots.get(slot as usize) else {
+            tracing::error!(slot, "a queue completed a slot that does not exist");
+            return;
+        };
+        assert!(matches!(slot.state.get(), State::InFlight), "slot {} completed twice", slot.index);
+        slot.state.set(State::Done(result));
+        if let Some(waker) = slot.waker.take() {
+            waker.wake();
+        }
+    }
+
+    #[inline]
+    fn future(&self, slot: u32) -> IoFuture<'_> {
+        let operation = NonNull::from(&self.slots[slot as usize]);
+        // SAFETY: the slot is taken, so no other future points at it, and it lives as long as `self`.
+        unsafe { IoFuture::from_operation(operation) }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if self.in_flight() > 0 && !std::thread::panicking() {
+            die("a channel was dropped while requests were in flight");
+        }
+    }
+}
+
+impl Operation for Slot {
+    #[inline]
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<IoResult> {
+        if let State::Done(result) = self.state.get() {
+            return Poll::Ready(result);
+        }
+        self.waker.set(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    #[inline]
+    fn release(&self) {
+        if matches!(self.state.get(), State::InFlight) {
+            die("a request was dropped before its device had finished with its memory");
+        }
+        // SAFETY: the owner outlives its slots' futures, which borrow it.
+        unsafe { &*self.owner.get() }.give_back(self.index);
+    }
+}
+
+/// Ends the process: a device is about to write into memory that somebody else will own.
+#[cold]
+fn die(why: &str) -> ! {
+    tracing::error!("{why}");
+    eprintln!("freestone: {why}");
+    std::process::abort()
+}
+
+/// The error of a request whose slot number a queue made up; unused slots keep their state.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Data, Flags, IoError, Limits, Segment};
+    use std::collections::VecDeque;
+
+    /// Completes in the order of pushing, one a reap; remembers what it saw.
+    struct OneByOne {
+        depth: u32,
+        pushed: VecDeque<(u32, IoResult)>,
+        most: usize,
+        seen: Vec<(u64, usize)>,
+    }
+
+    impl Queue for OneByOne {
+        fn depth(&self) -> u32 {
+            self.depth
+        }
+        unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
+            if offset == 8192 {
+                return Err(IoError::NoMemory);
+            }
+            if req.op == Op::Read {
+                req.data.fill(7);
+            }
+            self.seen.push((offset, req.data.segment_count()));
+            self.pushed.push_back((slot, Ok(())));
+            self.most = self.most.max(self.pushed.len());
+            Ok(())
+        }
+        fn kick(&mut self) {}
+        fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+            let Some((slot, result)) = self.pushed.pop_front() else { return 0 };
+            done(slot, result);
+            1
+        }
+        fn event_fd(&self) -> Option<RawFd> {
+            None
+        }
+        fn arm(&mut self) -> bool {
+            false
+        }
+        fn disarm(&mut self) {}
+    }
+
+    fn open(depth: u32, limits: Limits) -> Rc<QueueChannel<OneByOne>> {
+        let queue = OneByOne { depth, pushed: VecDeque::new(), most: 0, seen: Vec::new() };
+        QueueChannel::open(queue, SharedLimits::new(limits))
+    }
+
+    #[test]
+    fn more_requests_than_slots_wait_and_are_all_served_in_order() {
+        crate::run(async {
+            let channel = open(4, Limits::new(1 << 20));
+            let left = Rc::new(Cell::new(100));
+            for i in 0..100u64 {
+                let (channel, left) = (channel.clone(), left.clone());
+                current().spawn(async move {
+                    let req = Request::write_zeroes(512, Flags::NONE);
+                    assert_eq!(channel.submit(&req, 16384 + i * 512).await, Ok(()));
+                    left.set(left.get() - 1);
+                });
+            }
+            while left.get() > 0 {
+                crate::yield_now().await;
+            }
+            let queue = channel.queue().borrow();
+            assert_eq!(queue.most, 4);
+            assert!(queue.seen.is_sorted() && queue.seen.len() == 100);
+            assert_eq!(channel.in_flight(), 0);
+        });
+    }
+
+    #[test]
+    fn a_refused_push_is_the_requests_error_and_frees_its_slot() {
+        crate::run(async {
+            let channel = open(1, Limits::new(1 << 20));
+            for _ in 0..3 {
+                let req = Request::write_zeroes(512, Flags::NONE);
+                assert_eq!(channel.submit(&req, 8192).await, Err(IoError::NoMemory));
+                assert_eq!(channel.submit(&req, 4096).await, Ok(()));
+                assert_eq!(channel.submit(&req, 1 << 20).await, Err(IoError::OutOfRange));
+            }
+        });
+    }
+
+    #[test]
+    fn misaligned_or_scattered_memory_goes_through_a_bounce_buffer() {
+        crate::run(async {
+            let limits = Limits { memory_alignment: 512, max_segments: 2, ..Limits::new(1 << 24) };
+            let channel = open(4, limits);
+            let mut memory = vec![0u8; (2 << 20) + 1024 + 1];
+            let (base, len) = (memory.as_mut_ptr().wrapping_add(1), (2 << 20) + 1024);
+            let odd = base.wrapping_add(usize::from(base.addr() % 2 == 0));
+            let segments = [Segment { base: odd, len: len - 1024 }];
+            // SAFETY: the memory lives to the end of the test.
+            let data = unsafe { Data::new(&segments) };
+            assert_eq!(channel.submit(&Request::read(data), 4096).await, Ok(()));
+            assert_eq!(channel.queue().borrow().seen, [(4096, 1), (4096 + MAX_BUFFER as u64, 1)]);
+            assert!(memory.iter().filter(|b| **b == 7).count() == 2 << 20);
+        });
+    }
+}

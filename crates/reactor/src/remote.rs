@@ -1,0 +1,128 @@
+//! How other threads talk to a core.
+
+use crate::core::Core;
+use crate::task::Body;
+use crossbeam_queue::ArrayQueue;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+/// Messages that wait at most; a sender finds the inbox full before memory does.
+const INBOX: usize = 1024;
+
+type Message = Box<dyn FnOnce(&Core) + Send>;
+
+pub(crate) struct Inbox {
+    messages: ArrayQueue<Message>,
+    body: &'static Body,
+    /// The core has ended: nothing will be read any more.
+    is_closed: AtomicBool,
+}
+
+impl Inbox {
+    pub(crate) fn new(body: &'static Body) -> Arc<Inbox> {
+        Arc::new(Inbox { messages: ArrayQueue::new(INBOX), body, is_closed: AtomicBool::new(false) })
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    pub(crate) fn take(&self) -> Option<Message> {
+        self.messages.pop()
+    }
+
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        while self.messages.pop().is_some() {}
+    }
+}
+
+/// The core has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CoreStopped;
+
+impl std::fmt::Display for CoreStopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the core has stopped")
+    }
+}
+
+impl std::error::Error for CoreStopped {}
+
+/// A core as other threads see it. They send it work; it never answers with anything but a message.
+#[derive(Clone)]
+pub struct CoreRef {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) index: usize,
+}
+
+impl CoreRef {
+    /// The core's number among those that were started together.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Runs `work` on the core, some time soon. Waits while the core's inbox is full, so a core's own thread
+    /// must not call it for a core that may be waiting for it.
+    ///
+    /// # Errors
+    /// When the core has ended; `work` does not run.
+    pub fn run(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), CoreStopped> {
+        let mut message: Message = Box::new(work);
+        loop {
+            if self.inbox.is_closed.load(Ordering::SeqCst) {
+                return Err(CoreStopped);
+            }
+            match self.inbox.messages.push(message) {
+                Ok(()) => break,
+                Err(back) => message = back,
+            }
+            std::thread::yield_now();
+        }
+        self.inbox.body.end_sleep();
+        if self.inbox.is_closed.load(Ordering::SeqCst) {
+            self.inbox.close(); // nobody else drops what came too late
+        }
+        Ok(())
+    }
+
+    /// Runs `work` on the core and waits for its result. Not to be called on a core.
+    ///
+    /// # Errors
+    /// When the core has ended before `work` could run.
+    pub fn call<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Core) -> R + Send + 'static,
+    ) -> Result<R, CoreStopped> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.run(move |core| drop(sender.send(work(core))))?;
+        receiver.recv().map_err(|_| CoreStopped)
+    }
+
+    /// Runs the future that `start` makes as a task of the core and waits for its end. Not to be called on
+    /// a core.
+    ///
+    /// # Errors
+    /// When the core has ended before the future has.
+    pub fn block_on<F, R>(&self, start: impl FnOnce(Core) -> F + Send + 'static) -> Result<R, CoreStopped>
+    where
+        F: Future<Output = R> + 'static,
+        R: Send + 'static,
+    {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.run(move |core| {
+            let future = start(core.clone());
+            core.spawn(async move { drop(sender.send(future.await)) });
+        })?;
+        receiver.recv().map_err(|_| CoreStopped)
+    }
+
+    /// Asks the core to end once the messages before this have run. Its tasks are dropped then: whoever
+    /// stops a core has drained it.
+    pub fn stop(&self) {
+        let _ = self.run(|core| core.request_stop());
+    }
+}
