@@ -125,6 +125,35 @@ impl Buffer {
         let result = channel.submit(&req, offset).await;
         (self, result)
     }
+
+    /// [`Buffer::transfer`] of the part that starts `skip` bytes into the buffer, in segments of `lens` bytes:
+    /// for tests of what a device does with scattered and misaligned memory.
+    ///
+    /// # Panics
+    /// When the part does not lie inside the buffer.
+    pub async fn transfer_in_segments(
+        self,
+        channel: &dyn block::Channel,
+        op: block::Op,
+        flags: block::Flags,
+        offset: u64,
+        skip: usize,
+        lens: &[usize],
+    ) -> (Buffer, block::IoResult) {
+        assert!(lens.iter().sum::<usize>() <= self.len.saturating_sub(skip), "segments exceed the buffer");
+        let mut at = skip;
+        let mut next = |len: usize| {
+            at += len;
+            Segment { base: self.memory.as_ptr().wrapping_add(at - len), len }
+        };
+        let segments: Vec<Segment> = lens.iter().map(|len| next(*len)).collect();
+        // SAFETY: as in `transfer`; the segments lie inside the buffer, as just asserted.
+        let data = unsafe { Data::new(&segments) };
+        let req = block::Request { op, flags, len: data.len() as u64, data };
+        let result = channel.submit(&req, offset).await;
+        drop(segments);
+        (self, result)
+    }
 }
 
 impl Drop for Buffer {

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// A monotonic clock.
@@ -10,12 +11,14 @@ pub trait Clock {
     fn now_ns(&self) -> u64;
 }
 
-/// The machine's monotonic clock.
+/// The machine's monotonic clock. All cores of a process agree on its zero, so that a device can space the
+/// requests of several.
 pub struct MonotonicClock(Instant);
 
 impl Default for MonotonicClock {
     fn default() -> Self {
-        MonotonicClock(Instant::now())
+        static START: OnceLock<Instant> = OnceLock::new();
+        MonotonicClock(*START.get_or_init(Instant::now))
     }
 }
 

@@ -256,6 +256,12 @@ impl Core {
         }
     }
 
+    /// Runs `work` with this core as the thread's [`current`] one, for whoever schedules turns itself.
+    pub fn with_current<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _entered = self.enter();
+        work()
+    }
+
     /// One turn, for whoever schedules several cores itself; whether anything happened.
     pub fn turn(&self) -> bool {
         let _entered = self.enter();
@@ -610,6 +616,14 @@ mod tests {
                 yield_now().await;
             }
         });
+    }
+
+    #[test]
+    fn who_waits_for_a_core_that_panics_is_told() {
+        let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+        let core = cores.get(0);
+        assert_eq!(core.block_on(|_| async { panic!("a task's bug") }), Err::<(), _>(crate::CoreStopped));
+        assert_eq!(core.call(|_| ()), Err(crate::CoreStopped));
     }
 
     #[test]

@@ -69,19 +69,31 @@ impl Drop for Cores {
 }
 
 fn run_core(index: usize, config: &CoreConfig, ready: &mpsc::SyncSender<io::Result<CoreRef>>) {
-    let core = match pin(config.cpu).and_then(|()| Core::start(index, config)) {
+    let core = match bind_thread(config).and_then(|()| Core::start(index, config)) {
         Ok(core) => core,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    if ready.send(Ok(core.remote())).is_ok() {
-        core.run();
+    // Ends the core when a task panics, too: whoever waits for an answer must learn that none will come.
+    let core = EndOnDrop(core);
+    if ready.send(Ok(core.0.remote())).is_ok() {
+        core.0.run();
     }
-    core.end();
 }
 
-/// Binds the calling thread to one processor.
-fn pin(cpu: Option<usize>) -> io::Result<()> {
-    let Some(cpu) = cpu else { return Ok(()) };
+struct EndOnDrop(Core);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.clone().end();
+    }
+}
+
+/// Binds the calling thread to the configured processor, if there is one.
+///
+/// # Errors
+/// When there is no such processor or the process may not use it.
+pub fn bind_thread(config: &CoreConfig) -> io::Result<()> {
+    let Some(cpu) = config.cpu else { return Ok(()) };
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(io::Error::other(format!("cpu {cpu}: no such processor")));
     }

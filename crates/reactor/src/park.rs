@@ -109,11 +109,14 @@ impl Park for UringPark {
 
     #[inline]
     fn check(&mut self, event: &mut dyn FnMut(u64, bool)) {
-        if self.ring.submission().taskrun() {
-            // SAFETY: no argument is passed.
-            let _ = unsafe {
-                self.ring.submitter().enter::<libc::sigset_t>(0, 0, 1 /* GETEVENTS */, None)
-            };
+        let submission = self.ring.submission();
+        // A new watch must reach the kernel even while the core is too busy to sleep.
+        let must_enter = submission.taskrun() || !submission.is_empty();
+        drop(submission);
+        if must_enter {
+            self.submit_backlog();
+            // Runs the work that waits, too.
+            let _ = self.ring.submit();
         }
         if !self.ring.completion().is_empty() {
             self.report(event);

@@ -1,0 +1,50 @@
+# Freestone: build, run, test, measure. `make help` lists the targets.
+
+.DEFAULT_GOAL := help
+.PHONY: help build run test check unit fuzz lab bench clean
+
+FUZZ_SECONDS ?= 60
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## The release binary, target/release/freestone
+	cargo build --release --locked -p freestone
+
+run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
+	tests/lab/setup
+	$(MAKE) build
+	tests/lab/demo
+
+check: ## Fast part: format, lints, structure, unit and conformance tests (under 10 minutes)
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	tests/check-structure
+	$(MAKE) unit
+
+unit:
+	cargo test --workspace --locked
+
+fuzz: ## A hostile guest against rings and protocol for FUZZ_SECONDS (60), from the fixed corpus
+	fuzz/run $(FUZZ_SECONDS)
+
+lab: ## Stock kernels in QEMU against the release binary
+	tests/lab/setup
+	$(MAKE) build
+	tests/lab/run
+
+test: ## Everything: installs what is missing, passes all tests
+	tests/lab/setup
+	$(MAKE) check
+	$(MAKE) build
+	cargo run --release --locked -p benches --bin hot-path -- --check
+	$(MAKE) fuzz
+	tests/lab/run
+
+bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/
+	tests/lab/setup
+	$(MAKE) build
+	benches/run
+
+clean: ## Removes what was built and what the lab downloaded
+	cargo clean

@@ -1,0 +1,93 @@
+"""Turns the results of benches/run into a table (Markdown) and plots (SVG)."""
+
+import statistics
+from xml.sax.saxutils import escape
+
+OURS = "freestone"
+COLOURS = ["#0b7285", "#adb5bd", "#868e96", "#e8590c"]
+
+
+def case_name(case):
+    return f"{case['rw']} {case['bs']} QD {case['qd']}"
+
+
+def median_with_spread(values):
+    return f"{statistics.median(values) / 1e3:,.1f}k ({min(values) / 1e3:,.1f}..{max(values) / 1e3:,.1f})"
+
+
+def ratio(ours, theirs):
+    """The median of the ratios round by round, with their spread."""
+    ratios = [a / b for a, b in zip(ours, theirs)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
+
+
+def best_qemu(by_server):
+    names = [name for name in by_server if name.startswith("qemu")]
+    return max(names, key=lambda name: statistics.median(by_server[name]))
+
+
+def table(cases):
+    servers = list(cases[0]["iops"])
+    has_fio = any(name.startswith("fio") for name in servers)
+    head = ["case", *servers, "ours / best qemu-storage-daemon"] + (["ours / fio"] if has_fio else [])
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for case in cases:
+        by_server = case["iops"]
+        row = [case_name(case), *(median_with_spread(by_server[name]) for name in servers),
+               ratio(by_server[OURS], by_server[best_qemu(by_server)])]
+        if has_fio:
+            row.append(ratio(by_server[OURS], next(v for k, v in by_server.items() if k.startswith("fio"))))
+        rows.append("| " + " | ".join(row) + " |")
+    return "\n".join(rows)
+
+
+def plot(cases, title):
+    """Grouped bars, thousand IOPS, with the spread of the rounds as a line on each."""
+    servers = list(cases[0]["iops"])
+    bar, gap, left, top, height = 26, 24, 70, 60, 260
+    group = bar * len(servers) + gap
+    width = left + group * len(cases) + 20
+    most = max(max(v) for case in cases for v in case["iops"].values())
+    y = lambda iops: top + height - height * iops / most
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height + 60}" '
+           f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
+           f'<text x="{left}" y="18" font-size="14">{escape(title)}: thousand IOPS, median and spread</text>']
+    for i, name in enumerate(servers):
+        out.append(f'<rect x="{left + i * 190}" y="28" width="10" height="10" fill="{COLOURS[i]}"/>'
+                   f'<text x="{left + 14 + i * 190}" y="37">{escape(name)}</text>')
+    for step in range(5):
+        value = most * step / 4
+        out.append(f'<line x1="{left}" x2="{width - 10}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dee2e6"/>'
+                   f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value / 1e3:,.0f}</text>')
+    for c, case in enumerate(cases):
+        x0 = left + gap / 2 + c * group
+        for i, name in enumerate(servers):
+            values = case["iops"][name]
+            x, median = x0 + i * bar, statistics.median(values)
+            out.append(f'<rect x="{x}" y="{y(median):.1f}" width="{bar - 4}" height="{top + height - y(median):.1f}" '
+                       f'fill="{COLOURS[i]}"/><line x1="{x + 11}" x2="{x + 11}" y1="{y(min(values)):.1f}" '
+                       f'y2="{y(max(values)):.1f}" stroke="black"/>')
+        out.append(f'<text x="{x0 + (group - gap) / 2}" y="{top + height + 18}" text-anchor="middle">'
+                   f'{escape(case["rw"])}</text><text x="{x0 + (group - gap) / 2}" y="{top + height + 32}" '
+                   f'text-anchor="middle">{escape(case["bs"])} QD {case["qd"]}</text>')
+    return "\n".join(out) + "</svg>\n"
+
+
+def write(results, folder):
+    trips = ", ".join(f"{ns:.0f}" for ns in results["round_trip_ns"])
+    parts = ["# Speed beside the peers",
+             "`make bench` writes this page. Server on core 0, initiator (`freestone bench`, the same for every server) on "
+             "core 1; thousand IOPS, median of the rounds (lowest..highest); ratios are taken round by round.",
+             f"{results['date']}: {results['machine']}; {results['peer']}; {results['rounds']} rounds of "
+             f"{results['seconds']:g} s a case. A cache-line round trip between the two cores took {trips} ns before, "
+             "between and after the parts: on a virtual machine it moves, and polled paths move with it."]
+    for name, title in (("null", "Null device over vhost-user-blk"), ("file", "File on tmpfs over vhost-user-blk")):
+        if name in results:
+            (folder / f"{name}.svg").write_text(plot(results[name], title))
+            parts += [f"## {title}", table(results[name]), f"![{title}]({name}.svg)"]
+    if "idle" in results:
+        idle = results["idle"]
+        parts += ["## Idle", f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
+                  f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb_per_export']:.0f} KiB of private memory "
+                  f"for each export beyond the bare server ({idle['private_kb']} KiB in all)."]
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n")

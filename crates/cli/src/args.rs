@@ -1,0 +1,180 @@
+//! The command line.
+
+use crate::bench::BenchArgs;
+use crate::info::InfoArgs;
+use crate::kinds;
+use crate::serve::ServeArgs;
+use crate::spec::{CpuList, Value};
+use clap::{CommandFactory, Parser, Subcommand};
+use reactor::{CoreConfig, PollWindow};
+
+/// Block devices for virtual machines, served fast.
+#[derive(Debug, Parser)]
+#[command(name = "freestone", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve devices to clients until SIGTERM or SIGINT
+    Serve(ServeArgs),
+    /// Measure a device, or an export through its socket
+    Bench(BenchArgs),
+    /// Say what a device is and can do
+    Info(InfoArgs),
+}
+
+/// What every command takes.
+#[derive(clap::Args, Debug)]
+pub struct CommonArgs {
+    /// One JSON object a line on standard output, JSON logs on standard error
+    #[arg(long)]
+    pub json: bool,
+    /// What to log on standard error: error, warn, info, debug, trace, off, or a list such as
+    /// warn,exports=debug [default: FREESTONE_LOG]
+    #[arg(long, value_name = "LEVEL")]
+    pub log: Option<String>,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 the command line makes no sense.";
+
+const SPECS: &str = "\
+Devices, layers and exports are written KIND:KEY=VALUE,KEY=VALUE. A comma inside a value is doubled. A key alone \
+means on. Sizes take K, M, G or T (powers of 1024); on is also true or yes, off is also false or no.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  A file as a disk with four queues, on two processors:
+    freestone serve --device io_uring:path=disk.img,direct=on \\
+        --export vhost-user-blk:socket=/tmp/disk.sock,queues=4 --cores 0,1
+  In QEMU:
+    -object memory-backend-memfd,id=mem,size=1G,share=on -numa node,memdev=mem \\
+    -chardev socket,id=disk,path=/tmp/disk.sock,reconnect-ms=100 \\
+    -device vhost-user-blk-pci,chardev=disk,num-queues=4
+  Two disks, one of them slow now and then:
+    freestone serve --device mem:size=1G,id=a --device mem:size=1G,id=b \\
+        --layer fault:device=b,op=read,probability=0.001,delay-us=50000 \\
+        --export vhost-user-blk:socket=a.sock,device=a --export vhost-user-blk:socket=b.sock,device=b
+
+Signals:
+  SIGTERM, SIGINT   stop accepting, finish what is in flight, flush every device, remove the sockets, exit with 0;
+                    a second one ends the program at once
+  SIGHUP            ask every device for its size again and tell clients
+  SIGUSR1           print what the stats layers and the exports have counted";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  Random reads from a file, as fio's io_uring engine does them:
+    freestone bench --device io_uring:path=disk.img,direct=on --rw randread --bs 4K --qd 32 --time 5
+  An export through its socket, polling from processor 1:
+    freestone bench --device virtio-blk-vhost-user:path=/tmp/disk.sock --cores 1
+  Every operation at random places, checking whatever is read:
+    freestone bench --device virtio-blk-vhost-user:path=/tmp/disk.sock --rw randall --verify --queues 4
+
+Latency is from submission to completion. The clock is read once for all completions that are found together, which \
+costs some nanoseconds a request; --no-latency saves them.";
+
+/// The command, with help that lists every kind and key.
+pub fn command() -> clap::Command {
+    let devices = ("Devices (--device)", kinds::device::KINDS);
+    let layers = ("Layers (--layer)", kinds::layer::KINDS);
+    let exports = ("Exports (--export)", kinds::export::KINDS);
+    let stack = kinds::help(&[devices, layers]);
+    let all = kinds::help(&[devices, layers, exports]);
+    let help = |examples: &str, kinds: &str| format!("{examples}\n\n{SPECS}\n\n{kinds}{EXIT_CODES}");
+    Cli::command()
+        .mut_subcommand("serve", |serve| serve.after_long_help(help(SERVE_EXAMPLES, &all)))
+        .mut_subcommand("bench", |bench| bench.after_long_help(help(BENCH_EXAMPLES, &stack)))
+        .mut_subcommand("info", |info| info.after_long_help(format!("{SPECS}\n\n{stack}{EXIT_CODES}")))
+}
+
+/// A clap parser for one of our value types.
+pub fn value<V: Value>(text: &str) -> Result<V, String> {
+    V::parse(text).ok_or_else(|| format!("expected {}", V::expected()))
+}
+
+/// How long cores poll without work: `--poll-us`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PollUs(pub PollWindow);
+
+impl Value for PollUs {
+    fn expected() -> String {
+        "a number of microseconds, always or never".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let max_ns = match text {
+            "always" => u64::MAX,
+            "never" => 0,
+            number => u64::from(u32::parse(number)?) * 1000,
+        };
+        Some(PollUs(PollWindow::up_to(max_ns)))
+    }
+}
+
+/// What the cores look like: one a processor, or a single one that the scheduler places.
+pub fn core_configs(cpus: Option<&CpuList>, poll: PollWindow) -> Vec<CoreConfig> {
+    match cpus {
+        Some(CpuList(cpus)) => {
+            cpus.iter().map(|cpu| CoreConfig { cpu: Some(*cpu), poll, ..CoreConfig::default() }).collect()
+        }
+        None => vec![CoreConfig { poll, ..CoreConfig::default() }],
+    }
+}
+
+/// What clap says about a command line, in one line and without its own prefix.
+pub fn one_line(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = first.split_whitespace().collect();
+    let line = words.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn help_names_every_kind_and_key() {
+        let help = command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
+        let tables = [kinds::device::KINDS, kinds::layer::KINDS, kinds::export::KINDS];
+        for kind in tables.into_iter().flatten() {
+            assert!(help.contains(kind.name), "{}", kind.name);
+            kind.keys.iter().for_each(|key| assert!(help.contains(key.name), "{}", key.name));
+        }
+    }
+
+    #[test]
+    fn polling_is_a_time_or_a_word() {
+        assert_eq!(PollUs::parse("always").map(|p| p.0.max_ns), Some(u64::MAX));
+        assert_eq!(PollUs::parse("never").map(|p| p.0.max_ns), Some(0));
+        assert_eq!(PollUs::parse("50").map(|p| p.0.max_ns), Some(50_000));
+        assert_eq!(PollUs::parse("often"), None);
+    }
+
+    #[test]
+    fn complaints_about_the_command_line_are_one_line() {
+        let complaint = |args: &[&str]| one_line(&command().try_get_matches_from(args).unwrap_err());
+        assert_eq!(complaint(&["freestone", "serve", "--frob"]), "unexpected argument '--frob' found");
+        let missing = complaint(&["freestone", "info"]);
+        assert!(
+            missing.starts_with("the following required arguments were not provided: --device"),
+            "{missing}"
+        );
+        let bad = complaint(&["freestone", "serve", "--cores", "x"]);
+        assert_eq!(
+            bad,
+            "invalid value 'x' for '--cores <CPUS>': expected processors such as 0, 0+1 or 0-3, each once"
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! Why the program ends with another exit code than 0.
+
+use crate::spec::SpecError;
+use block::DeviceError;
+use std::process::ExitCode;
+
+/// Exit code of a run that failed: something could not be opened, served, written or verified.
+pub const EXIT_FAILURE: u8 = 1;
+/// Exit code of a command line that makes no sense.
+pub const EXIT_USAGE: u8 = 2;
+
+/// What ends the program. Displayed as one line that names the object.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A device, layer or export specification makes no sense.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// Another part of the command line makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// A device cannot do what it was asked for; its name is in the message.
+    #[error("device {0}")]
+    Device(#[from] DeviceError),
+    /// An export cannot be started; named as on the command line.
+    #[error("export {name}: {source}")]
+    Export {
+        /// The export's kind and socket.
+        name: String,
+        /// Why.
+        source: exports::vhost_user_blk::Error,
+    },
+    /// A core has ended before its time.
+    #[error(transparent)]
+    Core(#[from] reactor::CoreStopped),
+    /// Something else failed at run time.
+    #[error("{0}")]
+    Runtime(String),
+}
+
+impl Error {
+    /// The exit code that this error ends the program with.
+    pub fn exit_code(&self) -> ExitCode {
+        use exports::vhost_user_blk::Error as ExportError;
+        ExitCode::from(match self {
+            Error::Spec(_) | Error::Usage(_) | Error::Export { source: ExportError::Config(_), .. } => {
+                EXIT_USAGE
+            }
+            Error::Device(_) | Error::Export { .. } | Error::Core(_) | Error::Runtime(_) => EXIT_FAILURE,
+        })
+    }
+}

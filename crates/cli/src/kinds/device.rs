@@ -1,0 +1,189 @@
+//! Devices: what `--device` can name.
+
+use super::{ID, READ_ONLY};
+use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
+use block::{Device, DeviceError};
+use drivers::{io_uring, mem, null, virtio_blk};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Every kind of device.
+pub const KINDS: &[&Kind] = &[&IO_URING, &MEM, &NULL, &VIRTIO_BLK];
+
+static IO_URING: Kind = Kind {
+    name: "io_uring",
+    about: "a regular file or block device of this host",
+    keys: &[
+        key("path", "PATH", "the file or block device"),
+        key("direct", "on|off", "bypass the page cache [off]"),
+        READ_ONLY,
+        key("share", "on|off", "open for writing even if somebody else has [off]"),
+        key("queue-depth", "N", "requests in flight on each core [128]"),
+        key("poll", "on|off", "poll the drive for completions, if it can [off]"),
+        key("fixed-buffers", "on|off", "register memory with the kernel; pins guest memory [off]"),
+        key("block-size", "SIZE", "logical block size [the smallest that works]"),
+        ID,
+    ],
+};
+
+static MEM: Kind = Kind {
+    name: "mem",
+    about: "a sparse RAM disk, gone when the program ends",
+    keys: &[
+        key("size", "SIZE", "bytes"),
+        key("block-size", "SIZE", "logical block size [512]"),
+        READ_ONLY,
+        ID,
+    ],
+};
+
+static NULL: Kind = Kind {
+    name: "null",
+    about: "writes are gone, reads leave memory as it is: to measure what stands above, or to model a drive",
+    keys: &[
+        key("size", "SIZE", "bytes [1T]"),
+        key("block-size", "SIZE", "logical block size [512]"),
+        key("latency-us", "N", "how long every request takes, in microseconds [0]"),
+        key("iops", "N", "requests a second at most, all cores together; 0 for no limit [0]"),
+        key("zero", "on|off", "reads return zeroes [off]"),
+        READ_ONLY,
+        ID,
+    ],
+};
+
+static VIRTIO_BLK: Kind = Kind {
+    name: "virtio-blk-vhost-user",
+    about: "a disk that another process serves over a vhost-user socket",
+    keys: &[
+        key("path", "PATH", "the server's socket"),
+        key("queues", "N", "virtqueues to use, one for each channel [all]"),
+        key("queue-size", "N", "entries of each virtqueue: 4 to 1024, a power of two [128]"),
+        key("packed", "auto|on|off", "packed rings instead of split ones [auto: off]"),
+        key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
+        key("indirect", "auto|on|off", "indirect descriptors [auto]"),
+        key("inflight", "auto|on|off", "memory that outlives the server, for its restart [auto]"),
+        key("timeout-ms", "N", "how long the server may take to answer a control message [10000]"),
+        ID,
+    ],
+};
+
+/// A device to be opened: everything that can be checked without opening it has been.
+#[derive(Clone, Debug)]
+pub enum DeviceConfig {
+    /// A file or block device.
+    IoUring(io_uring::Options),
+    /// A RAM disk.
+    Mem(mem::Options),
+    /// Nothing.
+    Null(null::Options),
+    /// A disk behind a vhost-user socket.
+    VirtioBlk(virtio_blk::Options),
+}
+
+/// Default size of a null device.
+const NULL_SIZE: u64 = 1 << 40;
+
+impl DeviceConfig {
+    /// The device that `text` describes, and its name if it has one.
+    ///
+    /// # Errors
+    /// When the text makes no sense.
+    pub fn parse(text: &str) -> Result<(DeviceConfig, Option<String>), SpecError> {
+        let spec = Spec::parse(Role::Device, KINDS, text)?;
+        let config = match spec.kind() {
+            "io_uring" => DeviceConfig::IoUring(io_uring_options(&spec)?),
+            "mem" => {
+                let Size(size) = spec.require("size")?;
+                DeviceConfig::Mem(mem::Options {
+                    block_size: block_size(&spec)?.unwrap_or(512),
+                    read_only: is_on(&spec, "readonly")?,
+                    ..mem::Options::new(size)
+                })
+            }
+            "null" => DeviceConfig::Null(null_options(&spec)?),
+            "virtio-blk-vhost-user" => DeviceConfig::VirtioBlk(virtio_blk_options(&spec)?),
+            kind => unreachable!("{kind} stands in no table"),
+        };
+        Ok((config, spec.get("id")?))
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        Ok(match self {
+            DeviceConfig::IoUring(options) => Arc::new(io_uring::UringDevice::open(options)?),
+            DeviceConfig::Mem(options) => Arc::new(mem::MemDevice::new(options)?),
+            DeviceConfig::Null(options) => Arc::new(null::NullDevice::new(options)?),
+            DeviceConfig::VirtioBlk(options) => Arc::new(virtio_blk::VirtioBlk::open(options)?),
+        })
+    }
+}
+
+fn io_uring_options(spec: &Spec) -> Result<io_uring::Options, SpecError> {
+    let mut options = io_uring::Options::new(spec.require::<PathBuf>("path")?);
+    options.direct = is_on(spec, "direct")?;
+    options.read_only = is_on(spec, "readonly")?;
+    options.share = is_on(spec, "share")?;
+    options.queue_depth = spec.get_or("queue-depth", options.queue_depth)?;
+    options.iopoll = is_on(spec, "poll")?;
+    options.fixed_buffers = is_on(spec, "fixed-buffers")?;
+    options.block_size = block_size(spec)?;
+    Ok(options)
+}
+
+fn null_options(spec: &Spec) -> Result<null::Options, SpecError> {
+    let Size(size) = spec.get_or("size", Size(NULL_SIZE))?;
+    Ok(null::Options {
+        block_size: block_size(spec)?.unwrap_or(512),
+        read_only: is_on(spec, "readonly")?,
+        zero: is_on(spec, "zero")?,
+        latency_ns: u64::from(spec.get_or::<u32>("latency-us", 0)?) * 1000,
+        iops: spec.get_or("iops", 0)?,
+        ..null::Options::new(size)
+    })
+}
+
+fn virtio_blk_options(spec: &Spec) -> Result<virtio_blk::Options, SpecError> {
+    let mut options = virtio_blk::Options::new(spec.require::<PathBuf>("path")?);
+    options.queues = spec.get_or("queues", options.queues)?;
+    options.queue_size = spec.get_or("queue-size", options.queue_size)?;
+    options.packed = spec.get_or("packed", Choice::default())?.0;
+    options.event_idx = spec.get_or("event-idx", Choice::default())?.0;
+    options.indirect = spec.get_or("indirect", Choice::default())?.0;
+    options.inflight = spec.get_or("inflight", Choice::default())?.0;
+    options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
+    Ok(options)
+}
+
+#[derive(Default)]
+struct Choice(virtio_blk::Choice);
+
+impl Value for Choice {
+    fn expected() -> String {
+        "auto, on or off".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Some(Choice(match (text, Switch::parse(text)) {
+            ("auto", _) => virtio_blk::Choice::Auto,
+            (_, Some(Switch(true))) => virtio_blk::Choice::On,
+            (_, Some(Switch(false))) => virtio_blk::Choice::Off,
+            (_, None) => return None,
+        }))
+    }
+}
+
+fn is_on(spec: &Spec, key: &str) -> Result<bool, SpecError> {
+    Ok(spec.get_or(key, Switch(false))?.0)
+}
+
+fn block_size(spec: &Spec) -> Result<Option<u32>, SpecError> {
+    let Some(Size(size)) = spec.get("block-size")? else { return Ok(None) };
+    // Drivers know which powers of two they take; here it only has to fit.
+    match u32::try_from(size) {
+        Ok(size) => Ok(Some(size)),
+        Err(_) => Err(spec.refuse(format!("block-size={size}: at most 64K"))),
+    }
+}

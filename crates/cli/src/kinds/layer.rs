@@ -1,0 +1,287 @@
+//! Layers: what `--layer` can name.
+
+use crate::spec::{Key, Kind, Role, Size, Spec, SpecError, Value, key};
+use block::{Device, DeviceError, IoError, Op};
+use layers::checker::Checker;
+use layers::fault::{Action, Fault, Rule};
+use layers::linear::Partition;
+use layers::stats::{OpSnapshot, Stats};
+use serde_json::json;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Every kind of layer.
+pub const KINDS: &[&Kind] = &[&LINEAR, &STATS, &FAULT];
+
+const DEVICE: Key = key("device", "ID", "the device it stands on [all that were given before it]");
+
+static LINEAR: Kind = Kind {
+    name: "linear",
+    about: "a part of the device",
+    keys: &[
+        key("offset", "SIZE", "where it begins [0]"),
+        key("len", "SIZE", "how long it is [to the end, growing with the device]"),
+        DEVICE,
+    ],
+};
+
+static STATS: Kind = Kind {
+    name: "stats",
+    about: "counts requests and how long they take; SIGUSR1 prints what was counted",
+    keys: &[DEVICE],
+};
+
+static FAULT: Kind = Kind {
+    name: "fault",
+    about: "errors, delays and torn writes, for tests of what is above",
+    keys: &[
+        key("op", "LIST", "read, write, write_zeroes, discard, flush, joined by + [all]"),
+        key("error", "ERROR", "the request fails: medium, corrupt, timed-out, device-gone, no-space, …"),
+        key("delay-us", "N", "the request starts that many microseconds late"),
+        key(
+            "torn",
+            "SIZE",
+            "only so much of a write is done; then it fails with error=, or seems to be fine",
+        ),
+        key("offset", "SIZE", "requests that touch the bytes from here on [0]"),
+        key("len", "SIZE", "requests that touch so many bytes from offset= on [to the end]"),
+        key("probability", "P", "chance that a request is hit, from 0 to 1 [1]"),
+        key("after", "N", "spare that many requests first [0]"),
+        key("count", "N", "hit that many requests at most [no limit]"),
+        DEVICE,
+    ],
+};
+
+/// A layer to be put on a device.
+#[derive(Clone, Debug)]
+pub enum LayerConfig {
+    /// A part of the device.
+    Linear {
+        /// Where it begins.
+        offset: u64,
+        /// How long it is; `None`: to the end.
+        len: Option<u64>,
+    },
+    /// Counters.
+    Stats,
+    /// Faults by these rules.
+    Fault(Vec<Rule>),
+}
+
+impl LayerConfig {
+    /// The layer that `text` describes, and the id of the device it stands on if one was chosen.
+    ///
+    /// # Errors
+    /// When the text makes no sense.
+    pub fn parse(text: &str) -> Result<(LayerConfig, Option<String>), SpecError> {
+        let spec = Spec::parse(Role::Layer, KINDS, text)?;
+        let config = match spec.kind() {
+            "linear" => LayerConfig::Linear {
+                offset: spec.get_or("offset", Size(0))?.0,
+                len: spec.get("len")?.map(|Size(len)| len),
+            },
+            "stats" => LayerConfig::Stats,
+            "fault" => LayerConfig::Fault(fault_rules(&spec)?),
+            kind => unreachable!("{kind} stands in no table"),
+        };
+        Ok((config, spec.get("device")?))
+    }
+
+    /// Puts the layer on `device`. Debug builds put a checker in between.
+    ///
+    /// # Errors
+    /// What the layer says.
+    pub fn wrap(&self, device: Arc<dyn Device>) -> Result<(Arc<dyn Device>, Option<StatsOf>), DeviceError> {
+        let child: Arc<dyn Device> =
+            if cfg!(debug_assertions) { Arc::new(Checker::new(device)) } else { device };
+        Ok(match self {
+            LayerConfig::Linear { offset, len } => (Arc::new(Partition::new(child, *offset, *len)?), None),
+            LayerConfig::Stats => {
+                let stats = Arc::new(Stats::new(child));
+                (stats.clone(), Some(StatsOf(stats)))
+            }
+            LayerConfig::Fault(rules) => {
+                let fault = Fault::new(child);
+                rules.iter().for_each(|rule| {
+                    fault.add(rule.clone());
+                });
+                (Arc::new(fault), None)
+            }
+        })
+    }
+}
+
+/// One rule, or two when a request is both delayed and failed.
+fn fault_rules(spec: &Spec) -> Result<Vec<Rule>, SpecError> {
+    let error = spec.get("error")?.map(|ErrorName(error)| error);
+    let delay = spec.get::<u32>("delay-us")?.map(|us| Action::Delay(u64::from(us) * 1000));
+    let torn = spec.get("torn")?.map(|Size(len)| Action::Torn { len, result: error.map_or(Ok(()), Err) });
+    let last = torn.or(error.map(Action::Error));
+    if delay.is_none() && last.is_none() {
+        return Err(spec.refuse("one of error=, delay-us= and torn= is needed"));
+    }
+    let Size(offset) = spec.get_or("offset", Size(0))?;
+    let end = spec.get("len")?.map_or(u64::MAX, |Size(len)| offset.saturating_add(len));
+    let rule = |action| -> Result<Rule, SpecError> {
+        Ok(Rule {
+            action,
+            ops: spec.get_or("op", Ops(Op::ALL.to_vec()))?.0,
+            range: offset..end,
+            probability: spec.get_or("probability", Probability(1.0))?.0,
+            after: spec.get_or("after", 0)?,
+            count: spec.get("count")?,
+        })
+    };
+    delay.into_iter().chain(last).map(rule).collect()
+}
+
+/// Every error by the name that people write.
+const ERRORS: [(&str, IoError); 11] = [
+    ("medium", IoError::Medium),
+    ("corrupt", IoError::Corrupt),
+    ("timed-out", IoError::TimedOut),
+    ("device-gone", IoError::DeviceGone),
+    ("no-space", IoError::NoSpace),
+    ("no-memory", IoError::NoMemory),
+    ("read-only", IoError::ReadOnly),
+    ("unsupported", IoError::Unsupported),
+    ("invalid", IoError::Invalid),
+    ("misaligned", IoError::Misaligned),
+    ("out-of-range", IoError::OutOfRange),
+];
+
+struct ErrorName(IoError);
+
+impl Value for ErrorName {
+    fn expected() -> String {
+        ERRORS.map(|(name, _)| name).join(", ")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        ERRORS.iter().find(|(name, _)| *name == text).map(|(_, error)| ErrorName(*error))
+    }
+}
+
+struct Ops(Vec<Op>);
+
+impl Value for Ops {
+    fn expected() -> String {
+        format!("operations joined by +, of {}", Op::ALL.map(Op::name).join(", "))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        text.split('+')
+            .map(|name| Op::ALL.into_iter().find(|op| op.name() == name))
+            .collect::<Option<_>>()
+            .map(Ops)
+    }
+}
+
+struct Probability(f64);
+
+impl Value for Probability {
+    fn expected() -> String {
+        "a number from 0 to 1".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().filter(|p| (0.0..=1.0).contains(p)).map(Probability)
+    }
+}
+
+/// The counters of a stats layer.
+pub struct StatsOf(Arc<Stats>);
+
+impl StatsOf {
+    /// What was counted so far, for people and for programs.
+    pub fn snapshot(&self) -> (String, serde_json::Value) {
+        let snapshot = self.0.snapshot();
+        let mut human = format!("  in flight: {}", snapshot.in_flight());
+        let mut json = json!({ "in_flight": snapshot.in_flight() });
+        for op in Op::ALL {
+            let counts = snapshot.of(op);
+            if counts.submitted > 0 {
+                let _ = write!(human, "\n  {}", human_op(op.name(), counts));
+            }
+            json[op.name()] = json_op(counts);
+        }
+        (human, json)
+    }
+}
+
+fn human_op(name: &str, counts: &OpSnapshot) -> String {
+    let us = |ns: u64| ns as f64 / 1e3;
+    let latency = &counts.latency_ns;
+    format!(
+        "{name}: {} requests, {} bytes, {} errors, latency µs: mean {:.1} p50 {:.1} p99 {:.1} p99.9 {:.1}",
+        counts.completed,
+        counts.bytes,
+        counts.errors,
+        us(latency.mean()),
+        us(latency.percentile(50.0)),
+        us(latency.percentile(99.0)),
+        us(latency.percentile(99.9)),
+    )
+}
+
+fn json_op(counts: &OpSnapshot) -> serde_json::Value {
+    let latency = &counts.latency_ns;
+    json!({
+        "submitted": counts.submitted,
+        "requests": counts.completed,
+        "errors": counts.errors,
+        "bytes": counts.bytes,
+        "latency_ns": {
+            "mean": latency.mean(),
+            "p50": latency.percentile(50.0),
+            "p90": latency.percentile(90.0),
+            "p99": latency.percentile(99.0),
+            "p99.9": latency.percentile(99.9),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(text: &str) -> Result<Vec<Rule>, String> {
+        match LayerConfig::parse(text) {
+            Ok((LayerConfig::Fault(rules), _)) => Ok(rules),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn a_fault_says_what_happens_to_whom() {
+        let medium = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read, Op::Write]).within(4096..8192);
+        assert_eq!(rules("fault:op=read+write,error=medium,offset=4K,len=4K"), Ok(vec![medium]));
+        let [late, gone] = &rules("fault:delay-us=20,error=device-gone,count=1,probability=0.5").unwrap()[..]
+        else {
+            panic!("two rules")
+        };
+        assert_eq!((late.action, gone.action), (Action::Delay(20_000), Action::Error(IoError::DeviceGone)));
+        assert_eq!((late.count, gone.probability), (Some(1), 0.5));
+        let torn = Rule::new(Action::Torn { len: 512, result: Ok(()) });
+        assert_eq!(rules("fault:torn=512"), Ok(vec![torn]));
+    }
+
+    #[test]
+    fn a_fault_that_makes_no_sense_is_refused() {
+        let refusal = |text| rules(text).unwrap_err();
+        assert_eq!(
+            refusal("fault:op=read"),
+            "--layer fault:op=read: one of error=, delay-us= and torn= is needed"
+        );
+        assert!(refusal("fault:error=bad").contains("error=bad: expected medium, corrupt, timed-out"));
+        assert!(
+            refusal("fault:error=medium,op=read+erase")
+                .contains("op=read+erase: expected operations joined by +")
+        );
+        assert!(
+            refusal("fault:error=medium,probability=2")
+                .contains("probability=2: expected a number from 0 to 1")
+        );
+    }
+}

@@ -1,0 +1,28 @@
+//! The kinds of devices, layers and exports: their keys, and how they are made.
+
+pub mod device;
+pub mod export;
+pub mod layer;
+
+use crate::spec::{Key, Kind, key};
+use std::fmt::Write;
+
+const ID: Key = key("id", "NAME", "the name by which layers and exports choose this device");
+const READ_ONLY: Key = key("readonly", "on|off", "refuse writes [off]");
+
+/// Every kind with its keys, for `--help`.
+pub fn help(roles: &[(&str, &[&'static Kind])]) -> String {
+    let mut text = String::new();
+    for (title, kinds) in roles {
+        let _ = writeln!(text, "{title}:");
+        for kind in *kinds {
+            let _ = writeln!(text, "  {}: {}", kind.name, kind.about);
+            for key in kind.keys {
+                let field = format!("{}={}", key.name, key.value);
+                let _ = writeln!(text, "      {field:<26}{}", key.about);
+            }
+        }
+        text.push('\n');
+    }
+    text
+}

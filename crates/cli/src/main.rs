@@ -1,0 +1,79 @@
+//! `freestone`: serves block devices, measures them, says what they can do.
+//!
+//! ```text
+//!   args ─► spec (kind:key=value) ─► kinds (tables, typed options) ─► stack (devices under layers) ─► serve | bench | info
+//! ```
+//!
+//! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]), logs to
+//! standard error ([`logging`]); everything that is wrong with a command line is said before anything is
+//! opened.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod error;
+mod info;
+mod kinds;
+mod logging;
+mod output;
+mod serve;
+mod spec;
+mod stack;
+
+use args::{Cli, Command, CommonArgs};
+use clap::error::ErrorKind;
+use clap::{ArgMatches, FromArgMatches};
+use error::{EXIT_USAGE, Error};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let (cli, matches) = match parse() {
+        Ok(parsed) => parsed,
+        Err(error) if !error.use_stderr() => {
+            let _ = error.print(); // help or version
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            match error.kind() {
+                // Nothing at all was asked for: the help is the answer.
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
+                _ => eprintln!("freestone: {}", args::one_line(&error)),
+            }
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    match run(&cli, &matches) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("freestone: {error}");
+            error.exit_code()
+        }
+    }
+}
+
+fn parse() -> Result<(Cli, ArgMatches), clap::Error> {
+    let matches = args::command().try_get_matches()?;
+    let cli = Cli::from_arg_matches(&matches)?;
+    Ok((cli, matches))
+}
+
+fn run(cli: &Cli, matches: &ArgMatches) -> Result<(), Error> {
+    let (_, matches) = matches.subcommand().expect("clap asks for a command");
+    let start_logs =
+        |common: &CommonArgs, default| logging::start(common.log.as_deref(), default, common.json);
+    match &cli.command {
+        Command::Serve(args) => {
+            start_logs(&args.common, "info")?;
+            serve::run(args, matches)
+        }
+        Command::Bench(args) => {
+            start_logs(&args.common, "warn")?;
+            bench::run(args, matches)
+        }
+        Command::Info(args) => {
+            start_logs(&args.common, "warn")?;
+            info::run(args, matches)
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What the program says on standard output: lines for people, or one JSON object a line.
+
+use serde_json::{Value, json};
+use std::fmt::Display;
+use std::io::Write;
+
+/// Where results and state changes go. Logs go elsewhere: to standard error.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    is_json: bool,
+}
+
+impl Output {
+    /// An output in JSON, or for people.
+    pub fn new(is_json: bool) -> Output {
+        Output { is_json }
+    }
+
+    /// Says that `event` has happened: `human` to people, and the object `fields` with the event's name to
+    /// programs.
+    pub fn event(&self, event: &str, human: impl Display, fields: Value) {
+        let mut stdout = std::io::stdout().lock();
+        // Nobody listens any more: nothing to be done about it, and no reason to stop serving.
+        let _ = if self.is_json {
+            let mut object = json!({ "event": event });
+            if let (Some(object), Value::Object(fields)) = (object.as_object_mut(), fields) {
+                object.extend(fields);
+            }
+            writeln!(stdout, "{object}")
+        } else {
+            writeln!(stdout, "{human}")
+        };
+        let _ = stdout.flush();
+    }
+}
+
+/// `bytes` for people: `512 B`, `4 KiB`, `1.5 GiB`.
+pub fn human_bytes(bytes: u64) -> String {
+    human_float_bytes(bytes as f64)
+}
+
+/// As [`human_bytes`], for what is no whole number.
+pub fn human_float_bytes(bytes: f64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = if value.fract() == 0.0 { 0 } else { 1 };
+    format!("{value:.decimals$} {}", UNITS[unit])
+}
+
+/// A whole number with thousands set apart: `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(human_bytes(0), "0 B");
+        assert_eq!(human_bytes(512), "512 B");
+        assert_eq!(human_bytes(4096), "4 KiB");
+        assert_eq!(human_bytes(1536 << 20), "1.5 GiB");
+        assert_eq!(human_bytes(u64::MAX), "16384 PiB");
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1234567), "1,234,567");
+    }
+}

@@ -1,0 +1,205 @@
+//! `freestone serve`: devices, layers and exports in one process, until a signal ends it.
+
+mod server;
+mod signals;
+
+use crate::args::{self, CommonArgs, PollUs};
+use crate::error::Error;
+use crate::kinds::export::ExportConfig;
+use crate::output::Output;
+use crate::spec::CpuList;
+use crate::stack::{StackArgs, StackPlan};
+use clap::ArgMatches;
+use reactor::CoreConfig;
+use server::Server;
+use signals::{Signal, Signals};
+
+/// The arguments of `freestone serve`.
+#[derive(clap::Args, Debug)]
+pub struct ServeArgs {
+    #[command(flatten)]
+    stack: StackArgs,
+    /// An export
+    #[arg(long = "export", value_name = "KIND:KEY=VALUE,…", required = true)]
+    export: Vec<String>,
+    /// Processors to serve from, such as 0,1 or 0-3 [default: one thread, wherever the scheduler puts it]
+    #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+    cores: Option<CpuList>,
+    /// How long a core polls without work before it sleeps, at most; adapts to the load below that
+    #[arg(long, value_name = "N|always|never", default_value = "50", value_parser = args::value::<PollUs>)]
+    poll_us: PollUs,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// What is to be served: everything that can be checked without opening has been.
+pub struct ServePlan {
+    stack: StackPlan,
+    exports: Vec<ExportPlan>,
+    cores: Vec<CoreConfig>,
+}
+
+/// An export and the place of its device.
+struct ExportPlan {
+    export: ExportConfig,
+    device: usize,
+}
+
+impl ServePlan {
+    fn parse(args: &ServeArgs, matches: &ArgMatches) -> Result<ServePlan, Error> {
+        let stack = StackPlan::parse(&args.stack, matches)?;
+        let cores = args::core_configs(args.cores.as_ref(), args.poll_us.0);
+        let mut exports: Vec<ExportPlan> = Vec::new();
+        for text in &args.export {
+            let refuse = |fault: String| Error::Usage(format!("--export {text}: {fault}"));
+            let mut export = ExportConfig::parse(text)?;
+            let device = match &export.device {
+                Some(id) => stack.position(id).map_err(refuse)?,
+                None => 0,
+            };
+            if exports.iter().any(|other| other.export.config.socket == export.config.socket) {
+                return Err(refuse("another export has the same socket".into()));
+            }
+            export.config.core_map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
+            if !export.has_serial {
+                export.config.serial = serial_of(&stack.devices[device].id);
+            }
+            exports.push(ExportPlan { export, device });
+        }
+        Ok(ServePlan { stack, exports, cores })
+    }
+}
+
+/// Places of the chosen processors among those of the cores.
+fn core_map(chosen: Option<&[usize]>, cores: &[CoreConfig]) -> Result<Vec<usize>, String> {
+    let place_of = |cpu: &usize| {
+        cores.iter().position(|core| core.cpu == Some(*cpu)).ok_or_else(|| {
+            let known: Vec<String> =
+                cores.iter().filter_map(|core| core.cpu).map(|c| c.to_string()).collect();
+            match &*known {
+                [] => format!("cores: processor {cpu} is not served from: give --cores"),
+                known => format!("cores: processor {cpu} is not among --cores {}", known.join(",")),
+            }
+        })
+    };
+    chosen.unwrap_or_default().iter().map(place_of).collect()
+}
+
+/// An id as a serial number: as much of it as fits.
+fn serial_of(id: &str) -> String {
+    const MAX: usize = 20; // virtio-blk's GET_ID
+    let end = (0..=id.len().min(MAX)).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
+    id[..end].to_owned()
+}
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When something cannot be opened or started, or not flushed at the end.
+pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
+    let plan = ServePlan::parse(args, matches)?;
+    let output = Output::new(args.common.json);
+    let server = Server::open(&plan)?;
+    // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
+    let mut signals = Signals::install()?;
+    let server = server.start_exports(&plan)?;
+    server.announce(output);
+    notify_service_manager(sd_notify::NotifyState::Ready);
+    loop {
+        match signals.wait() {
+            Signal::Refresh => server.refresh(output),
+            Signal::Report => server.report(output),
+            Signal::Stop => break,
+        }
+    }
+    notify_service_manager(sd_notify::NotifyState::Stopping);
+    output.event("stopping", "stopping: finishing what is in flight", serde_json::json!({}));
+    server.stop()?;
+    output.event("stopped", "stopped", serde_json::json!({}));
+    Ok(())
+}
+
+/// Tells systemd, if it is the one who started us.
+fn notify_service_manager(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::FromArgMatches;
+
+    fn plan(args: &str) -> Result<ServePlan, Error> {
+        let words = ["freestone", "serve"].into_iter().chain(args.split_whitespace());
+        let matches = args::command().try_get_matches_from(words).expect("clap takes it");
+        let Ok(Cli { command: Command::Serve(serve) }) = Cli::from_arg_matches(&matches) else { panic!() };
+        ServePlan::parse(&serve, matches.subcommand().unwrap().1)
+    }
+
+    fn refusal(args: &str) -> String {
+        plan(args).err().expect("refused").to_string()
+    }
+
+    #[test]
+    fn layers_stand_on_the_devices_before_them_or_on_the_one_they_name() {
+        let plan = plan(
+            "--device mem:size=1M,id=a --layer stats --device null:id=b --layer linear:len=4K \
+             --layer linear:device=a,len=8K --export vhost-user-blk:socket=s",
+        )
+        .unwrap();
+        let layers: Vec<usize> = plan.stack.devices.iter().map(|device| device.layers.len()).collect();
+        assert_eq!(layers, [3, 1]);
+    }
+
+    #[test]
+    fn exports_choose_their_device_and_cores() {
+        let plan = plan(
+            "--device null:id=a --device null --cores 4,7 --export vhost-user-blk:socket=1 \
+             --export vhost-user-blk:socket=2,device=device1,cores=7",
+        )
+        .unwrap();
+        assert_eq!(plan.exports.iter().map(|e| e.device).collect::<Vec<_>>(), [0, 1]);
+        let config = |i: usize| &plan.exports[i].export.config;
+        assert_eq!((config(0).core_map.as_slice(), config(1).core_map.as_slice()), (&[][..], &[1][..]));
+        assert_eq!((config(0).serial.as_str(), config(1).serial.as_str()), ("a", "device1"));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused_before_anything_is_opened() {
+        let export = "--export vhost-user-blk:socket=s";
+        assert_eq!(
+            refusal(&format!("--device null {export},device=b")),
+            r#"--export vhost-user-blk:socket=s,device=b: no device "b"; there are device0"#
+        );
+        assert_eq!(
+            refusal(&format!("--device null:id=a --device mem:size=1M,id=a {export}")),
+            r#"--device mem:size=1M,id=a: there is a device "a" already"#
+        );
+        assert_eq!(
+            refusal(&format!("--layer stats --device null {export}")),
+            "--layer stats: no device is given before it"
+        );
+        assert_eq!(
+            refusal(&format!("--device null {export} {export}")),
+            "--export vhost-user-blk:socket=s: another export has the same socket"
+        );
+        assert_eq!(
+            refusal(&format!("--device null --cores 0,1 {export},cores=2")),
+            "--export vhost-user-blk:socket=s,cores=2: cores: processor 2 is not among --cores 0,1"
+        );
+        assert_eq!(
+            refusal(&format!("--device null {export},mode=both")),
+            "--export vhost-user-blk:socket=s,mode=both: mode=both: expected server or client"
+        );
+    }
+
+    #[test]
+    fn an_id_is_cut_to_a_serial_number() {
+        assert_eq!(serial_of("disk"), "disk");
+        assert_eq!(serial_of("a-very-long-name-of-a-disk"), "a-very-long-name-of-");
+        assert_eq!(serial_of("ääääääääääää"), "ääääääääää");
+    }
+}

@@ -1,0 +1,231 @@
+//! What `serve` has open: cores, devices, exports; and how it comes and goes.
+
+use super::{ExportPlan, ServePlan};
+use crate::error::Error;
+use crate::kinds::export::ExportConfig;
+use crate::output::{Output, human_bytes};
+use crate::stack::Stack;
+use block::{Device, Op, Request};
+use exports::vhost_user_blk::{SocketMode, Stats, VhostUserBlk};
+use reactor::{CoreRef, Cores};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A running server. Fields are dropped in this order: exports, then devices, then the cores they ran on.
+pub struct Server {
+    exports: Vec<Export>,
+    stacks: Vec<Stack>,
+    cores: Cores,
+    cpus: Vec<Option<usize>>,
+}
+
+/// A running export.
+struct Export {
+    config: ExportConfig,
+    device: usize,
+    running: VhostUserBlk,
+}
+
+impl Server {
+    /// Starts the cores and opens the devices.
+    pub fn open(plan: &ServePlan) -> Result<Server, Error> {
+        let stacks = plan.stack.devices.iter().map(|device| device.open()).collect::<Result<_, _>>()?;
+        let cores =
+            Cores::start(&plan.cores).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
+        let cpus = plan.cores.iter().map(|core| core.cpu).collect();
+        Ok(Server { exports: Vec::new(), stacks, cores, cpus })
+    }
+
+    /// Starts the exports: clients may connect from now on.
+    pub fn start_exports(mut self, plan: &ServePlan) -> Result<Server, Error> {
+        for ExportPlan { export, device } in &plan.exports {
+            let target = self.stacks[*device].device.clone();
+            let running = VhostUserBlk::start(target, self.cores.all(), export.config.clone())
+                .map_err(|source| Error::Export { name: export.name(), source })?;
+            self.exports.push(Export { config: export.clone(), device: *device, running });
+        }
+        Ok(self)
+    }
+
+    /// Says what is served; the last line is `ready: …`.
+    pub fn announce(&self, output: Output) {
+        let devices: Vec<Value> = self.stacks.iter().map(device_json).collect();
+        for (stack, json) in self.stacks.iter().zip(&devices) {
+            output.event("device", device_line(stack), json.clone());
+        }
+        let exports: Vec<Value> = self.exports.iter().map(|export| self.export_json(export)).collect();
+        for (export, json) in self.exports.iter().zip(&exports) {
+            output.event("export", self.export_line(export), json.clone());
+        }
+        let ready = format!("ready: {}, {}", count(exports.len(), "export"), self.cores_line());
+        let fields = json!({
+            "pid": std::process::id(),
+            "cores": self.cpus,
+            "devices": devices,
+            "exports": exports,
+        });
+        output.event("ready", ready, fields);
+    }
+
+    /// Asks every device for its size again, and tells clients.
+    pub fn refresh(&self, output: Output) {
+        for (place, stack) in self.stacks.iter().enumerate() {
+            let before = stack.device.limits().capacity;
+            let capacity = match stack.device.refresh() {
+                Ok(limits) => limits.capacity,
+                Err(error) => {
+                    tracing::error!(%error, "cannot refresh a device");
+                    continue;
+                }
+            };
+            for export in self.exports.iter().filter(|export| export.device == place) {
+                export.running.notify_resize();
+            }
+            let human = format!(
+                "refreshed {}: {} bytes, {}",
+                stack.id,
+                capacity,
+                if capacity == before { "as before".into() } else { format!("{before} before") }
+            );
+            output.event(
+                "refreshed",
+                human,
+                json!({ "id": stack.id, "capacity": capacity, "before": before }),
+            );
+        }
+    }
+
+    /// Says what stats layers and exports have counted.
+    pub fn report(&self, output: Output) {
+        for stack in &self.stacks {
+            for stats in &stack.stats {
+                let (human, json) = stats.snapshot();
+                output.event(
+                    "stats",
+                    format!("stats of device {}\n{human}", stack.id),
+                    json!({ "device": stack.id, "stats": json }),
+                );
+            }
+        }
+        for export in &self.exports {
+            let (human, json) = export_stats(export.running.stats());
+            output.event(
+                "export_stats",
+                format!("stats of export {}\n{human}", export.config.name()),
+                json!({ "export": export.config.name(), "stats": json }),
+            );
+        }
+    }
+
+    /// Ends everything in order: clients, requests in flight, caches, sockets, cores.
+    pub fn stop(mut self) -> Result<(), Error> {
+        for export in self.exports.drain(..) {
+            export.running.stop();
+        }
+        let core = self.cores.get(0);
+        let mut result = Ok(());
+        for stack in &self.stacks {
+            if let Err(error) = flush(&core, stack.device.clone()) {
+                tracing::error!(%error, "a device was not flushed");
+                result = result.and(Err(error));
+            }
+        }
+        result
+    }
+
+    fn cores_line(&self) -> String {
+        let cpus: Vec<String> = self.cpus.iter().flatten().map(usize::to_string).collect();
+        match cpus.len() {
+            0 => "served from one thread on any processor".into(),
+            1 => format!("served from processor {}", cpus[0]),
+            _ => format!("served from processors {}", cpus.join(",")),
+        }
+    }
+
+    fn export_line(&self, export: &Export) -> String {
+        let config = &export.config.config;
+        let verb = match config.mode {
+            SocketMode::Listen => "listens on",
+            SocketMode::Connect => "connects to",
+        };
+        format!(
+            "export vhost-user-blk: {} of {}, {verb} {}",
+            count(config.num_queues.into(), "queue"),
+            self.stacks[export.device].id,
+            config.socket.display()
+        )
+    }
+
+    fn export_json(&self, export: &Export) -> Value {
+        let config = &export.config.config;
+        let stack = &self.stacks[export.device];
+        let limits = stack.device.limits();
+        json!({
+            "kind": "vhost-user-blk",
+            "socket": config.socket,
+            "mode": match config.mode { SocketMode::Listen => "server", SocketMode::Connect => "client" },
+            "device": stack.id,
+            "capacity": limits.capacity,
+            "block_size": limits.block_size,
+            "read_only": config.read_only || limits.read_only,
+            "queues": config.num_queues,
+            "queue_size": config.queue_size,
+            "serial": config.serial,
+            "cores": config.core_map.iter().map(|place| self.cpus[*place]).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn device_line(stack: &Stack) -> String {
+    let limits = stack.device.limits();
+    let mode = if limits.read_only { ", read-only" } else { "" };
+    format!(
+        "device {}: {}, {} ({} bytes), {}-byte blocks{mode}",
+        stack.id,
+        stack.device.name(),
+        human_bytes(limits.capacity),
+        limits.capacity,
+        limits.block_size
+    )
+}
+
+fn device_json(stack: &Stack) -> Value {
+    crate::info::json_of(stack, &stack.device.limits())
+}
+
+fn export_stats(stats: &Stats) -> (String, Value) {
+    let sum = |of: &dyn Fn(&exports::vhost_user_blk::QueueStats) -> u64| {
+        stats.queues.iter().map(|q| of(q)).sum::<u64>()
+    };
+    let mut fields = serde_json::Map::new();
+    for op in Op::ALL {
+        fields.insert(op.name().into(), sum(&|queue| queue.requests(op)).into());
+    }
+    fields.insert("bytes_read".into(), sum(&|queue| queue.bytes_read()).into());
+    fields.insert("bytes_written".into(), sum(&|queue| queue.bytes_written()).into());
+    fields.insert("failed".into(), sum(&|queue| queue.failed()).into());
+    fields.insert("interrupts".into(), sum(&|queue| queue.interrupts()).into());
+    fields.insert("connections".into(), stats.connections().into());
+    fields.insert("connected".into(), stats.is_connected().into());
+    let human: Vec<String> = fields.iter().map(|(name, value)| format!("  {name:<14}{value}")).collect();
+    (human.join("\n"), Value::Object(fields))
+}
+
+/// Makes durable what the device holds in its cache.
+fn flush(core: &CoreRef, device: Arc<dyn Device>) -> Result<(), Error> {
+    if device.limits().read_only {
+        return Ok(());
+    }
+    core.block_on(move |_| async move {
+        let channel = device.open_channel()?;
+        let flush = Request::flush();
+        channel.submit(&flush, 0).await.map_err(|error| {
+            let name = device.name();
+            Error::Runtime(format!("device {name}: cannot flush: {error}"))
+        })
+    })?
+}
+
+fn count(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}

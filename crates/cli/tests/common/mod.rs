@@ -1,0 +1,118 @@
+//! Runs the program as a user does.
+#![allow(dead_code)] // each test file uses a part
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// The program under test.
+pub fn freestone() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_freestone"));
+    command.env_remove("FREESTONE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+/// Runs the program to its end.
+pub fn run(args: &[&str]) -> Output {
+    freestone().args(args).output().expect("the program starts")
+}
+
+/// What the program says on standard error, and its exit code.
+pub fn failure(args: &[&str]) -> (String, i32) {
+    let output = run(args);
+    (String::from_utf8(output.stderr).unwrap(), output.status.code().unwrap_or(-1))
+}
+
+/// Runs the program to its end and returns its JSON lines.
+pub fn run_json(args: &[&str]) -> Vec<Value> {
+    let output = run(args);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+/// Sends a signal by its name.
+pub fn kill(signal: &str, pid: u32) {
+    let status = Command::new("kill").args(["-s", signal, &pid.to_string()]).status();
+    assert!(status.expect("kill runs").success());
+}
+
+/// A `serve --json` that is ready.
+pub struct Server {
+    child: Child,
+    events: mpsc::Receiver<Value>,
+}
+
+impl Server {
+    /// Starts it and waits until clients may connect; the ready event comes with it.
+    pub fn start(args: &[&str]) -> (Server, Value) {
+        let mut command = freestone();
+        command.args(["serve", "--json", "--log", "warn"]).args(args);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let events = read_events(child.stdout.take().expect("piped"));
+        let mut server = Server { child, events };
+        let ready = server.event("ready");
+        (server, ready)
+    }
+
+    /// The next event of this name; others are skipped.
+    pub fn event(&mut self, name: &str) -> Value {
+        loop {
+            match self.events.recv_timeout(Duration::from_secs(20)) {
+                Ok(event) if event["event"] == name => return event,
+                Ok(_) => {}
+                Err(_) => panic!("no event {name}: {}", self.stderr()),
+            }
+        }
+    }
+
+    fn stderr(&mut self) -> String {
+        let _ = self.child.kill();
+        let mut text = String::new();
+        let _ = self.child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut text));
+        text
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        kill(name, self.child.id());
+    }
+
+    /// Sends SIGTERM; returns the exit code and what was said on standard error.
+    pub fn stop(mut self) -> (i32, String) {
+        self.signal("TERM");
+        let code = self.child.wait().expect("it is our child").code().unwrap_or(-1);
+        let mut text = String::new();
+        let _ = self.child.stderr.take().map(|mut pipe| pipe.read_to_string(&mut text));
+        (code, text)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read_events(stdout: ChildStdout) -> mpsc::Receiver<Value> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let event = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+            if sender.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// `key=value` with a path; commas doubled.
+pub fn path_value(key: &str, path: &Path) -> String {
+    format!("{key}={}", path.display().to_string().replace(',', ",,"))
+}

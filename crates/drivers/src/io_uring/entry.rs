@@ -1,0 +1,129 @@
+//! From the step of an [`Operation`] to the submission entry that asks the kernel for it.
+
+use super::fixed::FixedBuffers;
+use super::operation::{Backing, MAX_IOVECS, Operation, Step, ZERO_STEP};
+use block::{Flags, Op, Segment};
+use io_uring::opcode::{Fallocate, Fsync, Read, ReadFixed, Readv, UringCmd16, Write, WriteFixed, Writev};
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{squeue, types};
+use std::os::fd::RawFd;
+
+/// `BLOCK_URING_CMD_DISCARD` of `linux/blkdev.h`: `_IO(0x12, 0)`.
+const DISCARD_COMMAND: u32 = 0x1200;
+/// `IOSQE_FIXED_FILE`: the descriptor is an index into the ring's registered files.
+const FIXED_FILE: squeue::Flags = squeue::Flags::from_bits_retain(1);
+
+const ZERO_PAGE_LEN: usize = 64 << 10;
+
+#[repr(align(4096))]
+struct ZeroPages([u8; ZERO_PAGE_LEN]);
+
+static ZEROES: ZeroPages = ZeroPages([0; ZERO_PAGE_LEN]);
+
+/// Segments that all point at the same zeroes: what the kernel writes where it cannot zero.
+pub(super) fn zero_segments() -> Box<[Segment]> {
+    // The kernel only reads through the pointer.
+    let page = Segment { base: ZEROES.0.as_ptr().cast_mut(), len: ZERO_PAGE_LEN };
+    vec![page; ZERO_STEP / ZERO_PAGE_LEN].into()
+}
+
+/// What every entry of a queue has in common.
+pub(super) struct Target {
+    pub backing: Backing,
+    pub fd: RawFd,
+    /// Whether `fd` is registered as file 0 of the rings.
+    pub is_registered: bool,
+    pub zeroes: Box<[Segment]>,
+}
+
+impl Target {
+    /// The entry for the operation's current step.
+    #[inline]
+    pub fn entry(&self, operation: &mut Operation, buffers: Option<&FixedBuffers>) -> squeue::Entry {
+        let fd = if self.is_registered { Fd(0) } else { Fd(self.fd) };
+        let entry = match operation.step {
+            Step::Transfer => self.transfer(fd, operation, buffers),
+            Step::WriteZeroes => {
+                let left = (operation.len - operation.done) as usize;
+                // Whole pages but for the last call, whose list is cut in the operation's own.
+                if left >= ZERO_STEP {
+                    writev(fd, &self.zeroes, operation.offset + operation.done, rw_flags(operation))
+                } else {
+                    self.last_zeroes(fd, operation, left)
+                }
+            }
+            Step::PunchHole => {
+                allocate(fd, operation, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
+            }
+            Step::ZeroRange => {
+                allocate(fd, operation, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
+            }
+            Step::DiscardCommand => {
+                let mut command = [0; 16];
+                command[..8].copy_from_slice(&operation.len.to_ne_bytes());
+                UringCmd16::new(fd, DISCARD_COMMAND).cmd(command).addr(Some(operation.offset)).build()
+            }
+            Step::Sync => Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        };
+        if self.is_registered { entry.flags(FIXED_FILE) } else { entry }
+    }
+
+    #[inline]
+    fn transfer(
+        &self,
+        fd: types::Fd,
+        operation: &mut Operation,
+        buffers: Option<&FixedBuffers>,
+    ) -> squeue::Entry {
+        let (rest, offset) = operation.rest();
+        let rw_flags = rw_flags(operation);
+        let is_read = operation.op == Op::Read;
+        if let Some(segment) = rest.as_single() {
+            let (base, len) = (segment.base, segment.len as u32); // max_transfer is below 4 GiB
+            let index = buffers.and_then(|b| b.index_of(&segment));
+            return match (is_read, index) {
+                (true, None) => Read::new(fd, base, len).offset(offset).build(),
+                (true, Some(i)) => ReadFixed::new(fd, base, len, i).offset(offset).build(),
+                (false, None) => Write::new(fd, base, len).offset(offset).rw_flags(rw_flags).build(),
+                (false, Some(i)) => {
+                    WriteFixed::new(fd, base, len, i).offset(offset).rw_flags(rw_flags).build()
+                }
+            };
+        }
+        let list = match rest.as_whole_list() {
+            Some(list) if list.len() <= MAX_IOVECS => list,
+            _ => {
+                operation.gather(rest, &self.backing);
+                &operation.iovecs
+            }
+        };
+        if is_read {
+            Readv::new(fd, list.as_ptr().cast(), list.len() as u32).offset(offset).build()
+        } else {
+            writev(fd, list, offset, rw_flags)
+        }
+    }
+
+    fn last_zeroes(&self, fd: types::Fd, operation: &mut Operation, left: usize) -> squeue::Entry {
+        operation.iovecs.clear();
+        let whole = left / ZERO_PAGE_LEN;
+        operation.iovecs.extend_from_slice(&self.zeroes[..whole]);
+        if !left.is_multiple_of(ZERO_PAGE_LEN) {
+            operation.iovecs.push(Segment { len: left % ZERO_PAGE_LEN, ..self.zeroes[0] });
+        }
+        writev(fd, &operation.iovecs, operation.offset + operation.done, rw_flags(operation))
+    }
+}
+
+fn writev(fd: types::Fd, list: &[Segment], offset: u64, rw_flags: i32) -> squeue::Entry {
+    Writev::new(fd, list.as_ptr().cast(), list.len() as u32).offset(offset).rw_flags(rw_flags).build()
+}
+
+fn allocate(fd: types::Fd, operation: &Operation, mode: i32) -> squeue::Entry {
+    Fallocate::new(fd, operation.len).offset(operation.offset).mode(mode).build()
+}
+
+#[inline]
+fn rw_flags(operation: &Operation) -> i32 {
+    if operation.flags.contains(Flags::FUA) && operation.op != Op::Read { libc::RWF_DSYNC } else { 0 }
+}

@@ -1,0 +1,182 @@
+//! What a file or block device promises: from `statx(2)` and, where there is a drive underneath, from
+//! `/sys/dev/block` (`Documentation/ABI/stable/sysfs-block` of the kernel).
+
+use super::Options;
+use super::operation::Backing;
+use block::{DeviceError, Limits};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Largest block size that makes sense to a client.
+const MAX_BLOCK_SIZE: u32 = 64 << 10;
+/// Longest transfer: a `read(2)` moves a little less than 2 GiB at most.
+const MAX_TRANSFER: u32 = 1 << 30;
+
+/// What is known about a drive from `/sys/dev/block/MAJOR:MINOR/queue`.
+pub(super) struct Sysfs(PathBuf);
+
+impl Sysfs {
+    /// The drive with device number `device`, or the drive of that partition; `None` when there is none (the
+    /// file system has no drive, or several).
+    pub fn of(device: u64) -> Option<Sysfs> {
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        [entry.join("queue"), entry.join("../queue")].into_iter().find(|p| p.is_dir()).map(Sysfs)
+    }
+
+    pub fn number<N: FromStr>(&self, attribute: &str) -> Option<N> {
+        self.text(attribute)?.parse().ok()
+    }
+
+    fn text(&self, attribute: &str) -> Option<String> {
+        Some(std::fs::read_to_string(self.0.join(attribute)).ok()?.trim().to_owned())
+    }
+
+    /// Whether the drive has queues that can be polled for completions.
+    pub fn has_poll_queues(&self) -> bool {
+        self.number("io_poll") == Some(1u8)
+    }
+}
+
+/// Bytes in the file or device now.
+pub(super) fn size(file: &File) -> io::Result<u64> {
+    // Nobody uses the file's position, and unlike its metadata this works for block devices too.
+    let mut file = file;
+    file.seek(SeekFrom::End(0))
+}
+
+/// What the open `file` promises.
+pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing), DeviceError> {
+    let refuse = |message: String| DeviceError::new(options.device_name(), message);
+    let fail = |what: &str, e| refuse(format!("cannot {what} of {}", options.path.display())).because(e);
+    let metadata = file.metadata().map_err(|e| fail("learn the type", e))?;
+    let size = size(file).map_err(|e| fail("learn the size", e))?;
+    let is_block_device = metadata.file_type().is_block_device();
+    let drive = Sysfs::of(if is_block_device { metadata.rdev() } else { metadata.dev() });
+    let own = drive.as_ref().filter(|_| is_block_device);
+    let number = |attribute| own.and_then(|s| s.number::<u64>(attribute)).unwrap_or(0);
+
+    let logical = if is_block_device { number("logical_block_size").max(512) as u32 } else { 512 };
+    let (memory_alignment, offset_alignment) = if options.direct {
+        direct_alignment(file, logical).map_err(|e| fail("use direct I/O (direct=off does without)", e))?
+    } else {
+        (1, 1)
+    };
+    let least = logical.max(offset_alignment);
+    let block_size = options.block_size.unwrap_or(least);
+    if !block_size.is_power_of_two() || !(least..=MAX_BLOCK_SIZE).contains(&block_size) {
+        let path = options.path.display();
+        return Err(refuse(format!(
+            "block_size={block_size}: {path} takes powers of two from {least} to {MAX_BLOCK_SIZE}"
+        )));
+    }
+    if size < u64::from(block_size) {
+        let path = options.path.display();
+        return Err(refuse(format!("{path} is too small: {size} bytes, a block has {block_size}")));
+    }
+    let physical =
+        if is_block_device { number("physical_block_size") as u32 } else { metadata.blksize() as u32 };
+    let has_discard = !options.read_only
+        && if is_block_device { number("discard_max_bytes") > 0 } else { has_holes(file, size) };
+    let limits = Limits {
+        block_size,
+        physical_block_size: sane_block_size(physical, block_size),
+        optimal_io_size: number("optimal_io_size") as u32,
+        memory_alignment,
+        max_transfer: MAX_TRANSFER & !(block_size - 1),
+        // The kernel splits what the drive cannot take in one go, so the drive's own limits on segments and
+        // length are of no use to callers.
+        max_segments: super::operation::MAX_IOVECS as u16,
+        max_discard: if has_discard { 1 << 40 } else { 0 },
+        discard_alignment: if is_block_device {
+            (number("discard_granularity") as u32).max(block_size)
+        } else {
+            sane_block_size(physical, block_size)
+        },
+        read_only: options.read_only,
+        volatile_cache: !(options.direct && is_write_through(own)),
+        native_fua: !is_block_device || !options.direct || number("fua") == 1,
+        rotational: drive.as_ref().and_then(|s| s.number("rotational")) == Some(1u8),
+        ..Limits::new(size & !(u64::from(block_size) - 1))
+    };
+    let backing = Backing {
+        is_block_device,
+        is_direct: options.direct,
+        block_size,
+        zeroes_itself: number("write_zeroes_max_bytes") > 0,
+    };
+    Ok((limits, backing))
+}
+
+fn sane_block_size(size: u32, least: u32) -> u32 {
+    if size.is_power_of_two() { size.clamp(least, MAX_BLOCK_SIZE.max(least)) } else { least.max(4096) }
+}
+
+/// Whether a block device has no volatile cache. A regular file's metadata always wants a sync.
+fn is_write_through(own: Option<&Sysfs>) -> bool {
+    own.and_then(|s| s.text("write_cache")).is_some_and(|mode| mode == "write through")
+}
+
+/// Alignment of memory, and of offsets and lengths, for direct I/O.
+fn direct_alignment(file: &File, logical: u32) -> io::Result<(u32, u32)> {
+    // SAFETY: a plain structure of numbers, valid when zeroed.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is a C string, the structure lives through the call.
+    let result = unsafe {
+        libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &raw mut found)
+    };
+    if result == 0 && found.stx_mask & libc::STATX_DIOALIGN != 0 {
+        return match (found.stx_dio_mem_align, found.stx_dio_offset_align) {
+            (0, _) | (_, 0) => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            aligned => Ok(aligned),
+        };
+    }
+    // Before Linux 6.1, and for file systems that do not say: try.
+    [logical, 4096]
+        .into_iter()
+        .find(|alignment| reads_with(file, *alignment))
+        .map(|alignment| (alignment, alignment))
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Whether a direct read with exactly this alignment of memory, offset and length is possible.
+fn reads_with(file: &File, alignment: u32) -> bool {
+    let alignment = alignment as usize;
+    let mut memory = vec![0u8; alignment * 4];
+    let skip = memory.as_ptr().align_offset(alignment * 2) % (alignment * 2) + alignment;
+    file.read_at(&mut memory[skip..skip + alignment], alignment as u64).is_ok()
+}
+
+/// Whether holes can be punched into a regular file; tried beyond its end, where it changes nothing.
+fn has_holes(file: &File, size: u64) -> bool {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let beyond = size.next_multiple_of(1 << 20) as libc::off_t;
+    // SAFETY: no pointer is passed.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, beyond, 1 << 20) == 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_block_sizes_of_file_systems_are_replaced() {
+        assert_eq!(sane_block_size(4096, 512), 4096);
+        assert_eq!(sane_block_size(0, 512), 4096);
+        assert_eq!(sane_block_size(131_072, 512), MAX_BLOCK_SIZE);
+        assert_eq!(sane_block_size(12_288, 512), 4096);
+        assert_eq!(sane_block_size(512, 4096), 4096);
+    }
+
+    #[test]
+    fn looking_for_holes_leaves_the_file_as_it_is() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"abc", 0).unwrap();
+        has_holes(&file, 3);
+        assert_eq!(size(&file).unwrap(), 3);
+    }
+}

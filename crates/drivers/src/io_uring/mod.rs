@@ -1,0 +1,175 @@
+//! Regular files and block devices of this host, through io_uring.
+//!
+//! ```text
+//!   UringDevice ── open_channel ──► QueueChannel<UringQueue>          one ring a core
+//!     open     file, exclusive claim or lock, words for what goes wrong
+//!     limits   statx, /sys/dev/block
+//!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
+//!                              ─► entry      (its step as a submission entry)
+//!     fixed    registered buffers
+//! ```
+//!
+//! A queue makes one system call for everything that was submitted in a turn, and looks for completions in
+//! user memory. Truth: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
+
+mod entry;
+mod fixed;
+mod limits;
+mod open;
+mod operation;
+mod queue;
+mod ring;
+
+pub use queue::UringQueue;
+
+use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use limits::Sysfs;
+use queue::Shared;
+use reactor::QueueChannel;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Most requests in flight on one channel.
+pub const MAX_QUEUE_DEPTH: u32 = 4096;
+
+/// How to open a file or block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Bypass the page cache.
+    pub direct: bool,
+    /// Refuse writes, and open for reading only.
+    pub read_only: bool,
+    /// Open for writing even if somebody else has, and let others do the same.
+    pub share: bool,
+    /// Requests in flight on each channel.
+    pub queue_depth: u32,
+    /// Poll the drive for completions, if it has queues for that and I/O is direct.
+    pub iopoll: bool,
+    /// Register memory with the kernel, so that direct I/O need not pin it for every request. Pinned memory
+    /// is all in use at once and stays where it is: a guest can then give none back (no balloon, no
+    /// overcommit), which is why this is off unless asked for.
+    pub fixed_buffers: bool,
+    /// Logical block size in bytes, if not the smallest that works.
+    pub block_size: Option<u32>,
+}
+
+impl Options {
+    /// Buffered reads and writes of `path`, 128 at a time.
+    pub fn new(path: impl Into<PathBuf>) -> Options {
+        Options {
+            path: path.into(),
+            direct: false,
+            read_only: false,
+            share: false,
+            queue_depth: 128,
+            iopoll: false,
+            fixed_buffers: false,
+            block_size: None,
+        }
+    }
+
+    fn device_name(&self) -> String {
+        format!("io_uring:{}", self.path.display())
+    }
+}
+
+/// A regular file or block device of this host.
+pub struct UringDevice {
+    name: String,
+    limits: Arc<SharedLimits>,
+    shared: Arc<Shared>,
+    queue_depth: u32,
+    is_polled: bool,
+}
+
+impl UringDevice {
+    /// Opens what `options` name.
+    ///
+    /// # Errors
+    /// When it cannot be opened or claimed, or is no file or block device, or too small; the message says
+    /// which and what helps.
+    pub fn open(options: &Options) -> Result<UringDevice, DeviceError> {
+        let name = options.device_name();
+        if !(1..=MAX_QUEUE_DEPTH).contains(&options.queue_depth) {
+            let message = format!("queue_depth={}: 1 to {MAX_QUEUE_DEPTH}", options.queue_depth);
+            return Err(DeviceError::new(name, message));
+        }
+        let file = open::open(options)?;
+        let (limits, backing) = limits::inspect(&file, options)?;
+        let is_polled = options.iopoll && can_poll(&file, options);
+        let regions = options.fixed_buffers.then(Default::default);
+        tracing::info!(device = name, capacity = limits.capacity, block_size = limits.block_size, "opened");
+        Ok(UringDevice {
+            name,
+            limits: SharedLimits::new(limits),
+            shared: Arc::new(Shared { file, backing, has_lost_writes: AtomicBool::new(false), regions }),
+            queue_depth: options.queue_depth,
+            is_polled,
+        })
+    }
+
+    /// Rings of their own over the device, for a caller that drives them itself. They are used by the
+    /// calling thread alone.
+    ///
+    /// # Errors
+    /// When the kernel refuses an io_uring.
+    pub fn open_queue(&self) -> Result<UringQueue, DeviceError> {
+        UringQueue::new(self.shared.clone(), self.queue_depth, self.is_polled)
+            .map_err(|e| DeviceError::new(&self.name, "cannot set up io_uring").because(e))
+    }
+}
+
+/// Whether the drive can be polled for completions; if not, interrupts serve as well.
+fn can_poll(file: &std::fs::File, options: &Options) -> bool {
+    let drive = file.metadata().ok().and_then(|m| Sysfs::of(if m.rdev() != 0 { m.rdev() } else { m.dev() }));
+    let is_able = options.direct && drive.is_some_and(|d| d.has_poll_queues());
+    if !is_able {
+        tracing::warn!(
+            path = %options.path.display(),
+            "iopoll=on needs direct=on and a drive with poll queues: interrupts are used"
+        );
+    }
+    is_able
+}
+
+impl Device for UringDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(QueueChannel::open(self.open_queue()?, self.limits.clone()))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        let size = limits::size(&self.shared.file)
+            .map_err(|e| DeviceError::new(&self.name, "cannot learn the size").because(e))?;
+        self.limits.set_capacity(size);
+        Ok(self.limits.get())
+    }
+
+    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
+        if let Some(regions) = &self.shared.regions {
+            regions.add(region);
+        }
+        Ok(())
+    }
+
+    fn unmap_region(&self, region: &MemoryRegion) {
+        if let Some(regions) = &self.shared.regions {
+            regions.remove(region);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

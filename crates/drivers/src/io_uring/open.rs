@@ -1,0 +1,91 @@
+//! Opening a file or block device so that what goes wrong is said in words, and guarding it against a second
+//! writer.
+
+use super::Options;
+use block::DeviceError;
+use std::fs::{File, FileType, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+
+/// Opens what `options` name.
+///
+/// # Errors
+/// With a sentence that says what is wrong and, where there is one, which option helps.
+pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
+    let refuse = |message: String| DeviceError::new(options.device_name(), message);
+    let path = options.path.display();
+    let kind = std::fs::metadata(&options.path)
+        .map_err(|e| refuse(format!("cannot open {path}")).because(e))?
+        .file_type();
+    check_kind(kind)
+        .map_err(|what| refuse(format!("{path} is {what}, not a regular file or block device")))?;
+    let is_exclusive = kind.is_block_device() && !options.read_only && !options.share;
+    let mut flags = libc::O_CLOEXEC;
+    flags |= if options.direct { libc::O_DIRECT } else { 0 };
+    // Without O_CREAT, O_EXCL claims a block device: nobody else can claim it or mount it.
+    flags |= if is_exclusive { libc::O_EXCL } else { 0 };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .custom_flags(flags)
+        .open(&options.path)
+        .map_err(|e| refuse(reason(options, is_exclusive, &e)).because(e))?;
+    if kind.is_file() && !options.read_only && !options.share {
+        lock(&file).map_err(|e| {
+            refuse(format!("{path} is open for writing elsewhere (share=on opens it all the same)"))
+                .because(e)
+        })?;
+    }
+    Ok(file)
+}
+
+fn check_kind(kind: FileType) -> Result<(), &'static str> {
+    match kind {
+        k if k.is_file() || k.is_block_device() => Ok(()),
+        k if k.is_dir() => Err("a directory"),
+        k if k.is_char_device() => Err("a character device"),
+        k if k.is_fifo() => Err("a pipe"),
+        k if k.is_socket() => Err("a socket"),
+        _ => Err("a special file"),
+    }
+}
+
+fn reason(options: &Options, is_exclusive: bool, error: &io::Error) -> String {
+    let path = options.path.display();
+    match error.raw_os_error() {
+        Some(libc::EBUSY) if is_exclusive => {
+            format!(
+                "{path} is in use: mounted, or claimed by another program (share=on opens it all the same)"
+            )
+        }
+        Some(libc::EINVAL) if options.direct => {
+            format!("the file system of {path} has no direct I/O (use direct=off)")
+        }
+        Some(libc::EROFS | libc::EACCES | libc::EPERM) if !options.read_only => {
+            format!("cannot open {path} for writing (readonly=on only reads)")
+        }
+        _ => format!("cannot open {path}"),
+    }
+}
+
+/// Claims the whole file for writing. The lock belongs to the open file, not to the process, so a second
+/// device of this process is refused too; it covers the bytes that QEMU locks in its images.
+fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: a plain structure of numbers, valid when zeroed.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the structure is valid and lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(error),
+        _ => {
+            tracing::debug!(%error, "this file system has no locks");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! One core's rings over one file.
+
+use super::entry::{Target, zero_segments};
+use super::fixed::{FixedBuffers, Regions};
+use super::operation::{Backing, Next, Operation, Step, Ways};
+use super::ring::Ring;
+use block::{Flags, IoError, IoResult, Op, Queue, Request};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What all queues of a device share.
+pub(super) struct Shared {
+    pub file: File,
+    pub backing: Backing,
+    /// Set once the page cache has lost a write: the kernel reports that only once, and only to one caller,
+    /// but no later flush may claim that everything is on the medium.
+    pub has_lost_writes: AtomicBool,
+    /// Regions to register with each ring; `None` when buffers are not registered.
+    pub regions: Option<Regions>,
+}
+
+/// The submission and completion rings of one core.
+///
+/// Transfers go through `main`. Where that ring is polled for completions it can do nothing else, and
+/// everything but transfers goes through `side`.
+pub struct UringQueue {
+    main: Ring,
+    side: Option<Ring>,
+    operations: Box<[Operation]>,
+    target: Target,
+    ways: Ways,
+    buffers: Option<FixedBuffers>,
+    /// Operations that ended without the kernel; kept for the next `reap`.
+    ended: Vec<(u32, IoResult)>,
+    shared: Arc<Shared>,
+}
+
+impl UringQueue {
+    /// Rings with room for `depth` requests over the shared file.
+    pub(super) fn new(shared: Arc<Shared>, depth: u32, is_polled: bool) -> io::Result<UringQueue> {
+        let main = Ring::new(depth, is_polled)?;
+        let side = if is_polled { Some(Ring::new(depth, false)?) } else { None };
+        let fd = shared.file.as_raw_fd();
+        let is_registered = [Some(&main), side.as_ref()]
+            .into_iter()
+            .flatten()
+            .all(|ring| ring.uring.submitter().register_files(&[fd]).is_ok());
+        let buffers = shared.regions.as_ref().and_then(|_| FixedBuffers::new(&main.uring));
+        Ok(UringQueue {
+            main,
+            side,
+            operations: (0..depth).map(|_| Operation::idle()).collect(),
+            target: Target { backing: shared.backing, fd, is_registered, zeroes: zero_segments() },
+            ways: Ways::all(),
+            buffers,
+            ended: Vec::with_capacity(depth as usize),
+            shared,
+        })
+    }
+
+    /// Puts the current step of `slot` into its ring. Every slot has at most one entry in a ring, and the
+    /// ring has room for all slots.
+    #[inline]
+    fn issue(&mut self, slot: u32) {
+        let operation = &mut self.operations[slot as usize];
+        let entry = self.target.entry(operation, self.buffers.as_ref()).user_data(u64::from(slot));
+        let is_transfer = matches!(operation.step, Step::Transfer | Step::WriteZeroes);
+        let ring = match &mut self.side {
+            Some(side) if !is_transfer => side,
+            _ => &mut self.main,
+        };
+        // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists of our own live in
+        // the slot, and are left alone until the kernel has answered.
+        unsafe { ring.push(&entry) };
+    }
+
+    /// Handles one answer of the kernel; the request's end if it was the last.
+    #[inline]
+    fn answered(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
+        let operation = &mut self.operations[slot as usize];
+        match operation.complete(answer, &mut self.ways, &self.target.backing) {
+            Next::Issue => {
+                self.issue(slot);
+                None
+            }
+            Next::Finished(result) => Some(self.judge(slot, result)),
+        }
+    }
+
+    #[inline]
+    fn next_answer(&mut self) -> Option<(u32, i32)> {
+        let next = self.main.next().or_else(|| self.side.as_mut().and_then(Ring::next));
+        next.map(|(slot, answer)| (slot as u32, answer))
+    }
+
+    fn rings(&mut self) -> impl Iterator<Item = &mut Ring> {
+        std::iter::once(&mut self.main).chain(&mut self.side)
+    }
+
+    /// A request's end as its caller hears of it. A page cache that has lost a write fails every flush from
+    /// then on, on every core.
+    #[inline]
+    fn judge(&self, slot: u32, result: IoResult) -> IoResult {
+        let operation = &self.operations[slot as usize];
+        if operation.op != Op::Flush && !operation.flags.contains(Flags::FUA) {
+            return result;
+        }
+        self.judge_durability(operation.op, result)
+    }
+
+    #[inline(never)]
+    fn judge_durability(&self, op: Op, result: IoResult) -> IoResult {
+        if self.target.backing.is_direct || op == Op::Read {
+            return result;
+        }
+        if matches!(result, Err(IoError::Medium | IoError::NoSpace | IoError::DeviceGone)) {
+            if !self.shared.has_lost_writes.swap(true, Ordering::Relaxed) {
+                tracing::error!(error = ?result, "writes were lost in the page cache: every flush fails from now on");
+            }
+            return result;
+        }
+        if self.shared.has_lost_writes.load(Ordering::Relaxed) { Err(IoError::Medium) } else { result }
+    }
+}
+
+impl Queue for UringQueue {
+    fn depth(&self) -> u32 {
+        self.operations.len() as u32
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
+        if let (Some(buffers), Some(regions)) = (&mut self.buffers, &self.shared.regions) {
+            buffers.update(&self.main.uring, regions);
+        }
+        let operation = &mut self.operations[slot as usize];
+        // SAFETY: by the contract of this function.
+        unsafe { operation.begin(req, offset, &self.ways, &self.target.backing) }?;
+        if req.len == 0 && req.op != Op::Flush {
+            self.ended.push((slot, Ok(())));
+            return Ok(());
+        }
+        self.issue(slot);
+        Ok(())
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        for ring in self.rings() {
+            if ring.has_unsubmitted() {
+                ring.submit();
+            }
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+        let mut count = 0;
+        while let Some((slot, result)) = self.ended.pop() {
+            done(slot, result);
+            count += 1;
+        }
+        self.rings().for_each(Ring::look);
+        let mut goes_on = false;
+        while let Some((slot, answer)) = self.next_answer() {
+            match self.answered(slot, answer) {
+                Some(result) => {
+                    done(slot, result);
+                    count += 1;
+                }
+                None => goes_on = true,
+            }
+        }
+        if goes_on {
+            self.kick();
+        }
+        count
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        // A polled ring raises no events, but `arm` lets nobody sleep while it works.
+        Some(self.side.as_ref().unwrap_or(&self.main).event_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        let mut is_quiet = self.ended.is_empty();
+        for ring in self.rings() {
+            is_quiet &= ring.arm();
+        }
+        is_quiet
+    }
+
+    fn disarm(&mut self) {
+        self.rings().for_each(Ring::disarm);
+    }
+}
+
+impl Drop for UringQueue {
+    /// Waits for what is in flight: closing a ring does not, and the memory of the requests is about to be
+    /// somebody else's.
+    fn drop(&mut self) {
+        while self.rings().any(|ring| ring.in_flight > 0) {
+            self.rings().filter(|ring| ring.in_flight > 0).for_each(|ring| ring.wait());
+            self.reap(&mut |_, _| {});
+        }
+        // A ring that is closed lets go of its files some time later; whoever opens the device next should
+        // not find it claimed or locked.
+        for ring in self.rings() {
+            let _ = ring.uring.submitter().unregister_files();
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! One ring, in the best mode that the running kernel has.
+
+use io_uring::{Builder, IoUring, cqueue, squeue};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+
+type RingBuilder = Builder<squeue::Entry, cqueue::Entry>;
+
+/// Modes to try after the best one. An older kernel answers `EINVAL` to a flag that it does not know.
+const OLDER_MODES: [fn(&mut RingBuilder); 3] = [
+    // 5.19: no inter-processor interrupt per completion.
+    |b| {
+        b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+    },
+    |b| {
+        b.setup_submit_all();
+    },
+    |_| {},
+];
+
+/// A ring and what tells of its completions.
+pub(super) struct Ring {
+    pub uring: IoUring,
+    /// Whether the drive is polled for completions.
+    pub is_polled: bool,
+    /// Entries in the kernel's hands.
+    pub in_flight: u32,
+    /// Rises when there is a completion. A ring whose completions wait for its owner (the best mode) never
+    /// wakes those who poll its own descriptor, but does signal an eventfd.
+    event: Option<OwnedFd>,
+}
+
+impl Ring {
+    /// A ring with room for `entries` requests, to be used by the calling thread alone.
+    ///
+    /// # Errors
+    /// What `io_uring_setup(2)` said to the most modest mode: `EPERM` where io_uring is forbidden
+    /// (`kernel.io_uring_disabled`, a seccomp filter), `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
+    pub fn new(entries: u32, is_polled: bool) -> io::Result<Ring> {
+        // 6.1: completions run on the core that owns the ring, only when it asks for them.
+        let best = build(entries, is_polled, |b| {
+            b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+        });
+        let mut refused = match best {
+            Ok(uring) => {
+                let event = eventfd()?;
+                uring.submitter().register_eventfd(event.as_raw_fd())?;
+                let mut ring = Ring { uring, is_polled, in_flight: 0, event: Some(event) };
+                ring.disarm();
+                return Ok(ring);
+            }
+            Err(error) => error,
+        };
+        for mode in OLDER_MODES {
+            if refused.raw_os_error() != Some(libc::EINVAL) {
+                break;
+            }
+            match build(entries, is_polled, mode) {
+                Ok(uring) => return Ok(Ring { uring, is_polled, in_flight: 0, event: None }),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    /// What becomes readable at a completion while the ring is armed.
+    pub fn event_fd(&self) -> RawFd {
+        self.event.as_ref().map_or_else(|| self.uring.as_raw_fd(), AsRawFd::as_raw_fd)
+    }
+
+    /// Puts an entry into the ring, for the next [`Ring::submit`].
+    ///
+    /// # Safety
+    /// What the entry points at stays valid until its completion.
+    #[inline]
+    pub unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: by contract.
+        let result = unsafe { self.uring.submission().push(entry) };
+        result.expect("the ring has room for every slot");
+        self.in_flight += 1;
+    }
+
+    /// Submits what is in the ring, and lets the kernel post what it holds back. What could not be submitted
+    /// now stays in the ring for the next call.
+    #[inline]
+    pub fn submit(&self) {
+        if let Err(error) = self.uring.submit() {
+            check(&error);
+        }
+    }
+
+    /// Whether anything in the ring waits for [`Ring::submit`].
+    #[inline]
+    pub fn has_unsubmitted(&mut self) -> bool {
+        !self.uring.submission().is_empty()
+    }
+
+    /// Enters the kernel where completions do not appear by themselves: a polled drive, work that waits for
+    /// the ring's owner, entries that an earlier call did not take.
+    #[inline]
+    pub fn look(&mut self) {
+        if self.in_flight > 0 && (self.is_polled || self.is_held_back()) {
+            self.submit();
+        }
+    }
+
+    /// The next completion: what its entry carried, and the kernel's answer.
+    #[inline]
+    pub fn next(&mut self) -> Option<(u64, i32)> {
+        let entry = self.uring.completion().next()?;
+        self.in_flight -= 1;
+        Some((entry.user_data(), entry.result()))
+    }
+
+    /// Asks for an event; `false` when there may be a completion already, or nothing would tell of it.
+    pub fn arm(&mut self) -> bool {
+        if self.is_polled && self.in_flight > 0 {
+            return false;
+        }
+        if self.event.is_some() {
+            self.uring.completion().enable_eventfd();
+            // The kernel adds work and then looks at the flag; we set the flag and then look for work.
+            fence(Ordering::SeqCst);
+        }
+        !self.is_held_back() && self.uring.completion().is_empty()
+    }
+
+    /// Stops events: the ring is polled.
+    pub fn disarm(&mut self) {
+        if self.event.is_some() {
+            self.uring.completion().disable_eventfd();
+        }
+    }
+
+    /// Waits until a completion is there.
+    pub fn wait(&self) {
+        if let Err(error) = self.uring.submit_and_wait(1) {
+            check(&error);
+        }
+    }
+
+    #[inline]
+    fn is_held_back(&mut self) -> bool {
+        let submission = self.uring.submission();
+        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
+    }
+}
+
+fn build(entries: u32, is_polled: bool, mode: impl Fn(&mut RingBuilder)) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    mode(&mut builder);
+    if is_polled {
+        builder.setup_iopoll();
+    }
+    builder.dontfork().build(entries)
+}
+
+fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Interrupted, or short of something for the moment: whoever looks at the ring next tries again.
+#[cold]
+fn check(error: &io::Error) {
+    let is_passing =
+        matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM));
+    // The ring is ours and every entry well-formed, so nothing else can be a property of one request.
+    assert!(is_passing, "io_uring_enter: {error}");
+}

@@ -1,0 +1,40 @@
+//! Leaf drivers: the devices that stand on something other than a device.
+//!
+//! | module | what it stands on |
+//! |---|---|
+//! | [`null`] | nothing: reads and writes end at once, or as slowly as a modelled drive |
+//! | [`mem`] | this process's memory: a sparse RAM disk |
+//! | [`io_uring`] | a regular file or a block device of this host |
+//! | [`virtio_blk`] | a virtio-blk device that another process serves over vhost-user |
+//!
+//! Drivers never depend on each other, nor on layers or exports.
+
+pub mod bare_queue;
+pub mod io_uring;
+pub mod mem;
+pub mod null;
+pub mod shared_buffer;
+pub mod shared_memory;
+pub mod virtio_blk;
+
+use block::{DeviceError, Limits};
+
+/// Limits of a device without a medium of its own, after a look at what the user asked for.
+fn plain_limits(device: &str, size: u64, block_size: u32) -> Result<Limits, DeviceError> {
+    if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
+        let message = format!("block_size={block_size}: powers of two from 512 to 65536");
+        return Err(DeviceError::new(device, message));
+    }
+    if size < u64::from(block_size) {
+        let message = format!("size={size}: less than one block of {block_size} bytes");
+        return Err(DeviceError::new(device, message));
+    }
+    let capacity = size & !(u64::from(block_size) - 1);
+    Ok(Limits {
+        block_size,
+        physical_block_size: block_size.max(4096),
+        discard_alignment: block_size.max(4096),
+        max_transfer: (1 << 30) & !(block_size - 1),
+        ..Limits::new(capacity)
+    })
+}

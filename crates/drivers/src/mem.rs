@@ -1,0 +1,272 @@
+//! A RAM disk: sparse memory of this process that all cores copy from and to.
+//!
+//! The disk is one anonymous mapping. A page of it exists once it was written, and ceases to exist when it
+//! is discarded or zeroed. Requests are plain copies inside `submit`; cores that touch the same bytes at the
+//! same time get any mix of them, as from a drive.
+
+use block::{Channel, Device, DeviceError, Flags, IoFuture, Limits, MemoryRegion, Op, Request, SharedLimits};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Unit in which memory is given back.
+const PAGE: u64 = 4096;
+
+/// What a RAM disk looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes; rounded down to whole blocks.
+    pub size: u64,
+    /// Most bytes that [`MemDevice::resize`] can make of it; address space is reserved for them. Not less
+    /// than `size` counts as `size`.
+    pub max_size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+impl Options {
+    /// A disk of `size` bytes with 512-byte blocks that cannot grow.
+    pub fn new(size: u64) -> Options {
+        Options { size, max_size: size, block_size: 512, read_only: false }
+    }
+}
+
+/// A RAM disk.
+pub struct MemDevice {
+    name: String,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    limits: Arc<SharedLimits>,
+    mapping: Mapping,
+}
+
+impl MemDevice {
+    /// Makes a disk that is all zeroes.
+    ///
+    /// # Errors
+    /// When the block size is no power of two from 512, the size is less than a block, or there is not
+    /// enough address space.
+    pub fn new(options: &Options) -> Result<MemDevice, DeviceError> {
+        let limits = crate::plain_limits("mem", options.size, options.block_size)?;
+        let len = options.max_size.max(options.size);
+        let mapping = Mapping::new(len)
+            .map_err(|e| DeviceError::new("mem", format!("cannot reserve {len} bytes")).because(e))?;
+        let limits = Limits { read_only: options.read_only, ..limits };
+        let shared = Shared { limits: SharedLimits::new(limits), mapping };
+        Ok(MemDevice { name: "mem".into(), shared: Arc::new(shared) })
+    }
+
+    /// Grows or shrinks the disk. What is cut off is gone.
+    ///
+    /// # Errors
+    /// When it would exceed [`Options::max_size`] or be less than a block.
+    pub fn resize(&self, size: u64) -> Result<(), DeviceError> {
+        let limits = &self.shared.limits;
+        let (least, most) = (u64::from(limits.fixed().block_size), self.shared.mapping.len);
+        if !(least..=most).contains(&size) {
+            return Err(DeviceError::new(&self.name, format!("size {size}: {least} to {most} bytes")));
+        }
+        let before = limits.capacity();
+        limits.set_capacity(size);
+        if size < before {
+            self.shared.mapping.zero(size, before - size, false);
+        }
+        Ok(())
+    }
+}
+
+impl Device for MemDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.limits.get()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(MemChannel(self.shared.clone())))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _: &MemoryRegion) {}
+}
+
+struct MemChannel(Arc<Shared>);
+
+impl Channel for MemChannel {
+    #[inline]
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let shared = &*self.0;
+        if let Err(error) = shared.limits.check(req, offset) {
+            return IoFuture::ready(Err(error));
+        }
+        match req.op {
+            Op::Read | Op::Write => shared.mapping.copy(req, offset),
+            Op::WriteZeroes => shared.mapping.zero(offset, req.len, req.flags.contains(Flags::NO_UNMAP)),
+            Op::Discard => shared.mapping.release_pages(offset, req.len),
+            Op::Flush => {}
+        }
+        IoFuture::ready(Ok(()))
+    }
+}
+
+/// Private anonymous memory that takes space only where it was written.
+struct Mapping {
+    base: NonNull<u8>,
+    /// What may be used; the mapping ends at the page border after it.
+    len: u64,
+}
+
+// SAFETY: the memory belongs to the mapping and is only reached through raw copies, never a reference; cores
+// that race for the same bytes get any mix of them, as the device model allows.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(len: u64) -> std::io::Result<Mapping> {
+        let bytes = usize::try_from(len.next_multiple_of(PAGE)).map_err(std::io::Error::other)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::other("mapped at 0"))?;
+        Ok(Mapping { base, len })
+    }
+
+    /// The address of byte `offset` of the disk, after a check that `len` bytes follow.
+    #[inline]
+    fn at(&self, offset: u64, len: u64) -> *mut u8 {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
+        // SAFETY: inside the mapping, as just asserted.
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+
+    #[inline]
+    fn copy(&self, req: &Request<'_>, offset: u64) {
+        let mut disk = self.at(offset, req.len);
+        for segment in req.data.iter() {
+            // SAFETY: the segments hold `req.len` bytes in all, which lie inside the mapping; the caller's
+            // memory is valid by the contract of `Data::new` and is not ours.
+            unsafe {
+                if req.op == Op::Read {
+                    disk.copy_to_nonoverlapping(segment.base, segment.len);
+                } else {
+                    disk.copy_from_nonoverlapping(segment.base, segment.len);
+                }
+                disk = disk.add(segment.len);
+            }
+        }
+    }
+
+    /// Makes a range read as zeroes; pages that lie wholly inside are given back unless they are to be kept.
+    fn zero(&self, offset: u64, len: u64, keeps_pages: bool) {
+        let end = offset + len;
+        let (first, last) = (offset.next_multiple_of(PAGE), end & !(PAGE - 1));
+        if keeps_pages || first >= last {
+            return self.fill_zeroes(offset, len);
+        }
+        self.fill_zeroes(offset, first - offset);
+        self.release_pages(first, last - first);
+        self.fill_zeroes(last, end - last);
+    }
+
+    fn fill_zeroes(&self, offset: u64, len: u64) {
+        // SAFETY: `at` checked the range.
+        unsafe { self.at(offset, len).write_bytes(0, len as usize) };
+    }
+
+    /// Gives back the pages that lie wholly inside a range; they read as zeroes then.
+    fn release_pages(&self, offset: u64, len: u64) {
+        let (first, last) = (offset.next_multiple_of(PAGE), (offset + len) & !(PAGE - 1));
+        if first < last {
+            let start = self.at(first, last - first);
+            // SAFETY: whole pages of our own mapping, which nobody holds references to.
+            let result = unsafe { libc::madvise(start.cast(), (last - first) as usize, libc::MADV_DONTNEED) };
+            assert_eq!(result, 0, "madvise on our own pages: {}", std::io::Error::last_os_error());
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; the device and its channels are gone.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len.next_multiple_of(PAGE) as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use conformance::Suite;
+
+    fn suite(options: Options) {
+        let device = Arc::new(MemDevice::new(&options).unwrap());
+        let grown = device.clone();
+        Suite::new(device).on_grow(move || grown.resize(65 << 20).unwrap()).run();
+    }
+
+    #[test]
+    fn it_passes_the_suite() {
+        suite(Options { max_size: 65 << 20, ..Options::new(64 << 20) });
+    }
+
+    #[test]
+    fn it_passes_the_suite_with_large_blocks() {
+        suite(Options { max_size: 65 << 20, block_size: 4096, ..Options::new(64 << 20) });
+    }
+
+    #[test]
+    fn it_passes_the_suite_read_only() {
+        let options = Options { read_only: true, ..Options::new(1 << 20) };
+        Suite::new(Arc::new(MemDevice::new(&options).unwrap())).run();
+    }
+
+    #[test]
+    fn a_disk_larger_than_the_host_takes_only_what_was_written() {
+        let disk = MemDevice::new(&Options::new(1 << 40)).unwrap();
+        let resident = |mapping: &Mapping| {
+            let mut pages = vec![0u8; 16];
+            // SAFETY: the vector has a byte for each page asked about.
+            unsafe { libc::mincore(mapping.base.as_ptr().cast(), 16 * 4096, pages.as_mut_ptr()) };
+            pages.iter().filter(|p| **p & 1 == 1).count()
+        };
+        let mapping = &disk.shared.mapping;
+        // SAFETY: the host may give us huge pages otherwise, which this test is not about.
+        unsafe { libc::madvise(mapping.base.as_ptr().cast(), 16 * 4096, libc::MADV_NOHUGEPAGE) };
+        mapping.zero(0, 8 * 4096, true);
+        assert_eq!(resident(mapping), 8);
+        mapping.zero(100, 3 * 4096, false);
+        assert_eq!(resident(mapping), 6, "two whole pages lie inside");
+        mapping.release_pages(0, 8 * 4096 - 1);
+        assert_eq!(resident(mapping), 1);
+    }
+
+    #[test]
+    fn a_disk_that_shrank_and_grew_again_has_forgotten_what_was_cut_off() {
+        let disk = MemDevice::new(&Options::new(1 << 20)).unwrap();
+        // SAFETY: inside the mapping.
+        unsafe { disk.shared.mapping.at(1 << 19, 1).write(7) };
+        disk.resize(1 << 19).unwrap();
+        disk.resize(1 << 20).unwrap();
+        // SAFETY: inside the mapping.
+        assert_eq!(unsafe { disk.shared.mapping.at(1 << 19, 1).read() }, 0);
+        let error = disk.resize(2 << 20).unwrap_err().to_string();
+        assert!(error.contains("size 2097152"), "{error}");
+    }
+}

@@ -1,0 +1,202 @@
+//! A device that stands on nothing: what is written is gone, what is read is zeroes or whatever the memory
+//! held. It measures what everything above costs; with a latency and a ceiling it models a drive.
+//!
+//! ```text
+//!   no latency, no ceiling:  submit ─► done
+//!   otherwise:               submit ─► turn in the device's line (all cores: one counter) ─► timer ─► done
+//! ```
+
+use block::{
+    Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request, SharedLimits,
+};
+use reactor::Core;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const NS_PER_SECOND: u64 = 1_000_000_000;
+
+/// What a null device pretends to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes; rounded down to whole blocks.
+    pub size: u64,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Whether reads return zeroes; if not, they leave the memory as it is.
+    pub zero: bool,
+    /// How long every request takes, in nanoseconds; 0 ends it before `submit` returns.
+    pub latency_ns: u64,
+    /// Requests a second over all cores; 0 for no ceiling.
+    pub iops: u64,
+}
+
+impl Options {
+    /// A device of `size` bytes that ends every request at once and leaves memory as it is.
+    pub fn new(size: u64) -> Options {
+        Options { size, block_size: 512, read_only: false, zero: false, latency_ns: 0, iops: 0 }
+    }
+}
+
+/// A device that stands on nothing.
+pub struct NullDevice {
+    name: String,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    limits: Arc<SharedLimits>,
+    zero: bool,
+    latency_ns: u64,
+    /// Time between two requests under the ceiling; 0 without.
+    interval_ns: u64,
+    /// When the next request may start, on the cores' clock.
+    next_start_ns: AtomicU64,
+}
+
+impl NullDevice {
+    /// Makes a device.
+    ///
+    /// # Errors
+    /// When the block size is no power of two from 512, or the size is less than a block.
+    pub fn new(options: &Options) -> Result<NullDevice, DeviceError> {
+        let limits = crate::plain_limits("null", options.size, options.block_size)?;
+        let shared = Shared {
+            limits: SharedLimits::new(Limits { read_only: options.read_only, ..limits }),
+            zero: options.zero,
+            latency_ns: options.latency_ns,
+            interval_ns: NS_PER_SECOND.checked_div(options.iops).map_or(0, |ns| ns.max(1)),
+            next_start_ns: AtomicU64::new(0),
+        };
+        Ok(NullDevice { name: "null".into(), shared: Arc::new(shared) })
+    }
+
+    /// Pretends to have another size, rounded down to whole blocks.
+    pub fn resize(&self, size: u64) {
+        self.shared.limits.set_capacity(size);
+    }
+}
+
+impl Device for NullDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.limits.get()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(NullChannel { shared: self.shared.clone(), core: reactor::current() }))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _: &MemoryRegion) {}
+}
+
+struct NullChannel {
+    shared: Arc<Shared>,
+    core: Core,
+}
+
+impl NullChannel {
+    /// When a request that comes now ends.
+    fn due_ns(&self, now_ns: u64) -> u64 {
+        let shared = &*self.shared;
+        if shared.interval_ns == 0 {
+            return now_ns + shared.latency_ns;
+        }
+        let turn = |next: u64| Some(next.max(now_ns) + shared.interval_ns);
+        let before = shared
+            .next_start_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, turn)
+            .expect("there is always a next turn");
+        before.max(now_ns) + shared.latency_ns
+    }
+
+    async fn wait(&self, now_ns: u64, due_ns: u64) -> IoResult {
+        if due_ns > now_ns {
+            self.core.sleep(due_ns - now_ns).await;
+        }
+        Ok(())
+    }
+}
+
+impl Channel for NullChannel {
+    #[inline]
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if let Err(error) = self.shared.limits.check(req, offset) {
+            return IoFuture::ready(Err(error));
+        }
+        if self.shared.zero && req.op == Op::Read {
+            req.data.fill(0);
+        }
+        if self.shared.latency_ns | self.shared.interval_ns == 0 {
+            return IoFuture::ready(Ok(()));
+        }
+        let now_ns = self.core.now_ns();
+        IoFuture::new(self.wait(now_ns, self.due_ns(now_ns)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Flags, join_all};
+    use conformance::Suite;
+
+    #[test]
+    fn it_passes_the_suite_as_far_as_a_device_without_memory_can() {
+        let device = Arc::new(NullDevice::new(&Options::new(64 << 20)).unwrap());
+        let grown = device.clone();
+        Suite::new(device).without_data().on_grow(move || grown.resize(65 << 20)).run();
+    }
+
+    #[test]
+    fn it_passes_the_suite_with_a_latency() {
+        let slow = Options { latency_ns: 20_000, block_size: 4096, ..Options::new(64 << 20) };
+        Suite::new(Arc::new(NullDevice::new(&slow).unwrap())).without_data().run();
+    }
+
+    #[test]
+    fn it_passes_the_suite_read_only() {
+        let options = Options { read_only: true, zero: true, ..Options::new(1 << 20) };
+        Suite::new(Arc::new(NullDevice::new(&options).unwrap())).without_data().run();
+    }
+
+    fn run(options: Options, requests: usize) -> u64 {
+        reactor::run_simulated(1, |_| async move {
+            let device = NullDevice::new(&options).unwrap();
+            let channel = device.open_channel().unwrap();
+            let start = reactor::current().now_ns();
+            let req = Request::write_zeroes(512, Flags::NONE);
+            join_all((0..requests).map(|_| channel.submit(&req, 0))).await.unwrap();
+            reactor::current().now_ns() - start
+        })
+    }
+
+    #[test]
+    fn a_latency_is_the_same_for_each_of_many_requests_at_once() {
+        assert_eq!(run(Options { latency_ns: 80_000, ..Options::new(1 << 20) }, 16), 80_000);
+    }
+
+    #[test]
+    fn a_ceiling_spaces_the_requests_and_the_latency_comes_on_top() {
+        let options = Options { latency_ns: 80_000, iops: 100_000, ..Options::new(1 << 20) };
+        assert_eq!(run(options, 16), 15 * 10_000 + 80_000);
+    }
+
+    #[test]
+    fn without_both_a_request_takes_no_time() {
+        assert_eq!(run(Options::new(1 << 20), 16), 0);
+    }
+}

@@ -1,0 +1,146 @@
+//! Memory that can be given to a device in another process: a memfd and its mapping.
+
+use block::{MemoryRegion, Segment};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Zeroed shared memory, backed by pages as they are touched. The file cannot be truncated by whoever gets its
+/// descriptor.
+#[derive(Debug)]
+pub struct SharedMemory {
+    base: *mut u8,
+    len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; access to its bytes is the users' matter.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above; a shared reference gives out raw pointers and copies bytes, as guest memory is used.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// `len` bytes, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn new(len: usize) -> io::Result<SharedMemory> {
+        // SAFETY: sysconf has no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let len = len.max(1).next_multiple_of(page);
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a C string.
+        let fd = check(unsafe { libc::memfd_create(c"freestone-shared".as_ptr(), flags) })?;
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: no pointers are passed.
+        check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as i64) })?;
+        // SAFETY: as above.
+        check(unsafe {
+            libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
+        })?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(SharedMemory { base: base.cast(), len, fd })
+    }
+
+    /// First byte; aligned to a page.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: there is a page at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// All of it, as [`block::Device::map_region`] wants it.
+    pub fn region(&self) -> MemoryRegion {
+        MemoryRegion { addr: self.base.addr(), len: self.len, fd: Some(self.fd.as_raw_fd()), fd_offset: 0 }
+    }
+
+    /// The `len` bytes from `offset` on, for a request.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    pub fn segment(&self, offset: usize, len: usize) -> Segment {
+        Segment { base: self.at(offset, len), len }
+    }
+
+    /// Copies bytes out, from `offset` on.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        let source = self.at(offset, target.len());
+        // SAFETY: the range lies in the mapping (`at`) and the target is ours; a device may race with the
+        // copy, which then holds any mix of its bytes.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+    }
+
+    /// Copies bytes in, to `offset` and on.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    pub fn write(&self, offset: usize, source: &[u8]) {
+        let target = self.at(offset, source.len());
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+    }
+
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "{offset}+{len} of {}", self.len);
+        self.base.wrapping_add(offset)
+    }
+}
+
+impl AsRawFd for SharedMemory {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `new` mapped; whoever still uses the bytes breaks the contract of its request.
+        let result = unsafe { libc::munmap(self.base.cast(), self.len) };
+        debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());
+    }
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_written_are_read_back_and_the_file_cannot_shrink() {
+        let memory = SharedMemory::new(5000).unwrap();
+        assert_eq!(memory.len(), 8192);
+        memory.write(4090, b"across a page");
+        let mut got = [0; 13];
+        memory.read(4090, &mut got);
+        assert_eq!(&got, b"across a page");
+        assert_eq!(memory.segment(4090, 13).base, memory.base().wrapping_add(4090));
+        // SAFETY: no pointers are passed.
+        assert_eq!(unsafe { libc::ftruncate(memory.as_raw_fd(), 0) }, -1);
+    }
+
+    #[test]
+    #[should_panic(expected = "8190+3 of 8192")]
+    fn a_segment_beyond_the_end_is_refused() {
+        SharedMemory::new(8192).unwrap().segment(8190, 3);
+    }
+}

@@ -1,0 +1,289 @@
+//! The front end's side of a vhost-user connection: messages out, replies in.
+//!
+//! ```text
+//!   header │ request u32 │ flags u32: version 1, reply, need reply │ size u32 │   payload   (+ descriptors)
+//! ```
+//!
+//! Numbers and names come from the `vhost` crate. Its own front end is not used: it waits for a silent server
+//! for ever, sends 16 of the 32 bits that `SET_VRING_BASE` needs for a packed ring, and cannot send the wrong
+//! messages that tests of a server want to send.
+//!
+//! Source: QEMU, docs/interop/vhost-user.rst.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::fd::RawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
+pub use vhost::vhost_user::message::FrontendReq;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+/// Bytes of a message header.
+pub(super) const HEADER_BYTES: usize = 12;
+/// Longest payload that is accepted: no message of the protocol is longer.
+pub(super) const MAX_PAYLOAD: usize = 4096;
+/// Version 1, in every message.
+pub(super) const FLAG_VERSION: u32 = 1;
+/// The message is a reply.
+pub(super) const FLAG_REPLY: u32 = 4;
+/// The sender wants an acknowledgement.
+pub(super) const FLAG_NEED_REPLY: u32 = 8;
+
+/// Why an exchange with the server failed. Unless it refused, the connection is shut down by then: its state is
+/// unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum FrontendError {
+    /// The socket failed, or the server did not answer in time.
+    #[error("{request:?}: the connection failed")]
+    Connection {
+        /// What was asked.
+        request: FrontendReq,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// The answer is none that the protocol allows.
+    #[error("{request:?}: the server answered with {what}")]
+    BadReply {
+        /// What was asked.
+        request: FrontendReq,
+        /// What is wrong with the answer.
+        what: String,
+    },
+    /// The server said no.
+    #[error("{request:?}: the server refused (error {code})")]
+    Refused {
+        /// What was asked.
+        request: FrontendReq,
+        /// The number it gave, not 0.
+        code: u64,
+    },
+}
+
+/// A reply's payload, and the descriptor that came with it.
+#[derive(Debug)]
+pub struct Reply {
+    /// The bytes behind the header.
+    pub payload: Vec<u8>,
+    /// The descriptor, if one came.
+    pub file: Option<File>,
+}
+
+impl Reply {
+    /// The number at byte `offset` of the payload; 0 where the payload is too short.
+    pub fn u64_at(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|i| self.payload.get(offset + i).copied().unwrap_or(0)))
+    }
+}
+
+/// A connection to a vhost-user server.
+#[derive(Debug)]
+pub struct Frontend {
+    stream: UnixStream,
+    reply_ack: bool,
+}
+
+impl Frontend {
+    /// Connects to the socket at `path`. No answer may take longer than `timeout`.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(path: &Path, timeout: Duration) -> io::Result<Frontend> {
+        Frontend::new(UnixStream::connect(path)?, timeout)
+    }
+
+    /// Uses a stream that is connected already.
+    ///
+    /// # Errors
+    /// When the timeout cannot be set.
+    pub fn new(stream: UnixStream, timeout: Duration) -> io::Result<Frontend> {
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(Frontend { stream, reply_ack: false })
+    }
+
+    /// From now on the server acknowledges every message (`REPLY_ACK` was negotiated).
+    pub fn set_protocol(&mut self, features: Protocol) {
+        self.reply_ack = features.contains(Protocol::REPLY_ACK);
+    }
+
+    /// The socket, for a thread that waits for its end, or a test that writes what it likes.
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// Sends a message that has no reply of its own. Returns when the server has acknowledged it, where that
+    /// was negotiated.
+    ///
+    /// # Errors
+    /// When the connection or the server fails.
+    pub fn send(&mut self, request: FrontendReq, payload: &[u8], fds: &[RawFd]) -> Result<(), FrontendError> {
+        let flags = FLAG_VERSION | if self.reply_ack { FLAG_NEED_REPLY } else { 0 };
+        self.write(request, flags, payload, fds)?;
+        if self.reply_ack {
+            let code = self.read_reply(request)?.u64_at(0);
+            if code != 0 {
+                return Err(FrontendError::Refused { request, code });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message and returns the reply that the protocol has for it.
+    ///
+    /// # Errors
+    /// When the connection or the server fails.
+    pub fn call(
+        &mut self,
+        request: FrontendReq,
+        payload: &[u8],
+        fds: &[RawFd],
+    ) -> Result<Reply, FrontendError> {
+        self.write(request, FLAG_VERSION, payload, fds)?;
+        self.read_reply(request)
+    }
+
+    /// Ends the connection for both sides; whoever waits for it wakes up.
+    pub fn shutdown(&self) {
+        // Fails only where the server ended it before.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn write(
+        &mut self,
+        request: FrontendReq,
+        flags: u32,
+        payload: &[u8],
+        fds: &[RawFd],
+    ) -> Result<(), FrontendError> {
+        let bytes = message(request.into(), flags, payload);
+        write_all(&self.stream, &bytes, fds).map_err(|source| {
+            self.shutdown();
+            FrontendError::Connection { request, source }
+        })
+    }
+
+    fn read_reply(&mut self, request: FrontendReq) -> Result<Reply, FrontendError> {
+        let result = read_message(&self.stream);
+        let bad = |what| Err(FrontendError::BadReply { request, what });
+        let result = match result {
+            Err(source) => Err(FrontendError::Connection { request, source }),
+            Ok((code, ..)) if code != u32::from(request) => bad(format!("a reply to request {code}")),
+            Ok((_, flags, _)) if flags & FLAG_REPLY == 0 => bad("a message that is no reply".into()),
+            Ok((_, _, reply)) => Ok(reply),
+        };
+        if result.is_err() {
+            self.shutdown();
+        }
+        result
+    }
+}
+
+/// A whole message in one buffer.
+pub(super) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+    for field in [request, flags, payload.len() as u32] {
+        bytes.extend_from_slice(&field.to_le_bytes());
+    }
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// Writes `bytes`, the descriptors with the first of them.
+pub(super) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let fds = if sent == 0 { fds } else { &[] };
+        match stream.send_with_fds(&[&bytes[sent..]], fds) {
+            Ok(n) => sent += n,
+            Err(e) if e.errno() == libc::EINTR => {}
+            Err(e) => return Err(io::Error::from_raw_os_error(e.errno())),
+        }
+    }
+    Ok(())
+}
+
+/// Reads one message: its request number, flags and the rest.
+pub(super) fn read_message(mut stream: &UnixStream) -> io::Result<(u32, u32, Reply)> {
+    let mut header = [0; HEADER_BYTES];
+    let (n, file) = loop {
+        match stream.recv_with_fd(&mut header) {
+            Err(e) if e.errno() == libc::EINTR => {}
+            Err(e) => return Err(io::Error::from_raw_os_error(e.errno())),
+            Ok(received) => break received,
+        }
+    };
+    if n == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+    }
+    stream.read_exact(&mut header[n..])?;
+    let field = |i: usize| u32::from_le_bytes(std::array::from_fn(|byte| header[i * 4 + byte]));
+    let (request, flags, len) = (field(0), field(1), field(2) as usize);
+    if len > MAX_PAYLOAD {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a payload of {len} bytes")));
+    }
+    let mut payload = vec![0; len];
+    stream.read_exact(&mut payload)?;
+    Ok((request, flags, Reply { payload, file }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    fn pair(timeout_ms: u64) -> (Frontend, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Frontend::new(ours, Duration::from_millis(timeout_ms)).unwrap(), theirs)
+    }
+
+    #[test]
+    fn a_server_that_does_not_answer_is_given_up() {
+        let (mut frontend, server) = pair(20);
+        let error = frontend.call(FrontendReq::GET_FEATURES, &[], &[]).unwrap_err();
+        assert!(
+            matches!(error, FrontendError::Connection { request: FrontendReq::GET_FEATURES, .. }),
+            "{error}"
+        );
+        let (request, flags, _) = read_message(&server).unwrap();
+        assert_eq!((request, flags), (1, FLAG_VERSION));
+        assert!(read_message(&server).is_err(), "the connection is shut down");
+    }
+
+    #[test]
+    fn a_reply_to_another_request_is_not_taken() {
+        let (mut frontend, server) = pair(1000);
+        write_all(&server, &message(2, FLAG_VERSION | FLAG_REPLY, &[0; 8]), &[]).unwrap();
+        let error = frontend.call(FrontendReq::GET_FEATURES, &[], &[]).unwrap_err();
+        assert!(error.to_string().contains("a reply to request 2"), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_names_its_number() {
+        let (mut frontend, server) = pair(1000);
+        frontend.set_protocol(Protocol::REPLY_ACK);
+        write_all(&server, &message(37, FLAG_VERSION | FLAG_REPLY, &22u64.to_le_bytes()), &[]).unwrap();
+        let error = frontend.send(FrontendReq::ADD_MEM_REG, &[0; 40], &[]).unwrap_err();
+        assert!(matches!(error, FrontendError::Refused { code: 22, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_descriptor_comes_with_its_reply() {
+        let (mut frontend, server) = pair(1000);
+        let bytes = message(31, FLAG_VERSION | FLAG_REPLY, &[7; 24]);
+        write_all(&server, &bytes, &[server.as_raw_fd()]).unwrap();
+        let reply = frontend.call(FrontendReq::GET_INFLIGHT_FD, &[0; 24], &[]).unwrap();
+        assert!(reply.file.is_some() && reply.payload == [7; 24]);
+    }
+
+    #[test]
+    fn an_endless_payload_is_refused_before_it_is_read() {
+        let (mut frontend, server) = pair(1000);
+        let mut bytes = message(1, FLAG_VERSION | FLAG_REPLY, &[0; 8]);
+        bytes[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        write_all(&server, &bytes, &[]).unwrap();
+        assert!(frontend.call(FrontendReq::GET_FEATURES, &[], &[]).is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! What a configuration space means for those who issue requests.
+
+use block::Limits;
+use virtio::blk::{
+    ConfigSpace, SECTOR_BYTES, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+
+/// Longest read or write. A power of two, and so a multiple of every block size.
+const MAX_TRANSFER: u32 = 1 << 30;
+/// Most segments: any number. Copying into fewer would not help, as the server has to know the copy's memory.
+const MAX_SEGMENTS: u16 = u16::MAX;
+/// Larger blocks than this are taken for nonsense.
+const MAX_BLOCK_SIZE: u32 = 1 << 20;
+
+/// Longest data segment.
+pub fn size_max(features: u64, config: &ConfigSpace) -> u32 {
+    if features & VIRTIO_BLK_F_SIZE_MAX != 0 && config.size_max > 0 { config.size_max } else { u32::MAX }
+}
+
+/// Most data segments in a chain, which is never longer than the ring.
+pub fn seg_max(features: u64, config: &ConfigSpace, queue_size: u16) -> u16 {
+    let seg_max = if features & VIRTIO_BLK_F_SEG_MAX != 0 { config.seg_max.max(1) } else { 1 };
+    seg_max.min(u32::from(queue_size.max(3) - 2)) as u16
+}
+
+/// Bytes of the device, whole blocks only.
+pub fn capacity(config: &ConfigSpace, block_size: u32) -> u64 {
+    config.capacity.saturating_mul(SECTOR_BYTES) & !(u64::from(block_size) - 1)
+}
+
+/// The limits of a device; an error says what in the configuration space makes no sense.
+pub fn limits(features: u64, config: &ConfigSpace) -> Result<Limits, String> {
+    let has = |feature| features & feature != 0;
+    let block_size = if has(VIRTIO_BLK_F_BLK_SIZE) { config.blk_size } else { 512 };
+    if !block_size.is_power_of_two() || !(512..=MAX_BLOCK_SIZE).contains(&block_size) {
+        return Err(format!("the server has blocks of {block_size} bytes"));
+    }
+    let bytes = |sectors: u32| match sectors {
+        0 => u64::from(u32::MAX) * SECTOR_BYTES,
+        n => u64::from(n) * SECTOR_BYTES,
+    };
+    let whole_blocks = |len: u64| len & !(u64::from(block_size) - 1);
+    let when = |feature, len| if has(feature) { whole_blocks(len) } else { 0 };
+    let physical = u64::from(block_size)
+        << if has(VIRTIO_BLK_F_TOPOLOGY) { config.physical_block_exp.min(16) } else { 0 };
+    let optimal = if has(VIRTIO_BLK_F_TOPOLOGY) { config.opt_io_size.saturating_mul(block_size) } else { 0 };
+    Ok(Limits {
+        physical_block_size: physical.min(1 << 31) as u32,
+        block_size,
+        optimal_io_size: optimal,
+        memory_alignment: 1,
+        // The queue cuts what the server would not take in one request.
+        max_transfer: MAX_TRANSFER,
+        max_segments: MAX_SEGMENTS,
+        max_discard: when(VIRTIO_BLK_F_DISCARD, bytes(config.max_discard_sectors)),
+        discard_alignment: config
+            .discard_sector_alignment
+            .saturating_mul(SECTOR_BYTES as u32)
+            .max(block_size),
+        max_write_zeroes: when(VIRTIO_BLK_F_WRITE_ZEROES, bytes(config.max_write_zeroes_sectors)),
+        read_only: has(VIRTIO_BLK_F_RO),
+        volatile_cache: is_write_back(features, config),
+        native_fua: false,
+        rotational: false,
+        ..Limits::new(capacity(config, block_size))
+    })
+}
+
+/// Whether writes may sit in a cache that a flush drains.
+pub fn is_write_back(features: u64, config: &ConfigSpace) -> bool {
+    features & VIRTIO_BLK_F_FLUSH != 0 && (features & VIRTIO_BLK_F_CONFIG_WCE == 0 || config.writeback != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_without_their_feature_mean_nothing() {
+        let config = ConfigSpace {
+            capacity: 2048,
+            blk_size: 4096,
+            size_max: 1,
+            seg_max: 7,
+            max_discard_sectors: 8,
+            max_write_zeroes_sectors: 8,
+            opt_io_size: 9,
+            ..ConfigSpace::default()
+        };
+        let plain = limits(0, &config).unwrap();
+        assert_eq!((plain.capacity, plain.block_size), (1 << 20, 512));
+        assert_eq!((size_max(0, &config), seg_max(0, &config, 128)), (u32::MAX, 1));
+        assert_eq!((plain.max_discard, plain.max_write_zeroes, plain.optimal_io_size), (0, 0, 0));
+        assert!(!plain.volatile_cache && !plain.read_only);
+    }
+
+    #[test]
+    fn nonsense_from_the_server_is_an_error_or_harmless() {
+        for blk_size in [0, 1, 513, 1 << 21] {
+            let config = ConfigSpace { blk_size, ..ConfigSpace::default() };
+            assert!(limits(VIRTIO_BLK_F_BLK_SIZE, &config).is_err());
+        }
+        let wild = ConfigSpace {
+            capacity: u64::MAX,
+            physical_block_exp: 255,
+            opt_io_size: u32::MAX,
+            discard_sector_alignment: u32::MAX,
+            seg_max: u32::MAX,
+            size_max: u32::MAX,
+            blk_size: 4096,
+            ..ConfigSpace::default()
+        };
+        let limits = limits(!VIRTIO_BLK_F_RO, &wild).unwrap();
+        assert_eq!(limits.capacity % 4096, 0);
+        assert_eq!((seg_max(u64::MAX, &wild, 1), seg_max(u64::MAX, &wild, 128)), (1, 126));
+    }
+}

@@ -1,0 +1,165 @@
+//! The memory that the server knows, and how it calls it.
+
+use block::MemoryRegion;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Regions start on multiples of this in the server's eyes: what servers that use huge pages like.
+const GUEST_ALIGNMENT: u64 = 2 << 20;
+
+/// A region and the guest physical address it goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The memory as this process has it.
+    pub memory: MemoryRegion,
+    /// What descriptors call its first byte.
+    pub guest_addr: u64,
+}
+
+impl Region {
+    /// What descriptors call the byte behind the last.
+    fn guest_end(&self) -> u64 {
+        self.guest_addr + self.memory.len as u64
+    }
+}
+
+/// All regions of a session. Changes are rare and made under a lock; queues keep a copy ([`RegionCache`]).
+#[derive(Debug, Default)]
+pub struct Regions {
+    generation: AtomicU32,
+    list: Mutex<Vec<Region>>,
+}
+
+impl Regions {
+    /// The regions, held still.
+    pub fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the queues that the list has changed.
+    pub fn publish(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The lowest guest address where `len` bytes fit beside `list`. Low addresses keep a dirty log short. Between two
+/// regions there is a gap: buffers that follow each other in guest addresses lie in one region.
+pub fn free_guest_addr(list: &[Region], len: usize) -> Option<u64> {
+    let fits = |start: u64| {
+        let end = start.checked_add(len as u64)?;
+        list.iter().all(|r| end < r.guest_addr || r.guest_end() < start).then_some(start)
+    };
+    let after = |r: &Region| (r.guest_end() + 1).next_multiple_of(GUEST_ALIGNMENT);
+    let mut starts: Vec<u64> = list.iter().map(after).chain([GUEST_ALIGNMENT]).collect();
+    starts.sort_unstable();
+    starts.into_iter().find_map(fits)
+}
+
+/// One queue's copy of the regions, and the one it used last.
+#[derive(Debug)]
+pub struct RegionCache {
+    generation: u32,
+    last: Region,
+    list: Vec<Region>,
+}
+
+impl RegionCache {
+    /// An empty copy.
+    pub fn new() -> RegionCache {
+        let nothing = MemoryRegion { addr: 0, len: 0, fd: None, fd_offset: 0 };
+        RegionCache { generation: 0, last: Region { memory: nothing, guest_addr: 0 }, list: Vec::new() }
+    }
+
+    /// What descriptors call the `len` bytes at `base`; `None` where they do not lie in one region.
+    #[inline]
+    pub fn guest_addr(&mut self, regions: &Regions, base: *const u8, len: usize) -> Option<u64> {
+        if regions.generation.load(Ordering::Acquire) == self.generation
+            && let Some(addr) = addr_in(&self.last, base, len)
+        {
+            return Some(addr);
+        }
+        self.search(regions, base, len)
+    }
+
+    #[cold]
+    fn search(&mut self, regions: &Regions, base: *const u8, len: usize) -> Option<u64> {
+        let generation = regions.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.list.clear();
+            self.list.extend_from_slice(&regions.lock());
+            self.list.sort_unstable_by_key(|r| r.memory.addr);
+            self.generation = generation;
+        }
+        let after = self.list.partition_point(|r| r.memory.addr <= base.addr());
+        let region = *self.list.get(after.checked_sub(1)?)?;
+        let addr = addr_in(&region, base, len)?;
+        self.last = region;
+        Some(addr)
+    }
+}
+
+#[inline]
+fn addr_in(region: &Region, base: *const u8, len: usize) -> Option<u64> {
+    let offset = base.addr().wrapping_sub(region.memory.addr);
+    (offset < region.memory.len && len <= region.memory.len - offset)
+        .then(|| region.guest_addr + offset as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(addr: usize, len: usize, guest_addr: u64) -> Region {
+        Region { memory: MemoryRegion { addr, len, fd: None, fd_offset: 0 }, guest_addr }
+    }
+
+    fn find(cache: &mut RegionCache, regions: &Regions, addr: usize, len: usize) -> Option<u64> {
+        cache.guest_addr(regions, std::ptr::without_provenance(addr), len)
+    }
+
+    #[test]
+    fn memory_is_found_only_where_it_lies_in_one_region() {
+        let regions = Regions::default();
+        regions.lock().extend([region(0x5000, 0x1000, 0x40_0000), region(0x4000, 0x1000, 0x20_0000)]);
+        regions.publish();
+        let mut cache = RegionCache::new();
+        for _ in 0..2 {
+            assert_eq!(find(&mut cache, &regions, 0x4010, 0x10), Some(0x20_0010));
+            assert_eq!(find(&mut cache, &regions, 0x5ff0, 0x10), Some(0x40_0ff0));
+            assert_eq!(find(&mut cache, &regions, 0x5ff0, 0x11), None);
+            assert_eq!(find(&mut cache, &regions, 0x4ff0, 0x20), None, "across two regions");
+            assert_eq!(find(&mut cache, &regions, 0x3fff, 1), None);
+            assert_eq!(find(&mut cache, &regions, 0x6000, 0), None);
+            assert_eq!(find(&mut cache, &regions, 0x4010, usize::MAX), None);
+        }
+    }
+
+    #[test]
+    fn a_region_that_comes_back_elsewhere_is_not_mistaken_for_the_old_one() {
+        let regions = Regions::default();
+        regions.lock().push(region(0x4000, 0x1000, 0x20_0000));
+        regions.publish();
+        let mut cache = RegionCache::new();
+        assert_eq!(find(&mut cache, &regions, 0x4000, 1), Some(0x20_0000));
+        regions.lock()[0] = region(0x4000, 0x1000, 0x60_0000);
+        regions.publish();
+        assert_eq!(find(&mut cache, &regions, 0x4000, 1), Some(0x60_0000));
+        regions.lock().clear();
+        regions.publish();
+        assert_eq!(find(&mut cache, &regions, 0x4000, 1), None);
+    }
+
+    #[test]
+    fn guest_addresses_fill_gaps_and_never_overlap() {
+        let mut list = Vec::new();
+        for len in [0x1000, 3 << 20, 2 << 20, 0x2000] {
+            let at = free_guest_addr(&list, len).unwrap();
+            list.push(region(0, len, at));
+        }
+        assert_eq!(list.iter().map(|r| r.guest_addr >> 20).collect::<Vec<_>>(), [2, 4, 8, 12]);
+        list.remove(1);
+        assert_eq!(free_guest_addr(&list, 3 << 20), Some(4 << 20));
+        assert_eq!(free_guest_addr(&list, 4 << 20), Some(14 << 20), "there would be no gap");
+        assert_eq!(free_guest_addr(&list, usize::MAX), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! The control thread: one client after the other.
+
+use super::config_change::BackendChannel;
+use super::session::Session;
+use super::socket::{Endpoint, StopSignal};
+use super::stats::Stats;
+use super::{Config, Error, lock};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
+
+/// The thread parses small messages; exports are many.
+const STACK_BYTES: usize = 256 << 10;
+
+/// The thread, and what ends it.
+pub(super) struct Control {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+struct Shared {
+    stop: StopSignal,
+    /// The client's socket: to be shut down when the thread waits for the rest of a message.
+    client: Mutex<Option<UnixStream>>,
+}
+
+impl Control {
+    pub(super) fn start(
+        session: Arc<Mutex<Session>>,
+        stats: Arc<Stats>,
+        config: &Config,
+    ) -> Result<Control, Error> {
+        let failed = |source| Error::System { action: "start the export's control thread", source };
+        let endpoint = Endpoint::open(config)?;
+        let shared = Arc::new(Shared { stop: StopSignal::new().map_err(failed)?, client: Mutex::new(None) });
+        let thread = std::thread::Builder::new()
+            .name("vhost-user-blk".into())
+            .stack_size(STACK_BYTES)
+            .spawn({
+                let shared = shared.clone();
+                move || shared.serve_clients(endpoint, &session, &stats)
+            })
+            .map_err(failed)?;
+        Ok(Control { shared, thread })
+    }
+
+    /// Ends the session and the thread; returns when nothing of the export is left on any core.
+    pub(super) fn stop(self) {
+        self.shared.stop.raise();
+        self.shared.hang_up();
+        if self.thread.join().is_err() {
+            tracing::error!("the control thread of an export panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn serve_clients(&self, mut endpoint: Endpoint, session: &Arc<Mutex<Session>>, stats: &Stats) {
+        while let Some(client) = endpoint.next_client(&self.stop) {
+            let name = lock(session).name().to_owned();
+            tracing::info!(export = name, "client connected");
+            stats.connections.fetch_add(1, Ordering::Relaxed);
+            stats.is_connected.store(true, Ordering::Relaxed);
+            match self.serve(client, session) {
+                Ok(()) => tracing::info!(export = name, "export stops: client disconnected"),
+                Err(ProtocolError::Disconnected | ProtocolError::SocketBroken(_)) => {
+                    tracing::info!(export = name, "client disconnected");
+                }
+                Err(error) => tracing::warn!(export = name, %error, "client disconnected: protocol error"),
+            }
+            lock(session).end();
+            stats.is_connected.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Speaks with one client until it leaves (an error) or the export ends.
+    fn serve(&self, client: UnixStream, session: &Arc<Mutex<Session>>) -> Result<(), ProtocolError> {
+        let own = client.try_clone().map_err(ProtocolError::SocketError)?;
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(client.try_clone().map_err(ProtocolError::SocketError)?);
+        let mut handler = BackendReqHandler::from_stream(client, session.clone());
+        let result = loop {
+            if !self.stop.wait_readable(own.as_raw_fd()) {
+                break Ok(());
+            }
+            let channel = BackendChannel::peek(&own);
+            if let Err(error) = handler.handle_request() {
+                break Err(error);
+            }
+            if let Some(channel) = channel {
+                lock(session).set_backend_channel(channel);
+            }
+        };
+        self.hang_up();
+        result
+    }
+
+    fn hang_up(&self) {
+        if let Some(client) = self.client.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! A block device for virtual machines: vhost-user-blk.
+//!
+//! ```text
+//!   VMM ──Unix socket──► control thread ── messages ──► core 0: virtqueue 0, 2  ─► channel ─► device
+//!                        (Session, Ring)           └──► core 1: virtqueue 1, 3  ─► channel ─► device
+//!   guest memory ◄────────────────────── data, in place ──────────────────────────────┘
+//! ```
+//!
+//! One control thread an export accepts one client at a time, speaks the protocol with it and keeps what it
+//! said about each ring ([`rings`]); a ring that is complete is handed to the core it is mapped to, which
+//! serves it until it is taken back ([`queue`]). The mapping changes at any time: a queue is drained, moved
+//! and goes on.
+//!
+//! What a guest does wrong ends its ring, what a VMM does wrong ends its connection; others notice nothing.
+//!
+//! Source of truth: the vhost-user specification (QEMU docs/interop/vhost-user.rst) and virtio 1.3, 5.2.
+
+mod config;
+mod config_change;
+mod control;
+mod error;
+mod protocol;
+mod queue;
+mod request;
+mod rings;
+mod session;
+mod socket;
+mod stats;
+
+pub use error::Error;
+pub use rings::MAX_QUEUE_SIZE;
+pub use stats::{QueueStats, Stats};
+
+use block::{Device, Limits};
+use control::Control;
+use reactor::CoreRef;
+use session::Session;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Most virtqueues of one export.
+pub const MAX_QUEUES: u16 = 64;
+
+/// Who makes the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketMode {
+    /// The export listens and VMMs connect.
+    #[default]
+    Listen,
+    /// A VMM listens; the export connects, and connects again whenever the connection ends.
+    Connect,
+}
+
+/// How an export looks to its clients and which cores serve it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Path of the Unix socket.
+    pub socket: PathBuf,
+    /// Who makes the connection.
+    pub mode: SocketMode,
+    /// Permission bits of a socket that the export listens on.
+    pub permissions: u32,
+    /// Virtqueues offered, up to [`MAX_QUEUES`].
+    pub num_queues: u16,
+    /// Largest ring that the guest is expected to use, up to [`MAX_QUEUE_SIZE`]: bounds the segments of a
+    /// request that the guest is told of.
+    pub queue_size: u16,
+    /// What GET_ID answers: at most 20 bytes.
+    pub serial: String,
+    /// Refuse writes even where the device takes them.
+    pub read_only: bool,
+    /// Whether the write cache is on at first. A guest may switch it; while it is off, every write is made
+    /// durable before it completes.
+    pub writeback: bool,
+    /// The core (index into the list given to [`VhostUserBlk::start`]) that serves each queue; queues beyond
+    /// the end start over. Empty: every core in turn.
+    pub core_map: Vec<usize>,
+}
+
+impl Config {
+    /// One queue on a socket that is listened on, cache on.
+    pub fn new(socket: impl Into<PathBuf>) -> Config {
+        Config {
+            socket: socket.into(),
+            mode: SocketMode::Listen,
+            permissions: 0o600,
+            num_queues: 1,
+            queue_size: 256,
+            serial: String::new(),
+            read_only: false,
+            writeback: true,
+            core_map: Vec::new(),
+        }
+    }
+
+    fn check(&self, cores: usize) -> Result<(), Error> {
+        let fault = if !(1..=MAX_QUEUES).contains(&self.num_queues) {
+            format!("{} queues: want 1 to {MAX_QUEUES}", self.num_queues)
+        } else if !(4..=MAX_QUEUE_SIZE).contains(&self.queue_size) || !self.queue_size.is_power_of_two() {
+            format!("queue size {}: want a power of two, 4 to {MAX_QUEUE_SIZE}", self.queue_size)
+        } else if self.serial.len() > virtio::blk::ID_BYTES {
+            format!("serial {:?}: want at most {} bytes", self.serial, virtio::blk::ID_BYTES)
+        } else if cores == 0 {
+            "no core to serve the export".into()
+        } else if let Some(core) = self.core_map.iter().find(|&&core| core >= cores) {
+            format!("core {core}: there are {cores}")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(fault))
+    }
+
+    /// The core that serves each queue.
+    fn queue_cores(&self, cores: usize) -> Vec<usize> {
+        let everyone: Vec<usize> = (0..cores).collect();
+        let map = if self.core_map.is_empty() { &everyone } else { &self.core_map };
+        map.iter().copied().cycle().take(self.num_queues.into()).collect()
+    }
+}
+
+/// A running export. Dropping it does what [`VhostUserBlk::stop`] does.
+pub struct VhostUserBlk {
+    session: Arc<Mutex<Session>>,
+    stats: Arc<Stats>,
+    control: Option<Control>,
+}
+
+impl VhostUserBlk {
+    /// Starts to export `device`; clients may connect when this returns.
+    ///
+    /// # Errors
+    /// When the configuration is impossible, or socket or thread are refused.
+    pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<VhostUserBlk, Error> {
+        config.check(cores.len())?;
+        let stats = Arc::new(Stats::new(config.num_queues));
+        let session = Session::new(device, cores.to_vec(), config.clone(), stats.clone());
+        let session = Arc::new(Mutex::new(session));
+        let control = Control::start(session.clone(), stats.clone(), &config)?;
+        Ok(VhostUserBlk { session, stats, control: Some(control) })
+    }
+
+    /// Ends the client's session and the export: requests in flight are completed, the socket is removed.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    /// Serves `queue` on another core from now on, with I/O running or not.
+    ///
+    /// # Errors
+    /// When there is no such queue or core, or the core cannot open the device.
+    pub fn remap_queue(&self, queue: u16, core: usize) -> Result<(), Error> {
+        lock(&self.session).remap(queue, core)
+    }
+
+    /// Counters since the start, and whether a client is there.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The device's limits have changed (it grew): the client is told and reads them again. Returns what it
+    /// will find.
+    pub fn notify_resize(&self) -> Limits {
+        lock(&self.session).notify_resize()
+    }
+
+    fn end(&mut self) {
+        if let Some(control) = self.control.take() {
+            control.stop();
+        }
+    }
+}
+
+impl Drop for VhostUserBlk {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
+    session.lock().expect("the control thread does not panic")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_go_round_the_cores_they_are_mapped_to() {
+        let config = Config { num_queues: 5, core_map: vec![2, 0], ..Config::new("s") };
+        assert_eq!(config.queue_cores(3), [2, 0, 2, 0, 2]);
+        let config = Config { num_queues: 5, ..Config::new("s") };
+        assert_eq!(config.queue_cores(3), [0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn an_impossible_configuration_names_the_value() {
+        let refused = |config: Config| config.check(2).expect_err("impossible").to_string();
+        assert!(refused(Config { num_queues: 65, ..Config::new("s") }).contains("65 queues"));
+        assert!(refused(Config { queue_size: 2048, ..Config::new("s") }).contains("2048"));
+        assert!(refused(Config { core_map: vec![0, 2], ..Config::new("s") }).contains("core 2"));
+        assert!(refused(Config { serial: "x".repeat(21), ..Config::new("s") }).contains("20 bytes"));
+        Config::new("s").check(1).unwrap();
+    }
+}

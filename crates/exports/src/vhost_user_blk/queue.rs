@@ -1,0 +1,363 @@
+//! A virtqueue on the core that serves it.
+//!
+//! ```text
+//!   kick fd ─► poll: wake as many slots as there is work ─► slot: pop ─► execute ─► push_used ┐
+//!                                                             ▲───────────────────────────────┘
+//!   call fd ◄─ flush: publish everything that was used since the last time
+//! ```
+//!
+//! A *slot* is a task that serves one request at a time and pops the next one itself. Slots are made when
+//! they are first needed and then wait for work for ever. Over a device that completes at once, one slot serves
+//! whole batches; over others, one slot is woken for each request that waits.
+
+use super::Error;
+use super::request::{Target, TargetConfig};
+use super::stats::QueueStats;
+use reactor::{Core, CoreRef, Source, SourceHandle, current};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use virtio::blk::ParseError;
+use virtio::device::{Chain, RingState, VirtQueue};
+
+/// Requests that one slot completes without waiting before it lets the core publish them and look elsewhere.
+const BATCH: u32 = 64;
+
+/// What a core needs to serve a ring.
+pub(super) struct RingParts {
+    pub(super) ring: VirtQueue,
+    pub(super) size: u16,
+    pub(super) target: TargetConfig,
+    pub(super) kick: Option<Arc<OwnedFd>>,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) err: Option<Arc<OwnedFd>>,
+    pub(super) stats: Arc<QueueStats>,
+    /// The export's name and the queue's number, for logs.
+    pub(super) name: String,
+    pub(super) index: usize,
+}
+
+thread_local! {
+    /// The rings that this core serves, by number: how messages find them.
+    static SERVED: RefCell<HashMap<u64, Rc<Served>>> = RefCell::default();
+}
+
+/// The control side's hold on a ring that a core serves.
+pub(super) struct Serving {
+    core: CoreRef,
+    id: u64,
+}
+
+impl Serving {
+    /// Lets `core` serve the ring.
+    pub(super) fn start(core: &CoreRef, parts: RingParts) -> Result<Serving, Error> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        core.call(move |core| {
+            let served = Served::start(core, parts)?;
+            SERVED.with_borrow_mut(|all| all.insert(id, served));
+            Ok::<_, Error>(())
+        })??;
+        Ok(Serving { core: core.clone(), id })
+    }
+
+    /// Takes the ring back: no further request is taken, those in flight are completed and published.
+    pub(super) fn stop(self) -> Result<RingState, Error> {
+        let id = self.id;
+        Ok(self.core.block_on(move |_| async move {
+            let served = SERVED.with_borrow_mut(|all| all.remove(&id)).expect("a ring is stopped once");
+            served.stop().await
+        })?)
+    }
+
+    /// Signals another descriptor from now on, once at once: an interrupt that the old one got may be lost.
+    pub(super) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), Error> {
+        let id = self.id;
+        Ok(self.core.call(move |_| {
+            let served = SERVED.with_borrow(|all| all.get(&id).cloned());
+            if let Some(served) = served {
+                served.call.replace(call);
+                served.interrupt();
+            }
+        })?)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Running,
+    /// No further request is taken; slots end when they are done.
+    Stopping,
+    /// The guest broke the ring: nothing is taken until it is set up again.
+    Broken,
+}
+
+/// A ring that this core serves.
+struct Served {
+    ring: RefCell<VirtQueue>,
+    target: Target,
+    state: Cell<State>,
+    /// Used entries wait to be published.
+    is_dirty: Cell<bool>,
+    /// The device has completed the last request at once: a single slot is enough.
+    is_inline: Cell<bool>,
+    /// Slots without work.
+    idle: RefCell<Vec<Waker>>,
+    /// Slots that were woken and have not looked at the ring yet.
+    woken: Cell<usize>,
+    slots: Cell<usize>,
+    max_slots: usize,
+    /// Who waits for the last slot to end.
+    drained: RefCell<Option<Waker>>,
+    handle: OnceCell<SourceHandle>,
+    weak: std::rc::Weak<Served>,
+    kick: Option<Arc<OwnedFd>>,
+    call: RefCell<Option<Arc<OwnedFd>>>,
+    err: Option<Arc<OwnedFd>>,
+    stats: Arc<QueueStats>,
+    name: String,
+    index: usize,
+}
+
+impl Served {
+    fn start(core: &Core, parts: RingParts) -> Result<Rc<Served>, Error> {
+        let target = Target::open(parts.target)?;
+        let served = Rc::new_cyclic(|weak| Served {
+            ring: RefCell::new(parts.ring),
+            target,
+            state: Cell::new(State::Running),
+            // The first look publishes: a predecessor may have died before it could interrupt.
+            is_dirty: Cell::new(true),
+            is_inline: Cell::new(true),
+            idle: RefCell::default(),
+            woken: Cell::new(0),
+            slots: Cell::new(0),
+            max_slots: parts.size.into(),
+            drained: RefCell::default(),
+            handle: OnceCell::new(),
+            weak: weak.clone(),
+            kick: parts.kick,
+            call: RefCell::new(parts.call),
+            err: parts.err,
+            stats: parts.stats,
+            name: parts.name,
+            index: parts.index,
+        });
+        let source: Rc<dyn Source> = served.clone();
+        let _ = served.handle.set(core.register(&source));
+        Ok(served)
+    }
+
+    async fn stop(self: Rc<Self>) -> RingState {
+        self.state.set(State::Stopping);
+        self.idle.take().into_iter().for_each(Waker::wake);
+        poll_fn(|cx| {
+            if self.slots.get() == 0 {
+                return Poll::Ready(());
+            }
+            self.drained.replace(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+        self.publish();
+        self.ring.borrow().state()
+    }
+
+    /// A slot's life.
+    async fn serve(self: Rc<Self>) {
+        let mut chain = Chain::default();
+        let mut is_woken = true;
+        let mut batch = 0;
+        loop {
+            let next = Next { served: &self, chain: &mut chain, is_woken: &mut is_woken, batch: &mut batch };
+            if !next.await {
+                break;
+            }
+            let written = self.execute(&chain, &mut batch).await;
+            match written {
+                Ok(written) => {
+                    self.ring.borrow_mut().push_used(&mut chain, written);
+                    self.is_dirty.set(true);
+                    self.handle().activate();
+                }
+                Err(error) => {
+                    self.ring.borrow_mut().abandon(&mut chain);
+                    self.break_ring(&error);
+                }
+            }
+        }
+        self.slots.set(self.slots.get() - 1);
+        if self.slots.get() == 0
+            && let Some(waker) = self.drained.take()
+        {
+            waker.wake();
+        }
+    }
+
+    /// Carries a request out, and notes whether the device lets us wait.
+    async fn execute(&self, chain: &Chain, batch: &mut u32) -> Result<u32, ParseError> {
+        let mut request = std::pin::pin!(self.target.execute(chain, &self.stats));
+        let mut is_first_poll = true;
+        poll_fn(|cx| {
+            let written = request.as_mut().poll(cx);
+            if std::mem::replace(&mut is_first_poll, false) {
+                self.is_inline.set(written.is_ready());
+                if written.is_pending() {
+                    *batch = 0;
+                }
+            }
+            written
+        })
+        .await
+    }
+
+    fn handle(&self) -> &SourceHandle {
+        self.handle.get().expect("set before any slot runs")
+    }
+
+    /// Wakes an idle slot, or makes one; `false` when every slot is busy.
+    fn wake_slot(&self) -> bool {
+        if let Some(waker) = self.idle.borrow_mut().pop() {
+            waker.wake();
+        } else if self.slots.get() < self.max_slots {
+            self.slots.set(self.slots.get() + 1);
+            let served = self.weak.upgrade().expect("somebody calls us");
+            current().spawn(served.serve());
+        } else {
+            return false;
+        }
+        self.woken.set(self.woken.get() + 1);
+        true
+    }
+
+    /// The guest broke its ring: it is left alone from now on, and whoever watches is told.
+    #[cold]
+    fn break_ring(&self, error: &dyn std::error::Error) {
+        if self.state.replace(State::Broken) == State::Running {
+            tracing::warn!(export = self.name, queue = self.index, %error, "ring broken by the guest: not served");
+            if let Some(err) = &self.err {
+                signal(err);
+            }
+        }
+    }
+
+    fn publish(&self) {
+        if self.is_dirty.replace(false) && self.ring.borrow_mut().publish() {
+            self.interrupt();
+        }
+    }
+
+    fn interrupt(&self) {
+        if let Some(call) = &*self.call.borrow() {
+            self.stats.count_interrupt();
+            signal(call);
+        }
+    }
+}
+
+impl Source for Served {
+    fn flush(&self) {
+        self.publish();
+    }
+
+    fn poll(&self) -> usize {
+        if self.state.get() != State::Running {
+            return 0;
+        }
+        let wanted = if self.is_inline.get() { 1 } else { self.max_slots };
+        let available = self.ring.borrow().available_hint(wanted);
+        for _ in self.woken.get()..available {
+            if !self.wake_slot() {
+                break;
+            }
+        }
+        available
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        self.kick.as_ref().map(|fd| fd.as_raw_fd())
+    }
+
+    fn arm(&self) -> bool {
+        match self.state.get() {
+            // A ring without a kick can only be polled.
+            State::Running => self.kick.is_some() && !self.ring.borrow_mut().enable_notifications(),
+            State::Stopping | State::Broken => true,
+        }
+    }
+
+    fn disarm(&self) {
+        self.ring.borrow_mut().disable_notifications();
+    }
+}
+
+/// Waits for the next chain; `false` when the slot is to end.
+struct Next<'a> {
+    served: &'a Served,
+    chain: &'a mut Chain,
+    /// The slot was counted in `woken` and has not been polled since.
+    is_woken: &'a mut bool,
+    /// Requests completed since the slot last waited for anything.
+    batch: &'a mut u32,
+}
+
+impl Future for Next<'_> {
+    type Output = bool;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<bool> {
+        let Next { served, chain, is_woken, batch } = self.get_mut();
+        if std::mem::take(*is_woken) {
+            served.woken.set(served.woken.get().saturating_sub(1));
+        }
+        match served.state.get() {
+            State::Running if **batch < BATCH => {}
+            State::Running => {
+                **batch = 0;
+                **is_woken = true;
+                served.woken.set(served.woken.get() + 1);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            State::Stopping => return Poll::Ready(false),
+            State::Broken => return served.wait(cx, is_woken, batch),
+        }
+        match served.ring.borrow_mut().pop(chain) {
+            Ok(true) => {
+                **batch += 1;
+                return Poll::Ready(true);
+            }
+            Ok(false) => {}
+            Err(error) => served.break_ring(&error),
+        }
+        served.wait(cx, is_woken, batch)
+    }
+}
+
+impl Served {
+    fn wait(&self, cx: &Context<'_>, is_woken: &mut bool, batch: &mut u32) -> Poll<bool> {
+        *batch = 0;
+        *is_woken = true;
+        self.idle.borrow_mut().push(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+/// Writes to an eventfd of the client. The counter is the client's too, so it may be full, and then a write
+/// would block the core: it is asked first.
+fn signal(event: &OwnedFd) {
+    let mut fd = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    let one = 1u64;
+    // SAFETY: both calls work on live local variables of the sizes that are given.
+    unsafe {
+        if libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLOUT != 0 {
+            libc::write(fd.fd, (&raw const one).cast(), size_of::<u64>());
+        }
+    }
+}

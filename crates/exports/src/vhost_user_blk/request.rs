@@ -1,0 +1,174 @@
+//! One request of a guest: what it asks of the device, and the answer.
+
+use super::Error;
+use super::stats::QueueStats;
+use block::{Channel, Device, Flags, IoError, IoFuture, IoResult, Op, Request};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use virtio::blk::{self, Command, ID_BYTES, ParseError, RANGE_F_UNMAP, Range, SECTOR_BYTES};
+use virtio::device::Chain;
+
+/// What requests are for, as the control thread hands it over.
+pub(super) struct TargetConfig {
+    pub(super) device: Arc<dyn Device>,
+    /// What GET_ID answers.
+    pub(super) id: [u8; ID_BYTES],
+    pub(super) is_read_only: bool,
+    pub(super) has_volatile_cache: bool,
+    /// Whether writes must be durable when they complete; changes at any time.
+    pub(super) is_write_through: Arc<AtomicBool>,
+}
+
+thread_local! {
+    /// Channels that this core has open, by device: queues of one device on one core share a channel, so that
+    /// their requests go down in one batch.
+    static CHANNELS: RefCell<HashMap<usize, Weak<dyn Channel>>> = RefCell::default();
+}
+
+/// What requests of a queue are for, on the queue's core.
+pub(super) struct Target {
+    config: TargetConfig,
+    channel: Rc<dyn Channel>,
+}
+
+impl Target {
+    /// Opens the device on the calling core, or shares what is open there.
+    pub(super) fn open(config: TargetConfig) -> Result<Target, Error> {
+        let key = Arc::as_ptr(&config.device).addr();
+        // A channel found here is used by a target, and that keeps the device: the address is not another's.
+        let open = CHANNELS.with_borrow(|channels| channels.get(&key).and_then(Weak::upgrade));
+        let channel = match open {
+            Some(channel) => channel,
+            None => config.device.open_channel()?,
+        };
+        CHANNELS.with_borrow_mut(|channels| {
+            channels.retain(|_, channel| channel.strong_count() > 0);
+            channels.insert(key, Rc::downgrade(&channel));
+        });
+        Ok(Target { config, channel })
+    }
+}
+
+impl Target {
+    /// Carries out the request in `chain` and writes its status; how many bytes the guest finds written.
+    ///
+    /// # Errors
+    /// When the request has no place for a status.
+    #[inline]
+    pub(super) async fn execute(&self, chain: &Chain, stats: &QueueStats) -> Result<u32, ParseError> {
+        let request = blk::parse(chain)?;
+        let result = match request.command {
+            Command::Read { sector, data } => {
+                let result = self.submit(&Request::read(data), sector).await;
+                stats.count_request(Op::Read, data.len() as u64);
+                result
+            }
+            Command::Write { sector, data } => {
+                let result = self.modify(&Request::write(data, self.durability()), sector).await;
+                stats.count_request(Op::Write, data.len() as u64);
+                result
+            }
+            command => self.execute_rare(command, stats).await,
+        };
+        if result.is_err() {
+            stats.count_failure();
+        }
+        request.status.set(blk::status(result));
+        // A failed request has filled in the status alone, for all that the guest may rely on.
+        Ok(if result.is_ok() { request.writable_len + 1 } else { 1 })
+    }
+
+    async fn execute_rare(&self, command: Command<'_>, stats: &QueueStats) -> IoResult {
+        match command {
+            Command::Read { .. } | Command::Write { .. } => Err(IoError::Invalid), // not rare
+            Command::Flush => {
+                let result = self.flush().await;
+                stats.count_request(Op::Flush, 0);
+                result
+            }
+            Command::GetId(data) => {
+                data.copy_from(&self.config.id);
+                Ok(())
+            }
+            Command::Discard(ranges) => {
+                let result = self.run_ranges(ranges, |range| match range.flags {
+                    0 => Ok(Request::discard(range_bytes(range))),
+                    _ => Err(IoError::Unsupported),
+                });
+                let result = result.await;
+                stats.count_request(Op::Discard, 0);
+                result
+            }
+            Command::WriteZeroes(ranges) => {
+                let flags = self.durability();
+                let result = self.run_ranges(ranges, |range| match range.flags {
+                    0 => Ok(Request::write_zeroes(range_bytes(range), flags.with(Flags::NO_UNMAP))),
+                    RANGE_F_UNMAP => Ok(Request::write_zeroes(range_bytes(range), flags)),
+                    _ => Err(IoError::Unsupported),
+                });
+                let result = result.await;
+                stats.count_request(Op::WriteZeroes, 0);
+                result
+            }
+            Command::Unknown(_) => Err(IoError::Unsupported),
+            Command::Malformed(error) => Err(error),
+        }
+    }
+
+    /// Runs every range, whatever becomes of the others; the first error counts.
+    async fn run_ranges(
+        &self,
+        ranges: blk::Ranges<'_>,
+        request: impl Fn(&Range) -> Result<Request<'static>, IoError>,
+    ) -> IoResult {
+        let mut result = Ok(());
+        for range in ranges {
+            let ended = match request(&range) {
+                Ok(request) => self.modify(&request, range.sector).await,
+                Err(error) => Err(error),
+            };
+            result = result.and(ended);
+        }
+        result
+    }
+
+    async fn flush(&self) -> IoResult {
+        if !self.config.has_volatile_cache {
+            return Ok(());
+        }
+        self.channel.submit(&Request::flush(), 0).await
+    }
+
+    #[inline]
+    fn modify<'a>(&'a self, request: &'a Request<'a>, sector: u64) -> IoFuture<'a> {
+        if self.config.is_read_only {
+            return IoFuture::ready(Err(IoError::ReadOnly));
+        }
+        self.submit(request, sector)
+    }
+
+    #[inline]
+    fn submit<'a>(&'a self, request: &'a Request<'a>, sector: u64) -> IoFuture<'a> {
+        match sector.checked_mul(SECTOR_BYTES) {
+            Some(offset) => self.channel.submit(request, offset),
+            None => IoFuture::ready(Err(IoError::OutOfRange)),
+        }
+    }
+
+    /// How durable a write must be when it completes.
+    #[inline]
+    fn durability(&self) -> Flags {
+        if self.config.has_volatile_cache && self.config.is_write_through.load(Ordering::Relaxed) {
+            Flags::FUA
+        } else {
+            Flags::NONE
+        }
+    }
+}
+
+fn range_bytes(range: &Range) -> u64 {
+    u64::from(range.num_sectors) * SECTOR_BYTES
+}

@@ -1,0 +1,393 @@
+//! One client's session: what it negotiated, its memory, its rings, and the cores that serve them.
+//!
+//! Everything here runs under the session's lock, by the control thread or whoever remaps a queue; nothing
+//! here is on the data path. A change to a ring that runs (memory, log, addresses, core) is always the same
+//! three steps: take the ring back drained, change, start it again where it left off.
+
+use super::config_change::BackendChannel;
+use super::queue::{RingParts, Serving};
+use super::request::TargetConfig;
+use super::rings::{Addresses, Kick, Ring};
+use super::stats::Stats;
+use super::{Config, Error, config};
+use block::{Device, Limits};
+use reactor::CoreRef;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
+use virtio::blk::{ConfigSpace, ID_BYTES, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use virtio::device::{QueueConfig, QueueLog, RingAreas, RingError, RingState, VirtQueue};
+use virtio::dirty_log::DirtyLog;
+use virtio::inflight::InflightRegion;
+use virtio::memory::{GuestMemory, Region};
+
+/// See the module.
+pub(super) struct Session {
+    device: Arc<dyn Device>,
+    cores: Vec<CoreRef>,
+    config: Config,
+    stats: Arc<Stats>,
+    /// The core of each queue.
+    queue_cores: Vec<usize>,
+    features: u64,
+    protocol_features: u64,
+    rings: Vec<Ring>,
+    /// What serves each ring now.
+    serving: Vec<Option<Serving>>,
+    memory: Arc<GuestMemory>,
+    inflight: Option<Arc<InflightRegion>>,
+    log: Option<Arc<DirtyLog>>,
+    backend_channel: Option<BackendChannel>,
+    /// What the guest has set the write cache to.
+    is_writeback: bool,
+    /// Whether writes must be durable when they complete; every queue looks at it.
+    is_write_through: Arc<AtomicBool>,
+}
+
+impl Session {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        cores: Vec<CoreRef>,
+        config: Config,
+        stats: Arc<Stats>,
+    ) -> Session {
+        let queues = usize::from(config.num_queues);
+        let mut session = Session {
+            queue_cores: config.queue_cores(cores.len()),
+            is_writeback: config.writeback,
+            device,
+            cores,
+            config,
+            stats,
+            features: 0,
+            protocol_features: 0,
+            rings: (0..queues).map(|_| Ring::default()).collect(),
+            serving: (0..queues).map(|_| None).collect(),
+            memory: Arc::default(),
+            inflight: None,
+            log: None,
+            backend_channel: None,
+            is_write_through: Arc::new(AtomicBool::new(true)),
+        };
+        session.update_write_through();
+        session
+    }
+
+    /// The export's name in logs: its socket.
+    pub(super) fn name(&self) -> String {
+        self.config.socket.display().to_string()
+    }
+
+    /// The client is gone: rings are drained, its memory is given back, the next client finds nothing of it.
+    pub(super) fn end(&mut self) {
+        self.reset_rings();
+        self.replace_memory(GuestMemory::default()).unwrap_or_else(|error| {
+            tracing::error!(export = self.name(), %error, "cannot give memory back");
+        });
+        self.inflight = None;
+        self.log = None;
+        self.backend_channel = None;
+        self.features = 0;
+        self.protocol_features = 0;
+        self.is_writeback = self.config.writeback;
+        self.update_write_through();
+    }
+
+    /// RESET_OWNER, RESET_DEVICE and the end: every ring as a new client finds it.
+    pub(super) fn reset_rings(&mut self) {
+        for index in 0..self.rings.len() {
+            self.take_back(index);
+            self.rings[index] = Ring::default();
+        }
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.device.limits()
+    }
+
+    pub(super) fn config_space(&self) -> ConfigSpace {
+        config::space(&self.config, &self.limits(), self.is_writeback)
+    }
+
+    pub(super) fn offered_features(&self) -> u64 {
+        config::features(&self.config, &self.limits())
+    }
+
+    /// SET_FEATURES. While rings run, only logging may change.
+    pub(super) fn set_features(&mut self, features: u64) -> Result<(), Error> {
+        let unknown = features & !self.offered_features();
+        if unknown != 0 {
+            return Err(Error::protocol(format!("features {unknown:#x} were not offered")));
+        }
+        let change = features ^ self.features;
+        if change & !virtio::VHOST_F_LOG_ALL != 0 && self.serving.iter().any(Option::is_some) {
+            return Err(Error::protocol(format!("features {change:#x} changed while a ring runs")));
+        }
+        if change != 0 {
+            self.pause_all();
+        }
+        self.features = features;
+        if features & virtio::VHOST_USER_F_PROTOCOL_FEATURES == 0 {
+            self.rings.iter_mut().for_each(|ring| ring.is_enabled = true);
+        }
+        self.update_write_through();
+        self.resume_all()
+    }
+
+    pub(super) fn set_protocol_features(&mut self, features: u64) -> Result<(), Error> {
+        let unknown = features & !config::protocol_features().bits();
+        if unknown != 0 {
+            return Err(Error::protocol(format!("protocol features {unknown:#x} were not offered")));
+        }
+        self.protocol_features = features;
+        Ok(())
+    }
+
+    fn has(&self, feature: u64) -> bool {
+        self.features & feature != 0
+    }
+
+    pub(super) fn is_packed(&self) -> bool {
+        self.has(virtio::VIRTIO_F_RING_PACKED)
+    }
+
+    pub(super) fn ring(&mut self, index: u32) -> Result<&mut Ring, Error> {
+        let count = self.rings.len();
+        self.rings
+            .get_mut(index as usize)
+            .ok_or_else(|| Error::protocol(format!("queue {index}: the export has {count}")))
+    }
+
+    /// Changes what is known of a ring, and lets it run, go on or stop accordingly.
+    pub(super) fn change_ring(
+        &mut self,
+        index: u32,
+        change: impl FnOnce(&mut Ring) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.ring(index)?;
+        let index = index as usize;
+        self.take_back(index);
+        change(&mut self.rings[index])?;
+        self.settle(index)
+    }
+
+    /// SET_VRING_CALL: VMMs do this to a running ring often (they mask interrupts so), so it is not drained.
+    pub(super) fn set_call(
+        &mut self,
+        index: u32,
+        call: Option<Arc<std::os::fd::OwnedFd>>,
+    ) -> Result<(), Error> {
+        self.ring(index)?.call = call.clone();
+        if let Some(serving) = &self.serving[index as usize] {
+            serving.set_call(call)?;
+        }
+        Ok(())
+    }
+
+    /// GET_VRING_BASE: stops the ring; where it would go on.
+    pub(super) fn stop_ring(&mut self, index: u32) -> Result<u32, Error> {
+        self.ring(index)?;
+        let index = index as usize;
+        self.take_back(index);
+        self.rings[index].stop();
+        // Nothing is in flight now, and the VMM knows where the ring stopped. It may start it anew elsewhere.
+        if let Some(mut part) = self.inflight.as_ref().and_then(|region| region.queue(index as u16)) {
+            part.reset();
+        }
+        Ok(self.rings[index].base)
+    }
+
+    /// SET_CONFIG: the guest switches the write cache, the one thing it may write.
+    pub(super) fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
+        let [value] = bytes else {
+            return Err(Error::protocol(format!(
+                "{} bytes of configuration written at {offset}",
+                bytes.len()
+            )));
+        };
+        if offset as usize != ConfigSpace::WRITEBACK_OFFSET {
+            return Err(Error::protocol(format!("configuration written at {offset}, which is read-only")));
+        }
+        self.is_writeback = *value != 0;
+        self.update_write_through();
+        Ok(())
+    }
+
+    /// Virtio 1.3, 5.2.6.2: the cache may be used when the driver can flush it and has not switched it off.
+    fn update_write_through(&mut self) {
+        let may_cache = self.has(VIRTIO_BLK_F_FLUSH)
+            && if self.has(VIRTIO_BLK_F_CONFIG_WCE) { self.is_writeback } else { true };
+        self.is_write_through.store(!may_cache, Ordering::Release);
+    }
+
+    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Rings pause, and go on in the new memory.
+    pub(super) fn change_memory(&mut self, memory: GuestMemory) -> Result<(), Error> {
+        self.pause_all();
+        self.replace_memory(memory)?;
+        self.resume_all()
+    }
+
+    /// Tells the device about regions that come and go. No ring runs.
+    fn replace_memory(&mut self, memory: GuestMemory) -> Result<(), Error> {
+        let old = std::mem::take(&mut self.memory);
+        let is_in = |memory: &GuestMemory, region: &Arc<Region>| {
+            memory.regions().any(|other| Arc::ptr_eq(other, region))
+        };
+        for region in old.regions().filter(|region| !is_in(&memory, region)) {
+            self.device.unmap_region(&region.as_block_region());
+        }
+        let mut mapped: Vec<&Arc<Region>> = old.regions().filter(|region| is_in(&memory, region)).collect();
+        for region in memory.regions().filter(|region| !is_in(&old, region)) {
+            if let Err(error) = self.device.map_region(&region.as_block_region()) {
+                mapped.iter().for_each(|region| self.device.unmap_region(&region.as_block_region()));
+                return Err(error.into());
+            }
+            mapped.push(region);
+        }
+        self.memory = Arc::new(memory);
+        Ok(())
+    }
+
+    /// SET_INFLIGHT_FD: takes effect with the next start of each ring.
+    pub(super) fn set_inflight(&mut self, region: InflightRegion) -> Result<(), Error> {
+        self.pause_all();
+        self.inflight = Some(Arc::new(region));
+        self.resume_all()
+    }
+
+    /// SET_LOG_BASE.
+    pub(super) fn set_log(&mut self, log: DirtyLog) -> Result<(), Error> {
+        self.pause_all();
+        self.log = Some(Arc::new(log));
+        self.resume_all()
+    }
+
+    pub(super) fn set_backend_channel(&mut self, channel: BackendChannel) {
+        self.backend_channel = Some(channel);
+    }
+
+    /// Tells the client that the configuration space has changed; returns the limits it will find.
+    pub(super) fn notify_resize(&mut self) -> Limits {
+        let is_negotiated = self.protocol_features & Protocol::BACKEND_REQ.bits() != 0;
+        if let Some(channel) = self.backend_channel.as_ref().filter(|_| is_negotiated)
+            && let Err(error) = channel.notify_config_change()
+        {
+            tracing::warn!(export = self.name(), %error, "client not told about the device's new size");
+        }
+        self.limits()
+    }
+
+    /// Serves a queue on another core from now on.
+    pub(super) fn remap(&mut self, queue: u16, core: usize) -> Result<(), Error> {
+        let index = usize::from(queue);
+        if index >= self.rings.len() || core >= self.cores.len() {
+            let (queues, cores) = (self.rings.len(), self.cores.len());
+            let text = format!("queue {queue} to core {core}: there are {queues} queues and {cores} cores");
+            return Err(Error::Config(text));
+        }
+        let before = std::mem::replace(&mut self.queue_cores[index], core);
+        self.take_back(index);
+        let moved = self.settle(index);
+        if moved.is_err() {
+            self.queue_cores[index] = before;
+            self.settle(index)?;
+        }
+        moved
+    }
+
+    /// Takes every running ring back, drained.
+    fn pause_all(&mut self) {
+        (0..self.rings.len()).for_each(|index| self.take_back(index));
+    }
+
+    /// Lets every ring run that should, those too that had to wait for memory before.
+    fn resume_all(&mut self) -> Result<(), Error> {
+        (0..self.rings.len()).try_for_each(|index| self.settle(index))
+    }
+
+    /// Takes a ring back from its core, drained; it keeps its place.
+    fn take_back(&mut self, index: usize) {
+        let Some(serving) = self.serving[index].take() else { return };
+        match serving.stop() {
+            Ok(state) => self.rings[index].base = state.to_vring_base(),
+            Err(error) => tracing::error!(export = self.name(), queue = index, %error, "queue lost"),
+        }
+    }
+
+    /// Lets a ring run if it should and does not.
+    fn settle(&mut self, index: usize) -> Result<(), Error> {
+        if !self.rings[index].wants_to_run() || self.serving[index].is_some() {
+            return Ok(());
+        }
+        let ring = match VirtQueue::new(self.queue_config(index)) {
+            Ok(ring) => ring,
+            // Its memory is about to come back, e.g. when a region is replaced by a larger one.
+            Err(error @ RingError::BadArea { .. }) => {
+                tracing::warn!(export = self.name(), queue = index, %error, "ring has to wait for its memory");
+                return Ok(());
+            }
+            Err(error) => return Err(Error::client(format!("queue {index} refused"), error)),
+        };
+        let core = &self.cores[self.queue_cores[index]];
+        self.serving[index] = Some(Serving::start(core, self.parts(index, ring))?);
+        Ok(())
+    }
+
+    fn queue_config(&self, index: usize) -> QueueConfig {
+        let ring = &self.rings[index];
+        let Addresses { descriptors, available, used, used_log } =
+            ring.addresses.expect("a ring that wants to run has addresses");
+        let log = self.log.clone().filter(|_| self.has(virtio::VHOST_F_LOG_ALL));
+        QueueConfig {
+            size: ring.size,
+            areas: RingAreas { descriptors, driver: available, device: used },
+            state: RingState::from_vring_base(ring.base, self.is_packed()),
+            event_idx: self.has(virtio::VIRTIO_F_EVENT_IDX),
+            indirect: self.has(virtio::VIRTIO_F_INDIRECT_DESC),
+            memory: self.memory.clone(),
+            inflight: self.inflight.as_ref().and_then(|region| region.queue(index as u16)),
+            log: log.map(|log| QueueLog { log, used_addr: used_log }),
+        }
+    }
+
+    fn parts(&self, index: usize, queue: VirtQueue) -> RingParts {
+        let ring = &self.rings[index];
+        let kick = match &ring.kick {
+            Some(Kick::Event(fd)) => Some(fd.clone()),
+            Some(Kick::Polled) | None => None,
+        };
+        let limits = self.limits();
+        RingParts {
+            ring: queue,
+            size: ring.size,
+            target: TargetConfig {
+                device: self.device.clone(),
+                id: virtio_id(&self.config.serial),
+                is_read_only: config::is_read_only(&self.config, &limits),
+                has_volatile_cache: limits.volatile_cache,
+                is_write_through: self.is_write_through.clone(),
+            },
+            kick,
+            call: ring.call.clone(),
+            err: ring.err.clone(),
+            stats: self.stats.queues[index].clone(),
+            name: self.name(),
+            index,
+        }
+    }
+}
+
+/// The serial as GET_ID answers it: padded with zeroes, not terminated when it fills the field.
+fn virtio_id(serial: &str) -> [u8; ID_BYTES] {
+    let mut id = [0; ID_BYTES];
+    id[..serial.len()].copy_from_slice(serial.as_bytes());
+    id
+}

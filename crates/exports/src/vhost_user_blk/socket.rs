@@ -1,0 +1,273 @@
+//! The export's Unix socket: taking a path over, waiting for clients, connecting to a VMM.
+
+use super::{Config, Error, SocketMode};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// First pause before the next attempt to connect; it doubles up to [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+/// A VMM that came back is found within a second.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// Clients that wait for the one that is served.
+const BACKLOG: libc::c_int = 16;
+
+/// Where clients come from.
+pub(super) enum Endpoint {
+    Listen(Listener),
+    Connect { path: PathBuf, pause: Duration },
+}
+
+impl Endpoint {
+    pub(super) fn open(config: &Config) -> Result<Endpoint, Error> {
+        Ok(match config.mode {
+            SocketMode::Listen => Endpoint::Listen(Listener::bind(&config.socket, config.permissions)?),
+            SocketMode::Connect => Endpoint::Connect { path: config.socket.clone(), pause: MIN_PAUSE },
+        })
+    }
+
+    /// The next client; `None` once `stop` has been raised.
+    pub(super) fn next_client(&mut self, stop: &StopSignal) -> Option<UnixStream> {
+        match self {
+            Endpoint::Listen(listener) => listener.next_client(stop),
+            Endpoint::Connect { path, pause } => connect(path, pause, stop),
+        }
+    }
+}
+
+fn connect(path: &Path, pause: &mut Duration, stop: &StopSignal) -> Option<UnixStream> {
+    // A VMM that accepts and hangs up at once must not be asked in a tight loop either.
+    while !stop.wait(*pause) {
+        match UnixStream::connect(path) {
+            Ok(stream) => {
+                *pause = MIN_PAUSE;
+                return Some(stream);
+            }
+            Err(error) => {
+                tracing::debug!(socket = %path.display(), %error, "nobody listens yet");
+                *pause = (*pause * 2).min(MAX_PAUSE);
+            }
+        }
+    }
+    None
+}
+
+/// A listening socket that owns its path.
+pub(super) struct Listener {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket file: what is removed at the end is ours.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Takes `path`. A socket file that nobody listens on any more is replaced; anything else is left alone.
+    pub(super) fn bind(path: &Path, permissions: u32) -> Result<Listener, Error> {
+        remove_stale(path)?;
+        let failed = |source| Error::Socket { path: path.into(), action: "listen on", source };
+        let socket = bind_closed(path).map_err(failed)?;
+        // Nobody can connect between bind and listen: there is no moment with the wrong permissions.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(permissions)).map_err(failed)?;
+        // SAFETY: a plain system call on a descriptor that we own.
+        if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
+            return Err(failed(io::Error::last_os_error()));
+        }
+        let listener = UnixListener::from(socket);
+        listener.set_nonblocking(true).map_err(failed)?;
+        let file = std::fs::symlink_metadata(path).map_err(failed)?;
+        Ok(Listener { listener, path: path.into(), identity: (file.dev(), file.ino()) })
+    }
+
+    fn next_client(&self, stop: &StopSignal) -> Option<UnixStream> {
+        while stop.wait_readable(self.listener.as_raw_fd()) {
+            match self.listener.accept() {
+                Ok((stream, _)) => match stream.set_nonblocking(false) {
+                    Ok(()) => return Some(stream),
+                    Err(error) => tracing::warn!(socket = %self.path.display(), %error, "client dropped"),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    // Out of descriptors, most likely: others may give some back.
+                    tracing::warn!(socket = %self.path.display(), %error, "cannot accept a client");
+                    stop.wait(MAX_PAUSE);
+                }
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let is_ours =
+            std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
+        if is_ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn remove_stale(path: &Path) -> Result<(), Error> {
+    let failed = |source| Error::Socket { path: path.into(), action: "take over", source };
+    let file = match std::fs::symlink_metadata(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    if !file.file_type().is_socket() {
+        return Err(failed(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "a file that is not a socket is there",
+        )));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(failed(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(failed)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// A stream socket bound to `path` that does not listen yet, which the standard library cannot make.
+fn bind_closed(path: &Path) -> io::Result<OwnedFd> {
+    // SAFETY: plain data, valid when zeroed.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = <OsStr as OsStrExt>::as_bytes(path.as_os_str());
+    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        let message = format!("a socket path has at most {} bytes", address.sun_path.len() - 1);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    for (target, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *target = *byte as libc::c_char;
+    }
+    // SAFETY: the new descriptor is ours alone; `address` is a live sockaddr_un of the size that is given.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let fd = OwnedFd::from_raw_fd(fd);
+        let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        if libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(fd)
+    }
+}
+
+/// Raised once to end the control thread, wherever it waits.
+pub(super) struct StopSignal {
+    event: OwnedFd,
+}
+
+impl StopSignal {
+    pub(super) fn new() -> io::Result<StopSignal> {
+        // SAFETY: the new descriptor is ours alone.
+        unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(StopSignal { event: OwnedFd::from_raw_fd(fd) })
+        }
+    }
+
+    pub(super) fn raise(&self) {
+        let one = 1u64;
+        // SAFETY: writes 8 bytes from a live variable; the counter is far from full.
+        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Waits until the signal is raised, at most `timeout`; whether it is.
+    pub(super) fn wait(&self, timeout: Duration) -> bool {
+        let mut fds = [readable(self.event.as_raw_fd())];
+        poll(&mut fds, timeout.as_millis() as libc::c_int);
+        fds[0].revents != 0
+    }
+
+    /// Waits until `fd` can be read (or has failed); `false` once the signal is raised.
+    pub(super) fn wait_readable(&self, fd: RawFd) -> bool {
+        let mut fds = [readable(self.event.as_raw_fd()), readable(fd)];
+        loop {
+            poll(&mut fds, -1);
+            if fds[0].revents != 0 {
+                return false;
+            }
+            if fds[1].revents != 0 {
+                return true;
+            }
+        }
+    }
+}
+
+fn readable(fd: RawFd) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
+    // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a timeout.
+    if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let first = Listener::bind(&path, 0o600).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let error = Listener::bind(&path, 0o600).err().expect("somebody listens");
+        assert!(error.to_string().contains("another process listens"), "{error}");
+        drop(first);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(Listener::bind(file.path(), 0o600).is_err());
+        assert!(file.path().exists());
+    }
+
+    #[test]
+    fn a_path_that_was_taken_over_is_not_removed_by_its_former_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = Listener::bind(&path, 0o600).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = Listener::bind(&path, 0o600).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_named_in_the_error() {
+        let path = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let error = Listener::bind(&path, 0o600).err().expect("too long").to_string();
+        assert!(error.contains("at most 107 bytes"), "{error}");
+    }
+
+    #[test]
+    fn the_stop_signal_ends_every_wait() {
+        let stop = StopSignal::new().unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert!(!stop.wait(Duration::ZERO));
+        stop.raise();
+        assert!(stop.wait(Duration::from_secs(9)) && !stop.wait_readable(ours.as_raw_fd()));
+    }
+}

@@ -1,0 +1,192 @@
+//! A file as a device whose requests take as long as a test wants. The file survives its server.
+
+use block::{Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The byte that a fresh device has at `offset`.
+pub fn pattern(offset: u64) -> u8 {
+    (offset / 512).wrapping_mul(7).wrapping_add(offset % 251) as u8
+}
+
+/// See the module.
+pub struct SlowDevice {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    file: File,
+    limits: Mutex<Limits>,
+    delay_ns: AtomicU64,
+    flushes: AtomicUsize,
+    fua_writes: AtomicUsize,
+    executed: AtomicUsize,
+    in_flight: AtomicUsize,
+    regions: Mutex<Vec<MemoryRegion>>,
+    /// A byte offset whose requests fail, and how.
+    fault: Mutex<Option<(u64, IoError)>>,
+}
+
+impl SlowDevice {
+    pub fn new(len: u64) -> SlowDevice {
+        SlowDevice::with_limits(Limits { volatile_cache: true, ..Limits::new(len) })
+    }
+
+    pub fn with_limits(limits: Limits) -> SlowDevice {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..limits.capacity).map(pattern).collect();
+        file.write_all_at(&bytes, 0).unwrap();
+        SlowDevice::over(file, limits)
+    }
+
+    /// The device that an earlier one has left behind.
+    pub fn reopen(path: &Path) -> SlowDevice {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let capacity = file.metadata().unwrap().len();
+        SlowDevice::over(file, Limits { volatile_cache: true, ..Limits::new(capacity) })
+    }
+
+    fn over(file: File, limits: Limits) -> SlowDevice {
+        let shared = Shared {
+            file,
+            limits: Mutex::new(limits),
+            delay_ns: AtomicU64::new(0),
+            flushes: AtomicUsize::new(0),
+            fua_writes: AtomicUsize::new(0),
+            executed: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
+            regions: Mutex::default(),
+            fault: Mutex::default(),
+        };
+        SlowDevice { shared: Arc::new(shared) }
+    }
+
+    /// Every request waits that long first; 0 completes at once.
+    pub fn slow(self, delay_ns: u64) -> SlowDevice {
+        self.set_delay(delay_ns);
+        self
+    }
+
+    pub fn set_delay(&self, delay_ns: u64) {
+        self.shared.delay_ns.store(delay_ns, Ordering::Relaxed);
+    }
+
+    pub fn grow(&self, capacity: u64) {
+        self.shared.file.set_len(capacity).unwrap();
+        self.shared.limits.lock().unwrap().capacity = capacity;
+    }
+
+    pub fn fail_at(&self, offset: u64, error: IoError) {
+        *self.shared.fault.lock().unwrap() = Some((offset, error));
+    }
+
+    pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.shared.file.read_exact_at(&mut bytes, offset).unwrap();
+        bytes
+    }
+
+    pub fn flushes(&self) -> usize {
+        self.shared.flushes.load(Ordering::Relaxed)
+    }
+
+    pub fn fua_writes(&self) -> usize {
+        self.shared.fua_writes.load(Ordering::Relaxed)
+    }
+
+    /// Requests that have been carried out.
+    pub fn executed(&self) -> usize {
+        self.shared.executed.load(Ordering::Relaxed)
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub fn regions(&self) -> Vec<MemoryRegion> {
+        self.shared.regions.lock().unwrap().clone()
+    }
+}
+
+impl Device for SlowDevice {
+    fn name(&self) -> &str {
+        "slow"
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.limits.lock().unwrap().clone()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(SlowChannel { shared: self.shared.clone() }))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
+        self.shared.regions.lock().unwrap().push(*region);
+        Ok(())
+    }
+
+    fn unmap_region(&self, region: &MemoryRegion) {
+        let mut regions = self.shared.regions.lock().unwrap();
+        let place = regions.iter().position(|r| r == region).expect("a region is unmapped once");
+        regions.remove(place);
+    }
+}
+
+struct SlowChannel {
+    shared: Arc<Shared>,
+}
+
+impl Channel for SlowChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let delay_ns = self.shared.delay_ns.load(Ordering::Relaxed);
+        if delay_ns == 0 {
+            return IoFuture::ready(self.shared.execute(req, offset));
+        }
+        IoFuture::new(async move {
+            self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
+            reactor::current().sleep(delay_ns).await;
+            let result = self.shared.execute(req, offset);
+            self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
+            result
+        })
+    }
+}
+
+impl Shared {
+    fn execute(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        self.executed.fetch_add(1, Ordering::Relaxed);
+        self.limits.lock().unwrap().check(req, offset)?;
+        if let Some((at, error)) = *self.fault.lock().unwrap()
+            && req.op != Op::Flush
+            && (offset..offset + req.len).contains(&at)
+        {
+            return Err(error);
+        }
+        if req.is_fua() && req.op.is_modifying() {
+            self.fua_writes.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut bytes = vec![0; req.len as usize];
+        match req.op {
+            Op::Read => {
+                self.file.read_exact_at(&mut bytes, offset).unwrap();
+                req.data.copy_from(&bytes);
+                return Ok(());
+            }
+            Op::Write => drop(req.data.copy_to(&mut bytes)),
+            Op::WriteZeroes => {}
+            Op::Discard => bytes.fill(0xdd),
+            Op::Flush => drop(self.flushes.fetch_add(1, Ordering::Relaxed)),
+        }
+        self.file.write_all_at(&bytes, offset).unwrap();
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Counters and latency of everything that passes.
+//!
+//! Each channel counts in words of its own that only its core writes; a control thread reads them whenever
+//! it likes and adds them up. No lock, no shared cache line on the data path.
+
+mod histogram;
+
+pub use histogram::Histogram;
+
+use block::{Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use histogram::Buckets;
+use reactor::Core;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A device whose requests are counted.
+pub struct Stats {
+    name: String,
+    child: Arc<dyn Device>,
+    book: Arc<Book>,
+}
+
+impl Stats {
+    /// Counts what goes to `child`.
+    pub fn new(child: Arc<dyn Device>) -> Stats {
+        Stats { name: format!("stats({})", child.name()), child, book: Arc::default() }
+    }
+
+    /// What all channels have counted so far, those that are closed included.
+    pub fn snapshot(&self) -> Snapshot {
+        let book = self.book.0.lock().unwrap_or_else(PoisonError::into_inner);
+        book.open.iter().fold(book.closed.clone(), |mut sum, counters| {
+            sum.add(counters);
+            sum
+        })
+    }
+}
+
+impl Device for Stats {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.child.limits()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        let child = self.child.open_channel()?;
+        let counters = self.book.open();
+        Ok(Rc::new(StatsChannel { child, counters, book: self.book.clone(), core: reactor::current() }))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        self.child.refresh()
+    }
+
+    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
+        self.child.map_region(region)
+    }
+
+    fn unmap_region(&self, region: &MemoryRegion) {
+        self.child.unmap_region(region);
+    }
+}
+
+/// What was counted, all channels together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    ops: [OpSnapshot; Op::ALL.len()],
+}
+
+/// What was counted for one operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpSnapshot {
+    /// Requests that were submitted.
+    pub submitted: u64,
+    /// Requests that have ended, well or not.
+    pub completed: u64,
+    /// Requests that ended with an error.
+    pub errors: u64,
+    /// Bytes of the requests that ended well.
+    pub bytes: u64,
+    /// From submission to completion, in nanoseconds, of the requests that have ended.
+    pub latency_ns: Histogram,
+}
+
+impl Snapshot {
+    /// The part of `op`.
+    pub fn of(&self, op: Op) -> &OpSnapshot {
+        &self.ops[op as usize]
+    }
+
+    /// Requests that are on their way.
+    pub fn in_flight(&self) -> u64 {
+        // Read while the counters run: a request's end may be seen before its start.
+        self.ops.iter().map(|op| op.submitted.saturating_sub(op.completed)).sum()
+    }
+
+    fn add(&mut self, counters: &Counters) {
+        for (sum, op) in self.ops.iter_mut().zip(&counters.0) {
+            sum.completed += op.completed.get();
+            sum.submitted += op.submitted.get();
+            sum.errors += op.errors.get();
+            sum.bytes += op.bytes.get();
+            op.latency.add_to(&mut sum.latency_ns);
+        }
+    }
+}
+
+/// The channels' counters, for whoever adds them up. Locked by control threads and by channels that open or
+/// close.
+#[derive(Default)]
+struct Book(Mutex<Pages>);
+
+#[derive(Default)]
+struct Pages {
+    open: Vec<Arc<Counters>>,
+    closed: Snapshot,
+}
+
+impl Book {
+    fn open(&self) -> Arc<Counters> {
+        let counters = Arc::new(Counters::default());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).open.push(counters.clone());
+        counters
+    }
+
+    fn close(&self, counters: &Arc<Counters>) {
+        let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pages.open.retain(|c| !Arc::ptr_eq(c, counters));
+        pages.closed.add(counters);
+    }
+}
+
+/// One channel's counters.
+#[derive(Default)]
+struct Counters([OpCounters; Op::ALL.len()]);
+
+/// On cache lines of its own: the core that writes it is not the one that reads its neighbours.
+#[derive(Default)]
+#[repr(align(128))]
+struct OpCounters {
+    submitted: Counter,
+    completed: Counter,
+    errors: Counter,
+    bytes: Counter,
+    latency: Buckets,
+}
+
+/// A number that one thread writes and others read.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        // Only one thread writes, so this loses nothing and needs no locked instruction.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct StatsChannel {
+    child: Rc<dyn Channel>,
+    counters: Arc<Counters>,
+    book: Arc<Book>,
+    core: Core,
+}
+
+impl StatsChannel {
+    #[inline]
+    fn note(&self, op: Op, len: u64, start_ns: u64, result: IoResult) {
+        let counters = &self.counters.0[op as usize];
+        counters.latency.count(self.core.now_ns().saturating_sub(start_ns));
+        match result {
+            Ok(()) => counters.bytes.add(len),
+            Err(_) => counters.errors.add(1),
+        }
+        counters.completed.add(1);
+    }
+}
+
+impl Channel for StatsChannel {
+    #[inline]
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let (op, len, start_ns) = (req.op, req.len, self.core.now_ns());
+        self.counters.0[op as usize].submitted.add(1);
+        let child = self.child.submit(req, offset);
+        IoFuture::new(async move {
+            let result = child.await;
+            self.note(op, len, start_ns, result);
+            result
+        })
+    }
+}
+
+impl Drop for StatsChannel {
+    fn drop(&mut self) {
+        self.book.close(&self.counters);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Flags, IoError};
+    use conformance::Suite;
+    use drivers::mem::{self, MemDevice};
+    use drivers::null::{NullDevice, Options};
+
+    #[test]
+    fn it_passes_the_suite_and_has_counted_it() {
+        let stats = Arc::new(Stats::new(Arc::new(MemDevice::new(&mem::Options::new(64 << 20)).unwrap())));
+        Suite::new(stats.clone()).run();
+        let snapshot = stats.snapshot();
+        assert_eq!(snapshot.in_flight(), 0);
+        assert!(snapshot.of(Op::Read).completed > 1000 && snapshot.of(Op::Read).errors > 0);
+        assert!(stats.book.0.lock().unwrap().open.is_empty(), "closed channels are added up");
+    }
+
+    #[test]
+    fn each_operation_is_counted_with_its_bytes_errors_and_latency() {
+        let snapshot = reactor::run_simulated(1, |_| async {
+            let options = Options { latency_ns: 80_000, ..Options::new(1 << 20) };
+            let stats = Stats::new(Arc::new(NullDevice::new(&options).unwrap()));
+            let channel = stats.open_channel().unwrap();
+            let req = Request::write_zeroes(4096, Flags::NONE);
+            for _ in 0..3 {
+                let future = channel.submit(&req, 0);
+                assert_eq!(stats.snapshot().in_flight(), 1);
+                future.await.unwrap();
+            }
+            assert_eq!(channel.submit(&req, 1 << 20).await, Err(IoError::OutOfRange));
+            channel.submit(&Request::flush(), 0).await.unwrap();
+            stats.snapshot()
+        });
+        let zeroes = snapshot.of(Op::WriteZeroes);
+        assert_eq!((zeroes.submitted, zeroes.completed, zeroes.errors, zeroes.bytes), (4, 4, 1, 3 * 4096));
+        assert!((75_000..=85_000).contains(&zeroes.latency_ns.percentile(99.0)));
+        assert_eq!(zeroes.latency_ns.percentile(10.0), 0, "the refusal took no time");
+        assert_eq!(snapshot.of(Op::Flush).completed, 1);
+        assert_eq!(snapshot.of(Op::Read), &OpSnapshot::default());
+    }
+}

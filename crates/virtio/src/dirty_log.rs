@@ -1,0 +1,76 @@
+//! The dirty log of live migration: a bitmap in shared memory with one bit for each page of guest memory.
+//!
+//! Whatever the device writes into guest memory (data of reads, status bytes, the used ring) is marked after it
+//! was written, so that a page that is copied too early is copied again. Source: vhost-user specification,
+//! "Migration".
+
+use crate::mapping::Mapping;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What one bit stands for, in bytes.
+pub const LOG_PAGE_BYTES: u64 = 4096;
+
+/// The bitmap. Every queue marks it, the front-end reads and clears it at any time.
+#[derive(Debug)]
+pub struct DirtyLog {
+    mapping: Mapping,
+}
+
+impl DirtyLog {
+    /// Maps the bitmap of `len` bytes at `offset` of a file.
+    ///
+    /// # Errors
+    /// When the range lies outside the file or the system refuses.
+    pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<DirtyLog> {
+        Ok(DirtyLog { mapping: Mapping::new(fd, offset, len)? })
+    }
+
+    /// Marks every page that `len` bytes at `guest_addr` touch. What the bitmap does not cover is skipped: the
+    /// front-end has sized it for all of its memory, or does not care.
+    pub fn mark(&self, guest_addr: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let end = (self.mapping.len() as u64).saturating_mul(8);
+        let last = (guest_addr.saturating_add(len - 1) / LOG_PAGE_BYTES).min(end - 1);
+        for page in guest_addr / LOG_PAGE_BYTES..=last {
+            let at = self.mapping.addr().wrapping_add((page / 8) as usize);
+            // SAFETY: `page / 8` is below the length of the mapping, which lives as long as `self`.
+            let byte = unsafe { AtomicU8::from_ptr(at) };
+            // Release: who sees the bit sees what was written to the page before.
+            byte.fetch_or(1 << (page % 8), Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::sealed_file;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn exactly_the_touched_pages_are_marked() {
+        let fd = sealed_file(c"test", 4096 + 4).unwrap();
+        let log = DirtyLog::map(fd.as_fd(), 4096, 4).unwrap();
+        let file = std::fs::File::from(fd.try_clone().unwrap());
+        let bits = || {
+            let mut bytes = [0; 4];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4096).unwrap();
+            u32::from_le_bytes(bytes)
+        };
+        log.mark(0, 0);
+        assert_eq!(bits(), 0);
+        log.mark(4095, 2);
+        assert_eq!(bits(), 0b11);
+        log.mark(8 * 4096, 4096);
+        assert_eq!(bits(), 0b1_0000_0011);
+        log.mark(31 * 4096, 1 << 40);
+        log.mark(32 * 4096, 1);
+        log.mark(u64::MAX, u64::MAX);
+        assert_eq!(bits(), 0x8000_0103);
+        assert!(DirtyLog::map(fd.as_fd(), 4096, 5).is_err());
+    }
+}

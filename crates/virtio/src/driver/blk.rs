@@ -1,0 +1,349 @@
+//! virtio-blk requests on a [`Ring`], laid out so that a request touches as few cache lines as it can.
+//!
+//! ```text
+//!   slot's line (64 B)   │ header │ table: header ─ data ─ status │   one read or write of one segment
+//!   status bytes         │ s0 s1 s2 … s63 │ s64 …                    neighbours share a line
+//!   slot's long table    │ header, data × max_segments, status │ payload │ everything else
+//! ```
+//!
+//! With indirect descriptors the ring's descriptor of a slot always leads to the same line, so in a split ring it
+//! stays as it is, and a read of 4 KiB costs the device one line of the driver's beside the available ring.
+
+use super::{Buffer, Ring, RingBroken, RingConfig, RingLayout, SharedArea};
+use crate::blk::{HEADER_BYTES, Header, ID_BYTES, Range, VIRTIO_BLK_T_GET_ID};
+use crate::ring::{DESC_BYTES, DESC_F_NEXT, DESC_F_WRITE, PackedDescriptor, SplitDescriptor};
+
+/// Offset of the three-entry table in a slot's line; the header is in front of it.
+const TABLE_IN_LINE: usize = HEADER_BYTES;
+/// Bytes of a slot's line.
+const LINE: usize = 64;
+/// Bytes behind a slot's long table for the range of a discard, or the identity.
+const PAYLOAD_BYTES: usize = 32;
+/// What a status byte holds until the device has written it for the first time, and after an error.
+const NO_STATUS: u8 = 0xff;
+
+/// What a queue is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct BlkQueueConfig {
+    /// The ring.
+    pub ring: RingConfig,
+    /// `VIRTIO_F_INDIRECT_DESC` was negotiated.
+    pub indirect: bool,
+    /// Most data segments in a request. A chain is never longer than the ring: two less than its size at most.
+    pub max_segments: u16,
+}
+
+impl BlkQueueConfig {
+    /// How many requests can be in flight. Without indirect descriptors: requests of one segment; longer ones
+    /// may find the ring full before.
+    pub fn depth(&self) -> u16 {
+        if self.indirect { self.ring.size } else { self.ring.size / 3 }
+    }
+
+    /// Bytes of shared memory that the queue needs, aligned to 128.
+    pub fn memory_len(&self) -> usize {
+        Layout::new(self).len
+    }
+}
+
+/// Where things lie in a queue's memory, in bytes from its start.
+struct Layout {
+    lines: usize,
+    status: usize,
+    tables: usize,
+    table_len: usize,
+    len: usize,
+}
+
+impl Layout {
+    fn new(config: &BlkQueueConfig) -> Layout {
+        let depth = usize::from(config.depth());
+        let table_len =
+            ((usize::from(config.max_segments) + 2) * DESC_BYTES + PAYLOAD_BYTES).next_multiple_of(LINE);
+        let lines = RingLayout::new(config.ring.size, config.ring.packed).len.next_multiple_of(128);
+        let status = lines + (depth * LINE).next_multiple_of(128);
+        let tables = status + depth.next_multiple_of(128);
+        Layout { lines, status, tables, table_len, len: (tables + depth * table_len).next_multiple_of(128) }
+    }
+}
+
+/// Why a request was not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushError {
+    /// More segments than the queue was made for.
+    TooManySegments,
+    /// Not enough descriptors are free now; only without indirect descriptors.
+    Full,
+}
+
+/// The issuing side of one virtio-blk virtqueue. A *slot* names a request while it is in flight: any number
+/// below the depth that is not in use.
+pub struct BlkQueue {
+    ring: Ring,
+    config: BlkQueueConfig,
+    memory: SharedArea,
+    layout: Layout,
+    chain: Vec<Buffer>,
+}
+
+// SAFETY: the memory is valid on any thread while the queue lives (contract of `new`).
+unsafe impl Send for BlkQueue {}
+
+impl BlkQueue {
+    /// A queue with nothing in it, in `memory`, the ring at its start. Interrupts are off.
+    ///
+    /// # Panics
+    /// When the configuration is none the specification allows, or the memory is too short or not aligned to
+    /// 128 bytes.
+    ///
+    /// # Safety
+    /// `memory` is valid, and nobody but the device touches it while the queue lives.
+    pub unsafe fn new(config: BlkQueueConfig, memory: SharedArea) -> BlkQueue {
+        let layout = Layout::new(&config);
+        assert!(config.depth() > 0, "{config:?} has no room for a request");
+        assert!(config.max_segments > 0 && config.max_segments <= config.ring.size.max(3) - 2, "{config:?}");
+        assert!(
+            memory.len >= layout.len && memory.base.addr().is_multiple_of(128),
+            "{memory:?} for {config:?}"
+        );
+        // SAFETY: the memory is ours by the contract.
+        let ring = unsafe { Ring::new(config.ring, memory) };
+        let chain = Vec::with_capacity(usize::from(config.max_segments) + 2);
+        let queue = BlkQueue { ring, config, memory, layout, chain };
+        for slot in 0..config.depth() {
+            let status = Buffer { addr: queue.status_addr(slot), len: 1 };
+            queue.write_entry(queue.line(slot) + TABLE_IN_LINE, 0, queue.header_buffer(slot), 0, false);
+            queue.write_entry(queue.line(slot) + TABLE_IN_LINE, 2, status, DESC_F_WRITE, true);
+            // SAFETY: the slot's status byte lies in our memory.
+            unsafe { queue.status_ptr(slot).write_volatile(NO_STATUS) };
+        }
+        queue
+    }
+
+    /// Where the ring's three areas lie in the queue's memory, for the transport.
+    pub fn ring_layout(&self) -> RingLayout {
+        RingLayout::new(self.config.ring.size, self.config.ring.packed)
+    }
+
+    /// The configuration it was made with.
+    pub fn config(&self) -> &BlkQueueConfig {
+        &self.config
+    }
+
+    /// The ring below, for tests that want to see or break what lies on it.
+    pub fn ring(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    /// The queue's memory, for tests that play a hostile driver.
+    pub fn memory(&self) -> SharedArea {
+        self.memory
+    }
+
+    /// Adds a request whose data is one segment; the device writes it when `device_writes`.
+    ///
+    /// # Errors
+    /// [`PushError::Full`].
+    ///
+    /// # Panics
+    /// When `slot` is in flight or not below the depth.
+    #[inline]
+    pub fn push_single(
+        &mut self,
+        slot: u16,
+        header: Header,
+        data: Buffer,
+        device_writes: bool,
+    ) -> Result<(), PushError> {
+        if !self.config.indirect {
+            return self.push(slot, header, &[data], device_writes);
+        }
+        assert!(slot < self.config.depth(), "slot {slot}");
+        let line = self.line(slot);
+        self.write_header(line, header);
+        self.write_entry(line + TABLE_IN_LINE, 1, data, if device_writes { DESC_F_WRITE } else { 0 }, false);
+        let table = self.memory.guest_addr + (line + TABLE_IN_LINE) as u64;
+        self.ring.add_indirect(slot, table, 3 * DESC_BYTES as u32);
+        Ok(())
+    }
+
+    /// Adds a request with any number of data segments, none included; the device writes them when
+    /// `device_writes`.
+    ///
+    /// # Errors
+    /// When there are too many segments, or the ring is full.
+    ///
+    /// # Panics
+    /// When `slot` is in flight or not below the depth.
+    pub fn push(
+        &mut self,
+        slot: u16,
+        header: Header,
+        data: &[Buffer],
+        device_writes: bool,
+    ) -> Result<(), PushError> {
+        assert!(slot < self.config.depth(), "slot {slot}");
+        if data.len() > usize::from(self.config.max_segments) {
+            return Err(PushError::TooManySegments);
+        }
+        self.write_header(self.line(slot), header);
+        let status = Buffer { addr: self.status_addr(slot), len: 1 };
+        let readable = if device_writes { 1 } else { 1 + data.len() };
+        if self.config.indirect {
+            let table = self.table(slot);
+            self.write_entry(table, 0, self.header_buffer(slot), 0, false);
+            for (i, buffer) in data.iter().enumerate() {
+                let flags = if device_writes { DESC_F_WRITE } else { 0 };
+                self.write_entry(table, 1 + i, *buffer, flags, false);
+            }
+            self.write_entry(table, 1 + data.len(), status, DESC_F_WRITE, true);
+            let len = (data.len() + 2) * DESC_BYTES;
+            self.ring.add_indirect(slot, self.memory.guest_addr + table as u64, len as u32);
+            return Ok(());
+        }
+        self.chain.clear();
+        self.chain.push(self.header_buffer(slot));
+        self.chain.extend_from_slice(data);
+        self.chain.push(status);
+        if self.ring.add_chain(slot, &self.chain, readable) { Ok(()) } else { Err(PushError::Full) }
+    }
+
+    /// Adds a discard or write zeroes of one range.
+    ///
+    /// # Errors
+    /// [`PushError::Full`].
+    ///
+    /// # Panics
+    /// When `slot` is in flight or not below the depth.
+    pub fn push_range(&mut self, slot: u16, kind: u32, range: Range) -> Result<(), PushError> {
+        assert!(slot < self.config.depth(), "slot {slot}");
+        let range = range.to_bytes();
+        self.write(self.payload(slot), range);
+        let data = self.payload_buffer(slot, range.len());
+        self.push(slot, Header { kind, ioprio: 0, sector: 0 }, &[data], false)
+    }
+
+    /// Adds a request for the device's identity; [`BlkQueue::id`] has it once the request is done.
+    ///
+    /// # Errors
+    /// [`PushError::Full`].
+    ///
+    /// # Panics
+    /// When `slot` is in flight or not below the depth.
+    pub fn push_get_id(&mut self, slot: u16) -> Result<(), PushError> {
+        assert!(slot < self.config.depth(), "slot {slot}");
+        self.write(self.payload(slot), [0; ID_BYTES]);
+        let data = self.payload_buffer(slot, ID_BYTES);
+        self.push(slot, Header { kind: VIRTIO_BLK_T_GET_ID, ioprio: 0, sector: 0 }, &[data], true)
+    }
+
+    /// What a request for the identity brought to `slot`.
+    ///
+    /// # Panics
+    /// When `slot` is not below the depth.
+    pub fn id(&self, slot: u16) -> [u8; ID_BYTES] {
+        assert!(slot < self.config.depth(), "slot {slot}");
+        // SAFETY: the payload area of a slot below the depth lies in our memory and is long enough.
+        unsafe { self.memory.base.add(self.payload(slot)).cast::<[u8; ID_BYTES]>().read_volatile() }
+    }
+
+    /// Makes everything pushed since the last call visible to the device. Whether it wants a kick.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        self.ring.publish()
+    }
+
+    /// Hands over the requests that the device has finished with, and the status byte of each. Returns how
+    /// many there were.
+    ///
+    /// # Errors
+    /// When the device broke the ring, now or before; what was handed over stays done.
+    #[inline]
+    pub fn reap(&mut self, mut done: impl FnMut(u16, u8)) -> Result<usize, RingBroken> {
+        let mut count = 0;
+        while let Some(used) = self.ring.poll()? {
+            let status = self.status_ptr(used.token);
+            // SAFETY: the ring hands back tokens that were pushed, so the byte lies in our memory.
+            let value = unsafe { status.read_volatile() };
+            if value != 0 {
+                // SAFETY: as above.
+                unsafe { status.write_volatile(NO_STATUS) };
+            }
+            done(used.token, value);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Asks for an interrupt with the next finished request. `false` when there is one already.
+    pub fn arm(&mut self) -> bool {
+        self.ring.arm()
+    }
+
+    /// Asks for no interrupts. Some may still come.
+    pub fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+
+    #[inline]
+    fn line(&self, slot: u16) -> usize {
+        self.layout.lines + usize::from(slot) * LINE
+    }
+
+    #[inline]
+    fn table(&self, slot: u16) -> usize {
+        self.layout.tables + usize::from(slot) * self.layout.table_len
+    }
+
+    /// The last bytes behind a slot's long table.
+    fn payload(&self, slot: u16) -> usize {
+        self.table(slot) + self.layout.table_len - PAYLOAD_BYTES
+    }
+
+    fn payload_buffer(&self, slot: u16, len: usize) -> Buffer {
+        Buffer { addr: self.memory.guest_addr + self.payload(slot) as u64, len: len as u32 }
+    }
+
+    fn header_buffer(&self, slot: u16) -> Buffer {
+        Buffer { addr: self.memory.guest_addr + self.line(slot) as u64, len: HEADER_BYTES as u32 }
+    }
+
+    fn status_addr(&self, slot: u16) -> u64 {
+        self.memory.guest_addr + (self.layout.status + usize::from(slot)) as u64
+    }
+
+    #[inline]
+    fn status_ptr(&self, slot: u16) -> *mut u8 {
+        self.memory.base.wrapping_add(self.layout.status + usize::from(slot))
+    }
+
+    #[inline]
+    fn write_header(&self, line: usize, header: Header) {
+        self.write(line, header.to_bytes());
+    }
+
+    /// Writes entry `index` of the indirect table at `table`.
+    #[inline]
+    fn write_entry(&self, table: usize, index: usize, buffer: Buffer, flags: u16, last: bool) {
+        let Buffer { addr, len } = buffer;
+        // In a packed ring's table the entries follow each other without saying so.
+        let words = if self.config.ring.packed {
+            PackedDescriptor { addr, len, id: 0, flags }.to_words()
+        } else if last {
+            SplitDescriptor { addr, len, flags, next: 0 }.to_words()
+        } else {
+            SplitDescriptor { addr, len, flags: flags | DESC_F_NEXT, next: index as u16 + 1 }.to_words()
+        };
+        let at = table + index * DESC_BYTES;
+        self.write(at, words[0].to_le_bytes());
+        self.write(at + 8, words[1].to_le_bytes());
+    }
+
+    #[inline]
+    fn write<const N: usize>(&self, at: usize, bytes: [u8; N]) {
+        debug_assert!(at + N <= self.memory.len);
+        // SAFETY: offsets come from the layout with a slot below the depth and an index below the table's
+        // length, so they lie in our memory. The device looks at the bytes only after they were published.
+        unsafe { self.memory.base.add(at).cast::<[u8; N]>().write(bytes) };
+    }
+}

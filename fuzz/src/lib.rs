@@ -1,0 +1,21 @@
+//! A hostile guest: what both fuzz targets are made of.
+//!
+//! ```text
+//!   bytes ──► Input ──► actions ──► rings:     a guest's memory and virtio::device, in one thread, step by step
+//!                            └────► messages:  a vhost-user client and a running export, over its socket
+//! ```
+//!
+//! An input is a program: a few bytes of setup, then one byte for each action, followed by its operands. Whatever
+//! the bytes are, they mean something, so that the fuzzer's small changes become small changes of behaviour.
+//!
+//! Every mapping of a file that the process makes has inaccessible pages around it ([`guard`]), so that an access
+//! outside guest memory ends the process even without a sanitizer.
+
+pub mod chains;
+pub mod driver;
+pub mod guard;
+pub mod guest;
+pub mod input;
+pub mod memfd;
+pub mod messages;
+pub mod rings;

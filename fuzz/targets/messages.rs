@@ -1,0 +1,5 @@
+//! See `fuzz::messages`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::messages::run(bytes));

@@ -1,0 +1,5 @@
+//! See `fuzz::rings`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::rings::run(bytes));

@@ -1,0 +1,62 @@
+"""The server goes away and comes back: the guest sees a pause, never an error, and no write is lost."""
+
+import time
+
+from lab import needs_freestone
+from workload import fio_verify, kill_under_load
+
+# Slow enough that the kills fall into the writes and into the verification after them: some 6 s each.
+LOAD_IOPS = 2000
+LOAD_MIB = 48
+KILLS = 6
+
+
+@needs_freestone
+def kill_under_load_is_only_a_pause(lab):
+    _survives_kills(lab, queues=1, cpus=1, packed=False)
+
+
+@needs_freestone
+def kill_under_load_is_only_a_pause_with_packed_rings(lab):
+    _survives_kills(lab, queues=1, cpus=1, packed=True)
+
+
+@needs_freestone
+def kill_under_load_is_only_a_pause_with_four_queues(lab):
+    _survives_kills(lab, queues=4, cpus=4, packed=False)
+
+
+@needs_freestone
+def kill_under_load_is_only_a_pause_with_four_packed_queues(lab):
+    _survives_kills(lab, queues=4, cpus=4, packed=True)
+
+
+@needs_freestone
+def an_orderly_restart_under_load_is_only_a_pause(lab):
+    guest = lab.boot(queues=2, cpus=2)
+    load = guest.start("load", fio_verify("/dev/vda", "32m", f"--rate_iops={LOAD_IOPS}"))
+    for _ in range(3):
+        time.sleep(1.5)
+        lab.server.stop()
+        lab.server.start()
+    load.wait()
+
+
+@needs_freestone
+def an_idle_guest_finds_its_data_after_a_kill(lab):
+    guest = lab.boot()
+    guest.sh(fio_verify("/dev/vda", "8m"))
+    lab.server.kill()
+    time.sleep(1)
+    lab.server.start()
+    guest.sh(fio_verify("/dev/vda", "8m", "--verify_only"))
+
+
+def _survives_kills(lab, queues, cpus, packed):
+    guest = lab.boot(queues=queues, cpus=cpus, packed=packed)
+    spread = (f"--numjobs={queues} --offset_increment={LOAD_MIB // queues}m --cpus_allowed=0-{cpus - 1}"
+              f" --cpus_allowed_policy=split --rate_iops={LOAD_IOPS // queues}")
+    load = guest.start("load", fio_verify("/dev/vda", f"{LOAD_MIB // queues}m", spread))
+    caught = kill_under_load(lab.server, load, KILLS, every_s=1.2, down_s=0.2)
+    assert sum(map(bool, caught)) >= 3, f"requests in flight at each kill: {caught}: too few to show anything"
+    load.wait()

@@ -1,0 +1,72 @@
+"""What a lab test gets: its own server, its own guest, and the end of both.
+
+A test is a function whose only parameter is `lab`, in a file under cases/; its name is a sentence. It fails by
+raising (assert, GuestError, ServerError)."""
+
+import contextlib
+import os
+
+import paths
+import workload
+from server import QemuStorageDaemon, Server
+from vm import Disk, Guest
+
+IMAGE_MIB = 256
+FEATURE_RING_PACKED = 34  # VIRTIO_F_RING_PACKED, virtio 1.2 section 6
+FEATURE_WRITE_ZEROES = 14  # VIRTIO_BLK_F_WRITE_ZEROES, virtio 1.2 section 5.2.3
+
+
+def needs_freestone(test):
+    """Marks a test of something that qemu-storage-daemon cannot do."""
+    test.needs_freestone = True
+    return test
+
+
+class Lab:
+    def __init__(self, name, kind="freestone"):
+        self.kind = {"freestone": Server, "qsd": QemuStorageDaemon}[kind]
+        self.directory = os.path.join(paths.LAB, "out", name)
+        self.image = os.path.join(self.directory, "disk.img")
+        self.server = self.guest = None
+        self._ends = contextlib.ExitStack()
+
+    def boot(self, queues=1, cpus=1, packed=False, size_mib=IMAGE_MIB, image=None, device_options="",
+             export_options="", disk_options=""):
+        """Serve an image (a new, empty one unless given) and boot a guest whose /dev/vda it is. Returns the guest."""
+        if image is None:
+            workload.make_image(self.image, size_mib * workload.MIB)
+            self._ends.callback(os.unlink, self.image)
+        log = os.path.join(self.directory, "server.log")
+        self.server = self.kind(image or self.image, queues, log, device_options, export_options)
+        self._ends.enter_context(self.server)
+        disk = Disk(self.server.socket, queues, packed, options=disk_options)
+        self.guest = Guest([disk], cpus, directory=self.directory)
+        self._ends.enter_context(self.guest)
+        self.guest.attach_disks()
+        return self.guest
+
+    def check_end(self):
+        """What every test ends with: no complaint in the guest's kernel, a server that is alive and ends cleanly."""
+        errors = workload.kernel_errors(self.guest)
+        assert not errors, f"the guest's kernel complains:\n{errors}"
+        self.guest.close()
+        self.server.stop()
+        log = paths.tail(self.server.log, 10000)
+        assert "panicked" not in log, "the server panicked"
+
+    def close(self):
+        self._ends.close()
+
+    def logs(self):
+        parts = [part.logs() for part in (self.server, self.guest) if part is not None]
+        return "".join(parts)
+
+
+def sysfs(guest, name):
+    """A file of the guest's /sys/block/vda."""
+    return guest.sh(f"cat /sys/block/vda/{name}").strip()
+
+
+def features(guest):
+    """The bits that the guest's driver and the device agreed on."""
+    return {bit for bit, set_ in enumerate(sysfs(guest, "device/features")) if set_ == "1"}

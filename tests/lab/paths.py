@@ -1,0 +1,49 @@
+"""Where the lab's things are (tests/lab/setup puts them there), and small helpers that every lab program shares."""
+
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPO = os.path.dirname(os.path.dirname(HERE))
+LAB = os.environ.get("LAB_DIR", os.path.join(REPO, "target", "lab"))
+BIN = os.path.join(LAB, "bin")
+QEMU = os.path.join(BIN, "qemu-system-x86_64")
+QEMU_STORAGE_DAEMON = os.path.join(BIN, "qemu-storage-daemon")
+FIO = os.path.join(BIN, "fio")
+VMLINUX = os.path.join(LAB, "kernel", "vmlinux")
+MODULES = os.path.join(LAB, "kernel", "lib", "modules")
+INITRAMFS = os.path.join(LAB, "initramfs.cpio")
+FREESTONE = os.environ.get("FREESTONE", os.path.join(REPO, "target", "release", "freestone"))
+
+
+def require_setup():
+    """Make sure that QEMU and the kernel are there; setup returns at once when they are."""
+    subprocess.run([os.path.join(HERE, "setup")], check=True)
+
+
+def require_freestone():
+    if not os.access(FREESTONE, os.X_OK):
+        sys.exit(f"no program {FREESTONE}: run `make build`, or name another in the variable FREESTONE")
+
+
+def accelerator():
+    """kvm where setup saw a guest boot with it, else tcg: a /dev/kvm that exists may still not run a stock kernel."""
+    try:
+        with open(os.path.join(LAB, "accelerator")) as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return "tcg"
+
+
+def last_lines(data, lines=30):
+    return "\n".join(bytes(data).decode(errors="replace").replace("\r", "").splitlines()[-lines:])
+
+
+def tail(path, lines=30):
+    """The last lines of a file; empty when there is none."""
+    try:
+        with open(path, "rb") as file:
+            return last_lines(file.read(), lines)
+    except FileNotFoundError:
+        return ""

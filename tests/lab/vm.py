@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+"""A stock Linux guest under QEMU, driven command by command.
+
+    with Guest(disks=[Disk("/tmp/vhost.sock", queues=4)], cpus=4) as guest:
+        print(guest.sh("lsblk; fio --filename=/dev/vda ..."))
+
+The guest's root is the host's root: read-only over 9p, with a tmpfs overlay, so host tools (fio, mkfs) and the repo
+are there. Commands go to guest/agent over a virtio-serial port. QMP, the console's text and QEMU's own messages are
+at hand for a test that fails. Run as a program it boots a guest, runs one script, and exits with the script's code:
+
+    tests/lab/vm.py --disk /tmp/vhost.sock,queues=4,packed=on -c 'lsblk'
+"""
+
+import argparse
+import base64
+import ctypes
+import dataclasses
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import paths
+from qmp import Qmp
+
+BOOT_TIMEOUT_S = 180  # 5 s on a quiet machine; a busy one emulates slowly
+MEMORY_MIB = 768
+DIRECTORY = os.path.join(paths.LAB, "out", "vm")
+MAX_CLOSING_LINE = 16  # bytes of the agent's closing line: newline, 0x1e, exit code, newline
+KERNEL_ARGUMENTS = (
+    "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests audit=0 apparmor=0 nowatchdog tsc=reliable"
+    " no_timer_check random.trust_cpu=on"
+)
+
+
+class GuestError(Exception):
+    """The guest did not boot, died, ran out of time, or a command failed in it. Guest.logs may say why."""
+
+
+@dataclasses.dataclass
+class Disk:
+    """A vhost-user-blk device of the guest: /dev/vda is the first, /dev/vdb the second, ..."""
+
+    socket: str
+    queues: int = 1
+    packed: bool = False
+    reconnect_ms: int = 200
+    options: str = ""  # more QEMU device properties: "queue-size=1024,config-wce=off"
+
+    def arguments(self, number):
+        name = f"disk{number}"
+        device = f"vhost-user-blk-pci,id={name},chardev={name},num-queues={self.queues}"
+        device += ",packed=" + ("on" if self.packed else "off")
+        if self.options:
+            device += "," + self.options
+        chardev = f"socket,id={name},path={self.socket},reconnect-ms={self.reconnect_ms}"
+        return ["-chardev", chardev, "-device", device]
+
+
+def die_with_parent():
+    """Runs in a child: the kernel kills it when this program is killed, so that no guest or server is left behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+class Job:
+    """A script that runs in the guest in the background (Guest.start)."""
+
+    def __init__(self, guest, name, script):
+        self.guest, self.name, self.script = guest, name, script
+
+    def is_running(self):
+        return self.guest.sh(f"[ ! -e /run/{self.name}.code ]", check=False)[0] == 0
+
+    def wait(self, timeout_s=300):
+        """Wait for the end and return what it printed; raises GuestError when it fails or runs out of time."""
+        deadline = time.monotonic() + timeout_s
+        while self.is_running():
+            if time.monotonic() > deadline:
+                raise GuestError(f"out of time: {self.script}\n{self.guest.sh(f'cat /run/{self.name}.out')}")
+            time.sleep(0.2)
+        code, output = self.guest.sh(f"cat /run/{self.name}.out; exit $(cat /run/{self.name}.code)", check=False)
+        if code != 0:
+            raise GuestError(f"in the guest, exit code {code}: {self.script}\n{output}")
+        return output
+
+
+class Guest:
+    """One running guest. Use it in a `with`; it is ended by its own pid at the end, however the block ends."""
+
+    def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None):
+        """directory: where console.log and qemu.log are kept."""
+        paths.require_setup()
+        self.disks, self.cpus, self.memory_mib = list(disks), cpus, memory_mib
+        self.accel = accel or paths.accelerator()
+        self.sockets = tempfile.mkdtemp(prefix="lab-")  # short: a Unix socket's path has at most 107 bytes
+        self.directory = directory
+        self.process = self.agent = self._qmp = None
+        self.boot_s = None
+
+    def __enter__(self):
+        started = time.monotonic()
+        for disk in self.disks:
+            if not os.path.exists(disk.socket):  # QEMU would wait for it without a word
+                raise GuestError(f"no vhost-user-blk server listens at {disk.socket}")
+        try:
+            self._spawn()
+            self.agent = self._connect("agent.sock")
+            self._read_until(rb"\x1eready\n$", started + BOOT_TIMEOUT_S, "booting")
+        except BaseException:
+            self.close()
+            raise
+        self.boot_s = time.monotonic() - started
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def sh(self, script, timeout_s=300, check=True, stream=None):
+        """Run a bash script in the guest and return what it printed. Raises GuestError when it fails, unless check is
+        off: then returns (exit code, output). stream: a binary file that gets the output as it comes."""
+        encoded = base64.b64encode(script.encode())
+        self._send(encoded + b"\n")
+        match, output = self._read_until(rb"\n\x1e(\d+)\n$", time.monotonic() + timeout_s, script, stream)
+        code, text = int(match.group(1)), output.decode(errors="replace")
+        if not check:
+            return code, text
+        if code != 0:
+            raise GuestError(f"in the guest, exit code {code}: {script}\n{text}")
+        return text
+
+    def start(self, name, script):
+        """Run a bash script in the guest in the background."""
+        self.sh(f"(set +e; ( {script}\n ) >/run/{name}.out 2>&1; echo $? >/run/{name}.code.new;"
+                f" mv /run/{name}.code.new /run/{name}.code) &")
+        return Job(self, name, script)
+
+    def modprobe(self, *modules):
+        self.sh("modprobe -a " + " ".join(modules))
+
+    def attach_disks(self):
+        """Load the virtio-blk driver and wait for the disks' nodes (there is no udev in the guest)."""
+        self.modprobe("virtio_blk")
+        nodes = " ".join("/dev/vd" + "abcdefghijklmnop"[i] for i in range(len(self.disks)))
+        self.sh(f"for d in {nodes}; do for i in $(seq 200); do [ -b $d ] && break; sleep 0.05; done; [ -b $d ]; done")
+
+    def qmp(self, command, **arguments):
+        """Run a QMP command of this guest's QEMU and return its result."""
+        if self._qmp is None:
+            self._qmp = Qmp(os.path.join(self.sockets, "qmp.sock"))
+        return self._qmp.run(command, **arguments)
+
+    def exit(self, code=0):
+        """End the guest from inside and return the code it handed to isa-debug-exit."""
+        self._send(f"exit {code}\n".encode())
+        status = self.process.wait(timeout=BOOT_TIMEOUT_S)
+        return status >> 1 if status & 1 else None
+
+    def logs(self, lines=30):
+        """The tail of the guest's console and of QEMU's messages, for a person who reads about a failure."""
+        tails = [(name, paths.tail(os.path.join(self.directory, name), lines)) for name in ("console.log", "qemu.log")]
+        return "".join(f"--- {name}\n{text}\n" for name, text in tails if text)
+
+    def close(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def _spawn(self):
+        os.makedirs(self.directory, exist_ok=True)
+        with open(os.path.join(self.directory, "qemu.log"), "wb") as log:
+            self.process = subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
+
+    def _command(self):
+        kernel_arguments = f"{KERNEL_ARGUMENTS} lab.agent={paths.HERE}/guest/agent lab.modules={paths.MODULES}"
+        command = [
+            paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+            "-accel", "kvm" if self.accel == "kvm" else "tcg,thread=multi",
+            "-cpu", "host" if self.accel == "kvm" else "max",
+            "-machine", "q35", "-smp", str(self.cpus), "-m", f"{self.memory_mib}M",
+            # a vhost-user server maps the guest's memory, so it must be shared
+            "-object", f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on", "-numa", "node,memdev=memory",
+            "-kernel", paths.VMLINUX, "-initrd", paths.INITRAMFS, "-append", kernel_arguments,
+            "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
+            "-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
+            "-chardev", f"file,id=console,path={self.directory}/console.log", "-serial", "chardev:console",
+            "-chardev", f"socket,id=agent,path={self.sockets}/agent.sock,server=on,wait=off",
+            "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,nr=1",
+            "-qmp", f"unix:{self.sockets}/qmp.sock,server=on,wait=off",
+            "-device", "isa-debug-exit,iobase=0xf4,iosize=0x04",
+        ]
+        for number, disk in enumerate(self.disks):
+            command += disk.arguments(number)
+        return command
+
+    def _connect(self, name):
+        deadline = time.monotonic() + BOOT_TIMEOUT_S
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(os.path.join(self.sockets, name))
+                return connection
+            except OSError:
+                connection.close()
+                self._fail_if_dead("starting")
+                if time.monotonic() > deadline:
+                    raise GuestError(f"QEMU did not open its socket {name} in {BOOT_TIMEOUT_S} s")
+                time.sleep(0.02)
+
+    def _send(self, data):
+        try:
+            self.agent.sendall(data)
+        except OSError as error:
+            raise GuestError(f"the guest is gone ({error})") from error
+
+    def _read_until(self, pattern, deadline, doing, stream=None):
+        """Read the agent's output up to pattern, which ends it; return the match and what stood before it."""
+        output, streamed = bytearray(), 0
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not select.select([self.agent], [], [], left_s)[0]:
+                raise GuestError(f"out of time: {doing}\n{paths.last_lines(output)}")
+            data = self.agent.recv(65536)
+            if not data:
+                time.sleep(0.1)
+                self._fail_if_dead(doing)
+                raise GuestError(f"the guest closed its connection: {doing}")
+            output += data
+            match = re.search(pattern, output[-MAX_CLOSING_LINE:])
+            end = len(output) - (len(match.group(0)) if match else MAX_CLOSING_LINE)
+            if stream is not None and end > streamed:
+                stream.write(output[streamed:end])
+                stream.flush()
+                streamed = end
+            if match:
+                return match, bytes(output[:end])
+
+    def _fail_if_dead(self, doing):
+        code = self.process.poll()
+        if code is not None:
+            raise GuestError(f"QEMU ended with code {code}: {doing}")
+
+
+def parse_disk(text):
+    path, *settings = text.split(",")
+    disk = Disk(path)
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key == "queues":
+            disk.queues = int(value)
+        elif key == "packed":
+            disk.packed = value == "on"
+        else:
+            disk.options = ",".join(filter(None, [disk.options, setting]))
+    return disk
+
+
+def exit_on_sigterm():
+    """Turn SIGTERM into an exit, so that every `with` on the way ends what it started."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def main():
+    exit_on_sigterm()
+    parser = argparse.ArgumentParser(description="Boot a guest, run a script in it, exit with the script's code.")
+    parser.add_argument("script", nargs="?", help="a bash script of the host to run in the guest")
+    parser.add_argument("-c", "--command", help="the script itself")
+    parser.add_argument("--disk", action="append", default=[], type=parse_disk, metavar="SOCKET[,queues=N][,packed=on][,PROPERTY=VALUE]",
+                        help="a vhost-user-blk server's socket, as /dev/vda, /dev/vdb, ...")
+    parser.add_argument("--cpus", type=int, default=1)
+    parser.add_argument("--memory-mib", type=int, default=MEMORY_MIB)
+    parser.add_argument("--accel", choices=["tcg", "kvm"], help="default: what tests/lab/setup found to work")
+    parser.add_argument("--timeout", type=float, default=300, metavar="S", help="for the script, without the boot")
+    parser.add_argument("--console", action="store_true", help="print the guest's console at the end")
+    options = parser.parse_args()
+    if (options.script is None) == (options.command is None):
+        parser.error("give a script or -c COMMAND")
+    script = options.command or f"bash {os.path.abspath(options.script)}"
+    guest = Guest(options.disk, options.cpus, options.memory_mib, accel=options.accel)
+    try:
+        with guest:
+            if options.disk:
+                guest.attach_disks()
+            code, _ = guest.sh(script, options.timeout, check=False, stream=sys.stdout.buffer)
+            print(f"\nbooted in {guest.boot_s:.1f} s, exit code {code}", file=sys.stderr)
+            if options.console:
+                print(guest.logs(lines=1000), file=sys.stderr)
+            sys.exit(guest.exit(code))
+    except GuestError as error:
+        sys.exit(f"vm.py: {error}\n{guest.logs()}")
+
+
+if __name__ == "__main__":
+    main()

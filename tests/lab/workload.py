@@ -1,0 +1,115 @@
+"""What the lab's tests and the demo do to a disk: images, a tree of real files with checksums, fio with verify."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+
+import paths
+
+MIB = 1 << 20
+# Real files, small and large: this repo's sources and the stock kernel's file-system modules.
+TREE_SOURCES = [
+    *(os.path.join(paths.REPO, name) for name in ("crates", "docs", "tests")),
+    os.path.join(paths.LAB, "kernel", "lib", "modules"),
+]
+TREE_LIMIT_BYTES = 24 * MIB  # an emulated guest copies about 10 MiB/s
+SKIPPED = {".git", "target", "__pycache__", "drivers", "sound"}
+
+
+def make_image(path, size_bytes):
+    """A sparse image file of this size, without old contents."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.truncate(size_bytes)
+    return path
+
+
+def make_tree(directory):
+    """Copy real files to a new directory, so that they hold still. Writes directory.sha256, a list for sha256sum -c
+    made on the host, and returns (files, bytes)."""
+    shutil.rmtree(directory, ignore_errors=True)
+    sums, total = [], 0
+    for path in (path for source in TREE_SOURCES for path in files_under(source)):
+        with open(path, "rb") as file:
+            data = file.read()
+        if total + len(data) > TREE_LIMIT_BYTES:
+            continue
+        total += len(data)
+        name = os.path.relpath(path, paths.REPO if path.startswith(paths.REPO) else "/")
+        target = os.path.join(directory, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(data)
+        sums.append(f"{hashlib.sha256(data).hexdigest()}  {name}\n")
+    with open(directory + ".sha256", "w") as file:
+        file.writelines(sums)
+    return len(sums), total
+
+
+def files_under(directory):
+    for parent, directories, names in os.walk(directory):
+        directories[:] = sorted(set(directories) - SKIPPED)
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            if os.path.isfile(path) and not os.path.islink(path):
+                yield path
+
+
+def copy_tree(tree, target):
+    """A guest script: copy the tree to target and see that it reached the disk."""
+    return f"cp -r {tree} {target} && sync"
+
+
+def check_tree(tree, target):
+    """A guest script: read every file back from the disk, not from the guest's memory, and compare checksums."""
+    return f"sync; echo 3 >/proc/sys/vm/drop_caches; cd {target} && sha256sum --quiet -c {tree}.sha256"
+
+
+FIO_JSON = "--output-format=json"  # what fio_result reads
+
+
+def fio_verify(filename, size, options=""):
+    """A guest script: random writes with a checksum in every block, then every block read back and checked."""
+    return (f"fio --name=verify --filename={filename} --size={size} --rw=randwrite --bs=4k --iodepth=16 --direct=1"
+            f" --ioengine=libaio --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randrepeat=1"
+            f" {options}")
+
+
+def fio_result(output):
+    """The one job of fio's JSON output (FIO_JSON; warnings may stand before it)."""
+    return json.loads(output[output.index("{"):])["jobs"][0]
+
+
+def longest_pause_ms(job):
+    return max(job[direction]["clat_ns"]["max"] for direction in ("read", "write")) / 1e6
+
+
+def kernel_errors(guest):
+    """The guest kernel's complaints about its disks, one a line; none on a good run."""
+    return guest.sh("dmesg | grep -iE 'I/O error|blk_update_request|buffer I/O|is not a head|out of range|ext4-fs error|xfs.*(error|corrupt)"
+                    "|hung|blocked for more|BUG:|WARNING:|Call Trace' || true").strip()
+
+
+def requests_in_flight(guest):
+    """How many reads and writes of /dev/vda the guest waits for."""
+    return sum(int(word) for word in guest.sh("cat /sys/block/vda/inflight").split())
+
+
+def kill_under_load(server, job, kills, every_s, down_s):
+    """kill -9 the server and start it again while the job runs in the guest, at most `kills` times. Returns, for each
+    kill, how many requests of the guest it caught: they wait, and must be completed by the next server."""
+    caught = []
+    while len(caught) < kills:
+        time.sleep(every_s)
+        # a busy machine may take longer than that to get fio going
+        while job.is_running() and not requests_in_flight(job.guest):
+            time.sleep(0.05)
+        if not job.is_running():
+            break
+        server.kill()
+        time.sleep(down_s)
+        caught.append(requests_in_flight(job.guest))
+        server.start()
+    return caught
