@@ -9,7 +9,7 @@ help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## The release binary, target/release/freestone
-	cargo build --release --locked -p freestone
+	cargo build --release --locked -p freestone -p benches
 
 run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
 	tests/lab/setup
@@ -37,7 +37,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/lab/setup
 	$(MAKE) check
 	$(MAKE) build
-	cargo run --release --locked -p benches --bin hot-path -- --check
+	target/release/hot-path --check
 	$(MAKE) fuzz
 	tests/lab/run
 

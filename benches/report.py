@@ -88,6 +88,6 @@ def write(results, folder):
     if "idle" in results:
         idle = results["idle"]
         parts += ["## Idle", f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
-                  f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb_per_export']:.0f} KiB of private memory "
-                  f"for each export beyond the bare server ({idle['private_kb']} KiB in all)."]
+                  f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb']} KiB of private memory in all, the program "
+                  f"included: {idle['private_kb'] / idle['exports']:.0f} KiB an export."]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")

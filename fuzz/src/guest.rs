@@ -34,6 +34,9 @@ pub const DATA: u64 = 0x7000;
 /// User addresses are higher than guest addresses by this, in the first region.
 pub const USER: u64 = 0x7000_0000_0000;
 
+/// Bytes that the first region has in every layout.
+pub const FIRST_BYTES: u64 = 0x8000;
+
 const FILE_BYTES: usize = 0x2_0000;
 /// What memory holds that no layout shows.
 const UNTOUCHED: u8 = 0xa5;
@@ -93,7 +96,7 @@ impl Guest {
     /// Forgets everything: the next input starts.
     pub fn reset(&mut self) {
         self.file.fill(UNTOUCHED);
-        self.file.write(0, &[0; 0x8000]);
+        self.file.write(0, &[0; FIRST_BYTES as usize]);
         self.seen = 0;
     }
 
@@ -174,7 +177,7 @@ impl Guest {
     /// Asserts that the device has written to nothing that it was not shown.
     pub fn check_untouched(&self) {
         let shown = || (0..LAYOUTS.len()).filter(|i| self.seen & 1 << i != 0).flat_map(|i| LAYOUTS[i]);
-        let mut from = 0x8000;
+        let mut from = FIRST_BYTES as usize;
         while from < FILE_BYTES {
             let is_in = |part: &&Part| (part.file..part.file + part.len).contains(&(from as u64));
             if let Some(part) = shown().find(is_in) {

@@ -63,7 +63,7 @@ fn alone(packed: Choice, depths: &[u32]) {
     let server = CoreConfig { poll: PollWindow::up_to(u64::MAX), ..CoreConfig::default() };
     let core = Core::start(0, &server).expect("a core");
     let device = Arc::new(NullDevice::new(&NullOptions::new(DEVICE_BYTES)).expect("a device"));
-    let export = VhostUserBlk::start(device, &[core.remote()], Config::new(&socket)).expect("an export");
+    let _export = VhostUserBlk::start(device, &[core.remote()], Config::new(&socket)).expect("an export");
     let options = Options { packed, queue_size: 256, ..Options::new(&socket) };
     let client = std::thread::spawn(move || {
         let session = Session::open(&options).expect("a session");

@@ -11,6 +11,8 @@ use drivers::virtio_blk::{Choice, Options, VirtioBlk};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores, PollWindow};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -67,6 +69,36 @@ fn a_ram_disk_passes_through_every_kind_of_ring() {
         let options = MemOptions { max_size: 96 * MIB, ..MemOptions::new(64 * MIB) };
         let device = Arc::new(MemDevice::new(&options).unwrap());
         exported(device, way, |suite, _| suite.run());
+    }
+}
+
+/// Raises its flag when it goes, even in a panic.
+struct RaisedAtTheEnd<'a>(&'a AtomicBool);
+
+impl Drop for RaisedAtTheEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_ram_disk_passes_while_its_queues_move_from_core_to_core() {
+    for packed in [false, true] {
+        let way = Way { packed, event_idx: true, indirect: true, queues: 2, cores: 2 };
+        let device = Arc::new(MemDevice::new(&MemOptions::new(64 * MIB)).unwrap());
+        exported(device, way, |suite, export| {
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for turn in (0u16..=u16::MAX).cycle().take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                        export.remap_queue(turn % 2, usize::from(turn / 2 % 2)).unwrap();
+                        std::thread::sleep(Duration::from_micros(500));
+                    }
+                });
+                let _end = RaisedAtTheEnd(&is_over);
+                suite.run();
+            });
+        });
     }
 }
 

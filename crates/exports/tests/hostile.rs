@@ -325,3 +325,18 @@ fn a_ring_that_changes_underneath_ends_in_answers_or_in_an_error() {
     let mut guest = Guest::boot(&server.socket, GuestConfig::default());
     assert_eq!(guest.read(0, 4, 512), expected(2048, 512));
 }
+
+#[test]
+fn a_request_with_more_memory_than_the_used_ring_can_count_is_answered() {
+    let server = Server::start(1, SlowDevice::new(MIB), |config| config);
+    let mut guest = Guest::boot(&server.socket, GuestConfig { memory: 1 << 32, ..GuestConfig::default() });
+    let at = guest.scratch(0, 0);
+    guest.memory.write(at, &Header { kind: VIRTIO_BLK_T_FLUSH, ioprio: 0, sector: 0 }.to_bytes());
+    guest.memory.write(at + 64, &[0xff]);
+    let buffer = |addr, len, is_writable| Buffer { addr, len, is_writable };
+    let huge = buffer(GUEST_BASE, u32::MAX, true);
+    guest.submit_chain(0, &[buffer(at, 16, false), huge, huge, buffer(at + 64, 1, true)]);
+    assert_eq!(guest.wait_used(0).1, u32::MAX);
+    assert_eq!(guest.memory.read(at + 64, 1), [VIRTIO_BLK_S_OK]);
+    assert_eq!(guest.read(0, 1, 512), expected(512, 512));
+}

@@ -39,6 +39,11 @@ impl<'a> Hostile<'a> {
             // SAFETY: reads eight bytes into a live variable.
             unsafe { libc::read(event.as_raw_fd(), (&raw mut count).cast(), 8) };
         }
+        for queue in 0..QUEUES {
+            // An earlier input may have moved it.
+            server.export.remap_queue(queue, queue.into()).expect("the core exists");
+        }
+        let toys = &mut server.toys;
         let drivers = [0, 1].map(|queue| Driver::new(&toys.guests[queue], 1, false, 0).0);
         let plan = Plan { features: 0, size: 1, bases: [0; 2], layout: 0 };
         Hostile { server, socket, plan, drivers, is_out_of_step: false }
@@ -91,7 +96,7 @@ impl<'a> Hostile<'a> {
         let queue = usize::from(input.u8() & 0x80 != 0);
         let guest = &self.server.toys.guests[queue];
         let is_packed = self.is_packed();
-        match input.below(25) {
+        match input.below(32) {
             0 => self.negotiate(),
             1 | 2 => self.boot(queue),
             3 => {
@@ -99,7 +104,6 @@ impl<'a> Hostile<'a> {
                 self.boot(queue);
             }
             4..=8 => self.say(queue, input),
-            9..=11 => self.offer(queue, input),
             12 => chains::write_descriptor(guest, is_packed, input),
             13 => chains::make_available(guest, is_packed, input),
             14 => chains::write_anywhere(guest, is_packed, input),
@@ -112,10 +116,12 @@ impl<'a> Hostile<'a> {
             21 => drop(self.server.export.notify_resize()),
             22 => self.offer_huge(queue, input),
             23 => std::thread::sleep(Duration::from_micros(input.u8().into())),
-            _ => {
+            24 => {
                 let has_events = self.plan.features & virtio::VIRTIO_F_EVENT_IDX != 0;
                 self.drivers[queue].set_wish(guest, has_events, input.u16());
             }
+            // New actions take numbers from here, so that inputs keep their meaning.
+            _ => self.offer(queue, input),
         }
     }
 

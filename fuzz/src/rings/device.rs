@@ -1,6 +1,6 @@
 //! The device's side: a queue and what is in flight, with every promise of `virtio::device` checked.
 
-use crate::guest::USER;
+use crate::guest::{FIRST_BYTES, USER};
 use crate::input::Input;
 use crate::memfd::Memfd;
 use block::Data;
@@ -143,13 +143,15 @@ impl Device {
     pub fn publish(&mut self) {
         self.clear_log();
         self.queue.publish();
-        let areas = self.settings.areas;
-        let written = if self.settings.is_packed { areas.descriptors } else { areas.device };
-        if let Some(log) =
-            self.log.as_ref().filter(|log| self.unpublished > 0 && log.queue.used_addr.is_some())
-            && (USER..USER + 0x8000).contains(&written)
+        if let Some(log) = self.log.as_ref().filter(|_| self.unpublished > 0)
+            && let Some(used_addr) = log.queue.used_addr
         {
-            log.check(written - USER, 1);
+            // A packed ring lies where it lies, whatever the front-end said when logging began.
+            let ring = self.settings.areas.descriptors.wrapping_sub(USER);
+            let written = if self.settings.is_packed { ring } else { used_addr };
+            if written < FIRST_BYTES {
+                log.check(written, 1);
+            }
         }
         self.unpublished = 0;
     }
@@ -191,7 +193,7 @@ impl Device {
     pub fn set_log(&mut self, file: &Rc<Memfd>, input: &mut Input<'_>) {
         let (offset, len) = (usize::from(input.u8()), usize::from(input.u8()) + 1);
         let choices = input.u8();
-        self.log = (choices % 4 > 0).then(|| {
+        self.log = (choices & 3 > 0).then(|| {
             let log = DirtyLog::map(file.fd(), offset as u64, len as u64).expect("the file is large enough");
             let used_addr = (choices & 4 == 0).then(|| self.settings.areas.device.wrapping_sub(USER));
             let queue = QueueLog { log: Arc::new(log), used_addr };

@@ -89,8 +89,8 @@ impl<'a> Run<'a> {
     }
 
     fn act(&mut self, input: &mut Input<'_>) {
-        match input.below(24) {
-            0..=3 => chains::offer(&mut self.driver, self.guest, self.settings.indirect, input),
+        match input.below(32) {
+            0 => self.serve_all(),
             4 => self.break_rules(chains::write_descriptor, input),
             5 => self.break_rules(chains::make_available, input),
             6 => self.break_rules(chains::write_anywhere, input),
@@ -111,7 +111,8 @@ impl<'a> Run<'a> {
             20 => self.poll(),
             21 => self.device().complete(input.below(256), input.u8()),
             22 => while self.pop().is_some() {},
-            _ => self.serve_all(),
+            // New actions take numbers from here, so that inputs keep their meaning.
+            _ => chains::offer(&mut self.driver, self.guest, self.settings.indirect, input),
         }
     }
 
@@ -162,7 +163,7 @@ impl<'a> Run<'a> {
         if !self.driver.in_flight.is_empty() {
             self.is_honest = false;
         }
-        let areas = if input.u8() % 8 == 0 { areas_of(input) } else { self.guest.areas() };
+        let areas = if input.u8().is_multiple_of(8) { areas_of(input) } else { self.guest.areas() };
         self.is_honest &= areas == self.guest.areas();
         let memory = self.guest.map(input.u8());
         let result = self.device().set_memory(memory, areas);

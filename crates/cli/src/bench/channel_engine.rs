@@ -216,6 +216,10 @@ impl Slot {
                 notes.settle(op, index, offset, buffer, result, &mut job.tally.borrow_mut());
             }
             start_ns = now_ns;
+            if job.plan.think_ns > 0 {
+                job.wait_until(job.core.now_ns() + job.plan.think_ns).await;
+                start_ns = job.now_ns();
+            }
             burst += 1;
             if burst == longest {
                 burst = 0;

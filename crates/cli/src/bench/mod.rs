@@ -79,6 +79,8 @@ fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
         Some("it cannot --verify")
     } else if args.event {
         Some("it polls, and --event was asked for")
+    } else if args.think.ns > 0 {
+        Some("it does not wait, and --think was asked for")
     } else if !matches!(device.config, DeviceConfig::VirtioBlk(_) | DeviceConfig::IoUring(_)) {
         Some("the device has no queue of its own")
     } else {

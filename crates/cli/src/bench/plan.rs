@@ -46,6 +46,9 @@ pub struct BenchArgs {
     /// Wait for events instead of polling
     #[arg(long)]
     pub(super) event: bool,
+    /// Let each request wait so long after the one before it: with a long time, an idle client
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = args::value::<Seconds>)]
+    pub(super) think: Seconds,
     /// Through channels and tasks as exports work (stack), in a bare loop over a virtqueue (raw), or auto: raw
     /// where it is possible
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = args::value::<Engine>)]
@@ -130,6 +133,8 @@ pub struct Plan {
     pub latency: bool,
     /// Wait for events instead of polling.
     pub event: bool,
+    /// How long a request waits after the one before it.
+    pub think_ns: u64,
     /// Flags of writes.
     pub write_flags: Flags,
     /// Writes of a queue between flushes; 0 for no flush.
@@ -162,6 +167,7 @@ impl Plan {
             ramp_ns: args.ramp.ns,
             latency: !args.no_latency,
             event: args.event,
+            think_ns: args.think.ns,
             write_flags: if args.fua { Flags::FUA } else { Flags::NONE },
             flush_every: args.flush_every.unwrap_or(0),
             verify: args.verify,

@@ -124,6 +124,6 @@ fn allocate(fd: types::Fd, operation: &Operation, mode: i32) -> squeue::Entry {
 }
 
 #[inline]
-fn rw_flags(operation: &Operation) -> i32 {
+pub(super) fn rw_flags(operation: &Operation) -> i32 {
     if operation.flags.contains(Flags::FUA) && operation.op != Op::Read { libc::RWF_DSYNC } else { 0 }
 }

@@ -108,6 +108,7 @@ pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing
         is_direct: options.direct,
         block_size,
         zeroes_itself: number("write_zeroes_max_bytes") > 0,
+        is_in_memory: super::inline::is_in_memory(file),
     };
     Ok((limits, backing))
 }

@@ -7,6 +7,7 @@
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
 //!                              ─► entry      (its step as a submission entry)
 //!     fixed    registered buffers
+//!     inline   files in memory, which need no ring
 //! ```
 //!
 //! A queue makes one system call for everything that was submitted in a turn, and looks for completions in
@@ -14,6 +15,7 @@
 
 mod entry;
 mod fixed;
+mod inline;
 mod limits;
 mod open;
 mod operation;

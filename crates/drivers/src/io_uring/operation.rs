@@ -20,6 +20,8 @@ pub(super) struct Backing {
     pub block_size: u32,
     /// Whether a block device zeroes by itself, without being sent the zeroes.
     pub zeroes_itself: bool,
+    /// A file of tmpfs or ramfs: short transfers are done without the ring.
+    pub is_in_memory: bool,
 }
 
 /// Ways of zeroing and discarding that have not been refused yet.
@@ -243,8 +245,13 @@ fn discard_step(ways: &Ways, file: &Backing) -> Option<Step> {
 mod tests {
     use super::*;
 
-    const FILE: Backing =
-        Backing { is_block_device: false, is_direct: false, block_size: 512, zeroes_itself: false };
+    const FILE: Backing = Backing {
+        is_block_device: false,
+        is_direct: false,
+        block_size: 512,
+        zeroes_itself: false,
+        is_in_memory: false,
+    };
     const DIRECT: Backing = Backing { is_direct: true, ..FILE };
     const BLOCK_DEVICE: Backing = Backing { is_block_device: true, ..DIRECT };
 

@@ -1,7 +1,8 @@
 //! One core's rings over one file.
 
-use super::entry::{Target, zero_segments};
+use super::entry::{Target, rw_flags, zero_segments};
 use super::fixed::{FixedBuffers, Regions};
+use super::inline;
 use super::operation::{Backing, Next, Operation, Step, Ways};
 use super::ring::Ring;
 use block::{Flags, IoError, IoResult, Op, Queue, Request};
@@ -66,6 +67,14 @@ impl UringQueue {
     #[inline]
     fn issue(&mut self, slot: u32) {
         let operation = &mut self.operations[slot as usize];
+        if self.target.backing.is_in_memory
+            && let Some(answer) = inline::transfer(self.target.fd, operation, rw_flags(operation))
+        {
+            if let Some(result) = self.answered(slot, answer) {
+                self.ended.push((slot, result));
+            }
+            return;
+        }
         let entry = self.target.entry(operation, self.buffers.as_ref()).user_data(u64::from(slot));
         let is_transfer = matches!(operation.step, Step::Transfer | Step::WriteZeroes);
         let ring = match &mut self.side {

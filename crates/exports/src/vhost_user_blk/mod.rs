@@ -139,12 +139,14 @@ impl VhostUserBlk {
         Ok(VhostUserBlk { session, stats, control: Some(control) })
     }
 
-    /// Ends the client's session and the export: requests in flight are completed, the socket is removed.
+    /// Ends the client's session and the export: requests in flight are completed, the socket is removed. Not to
+    /// be called on a core.
     pub fn stop(mut self) {
         self.end();
     }
 
-    /// Serves `queue` on another core from now on, with I/O running or not.
+    /// Serves `queue` on another core from now on, with I/O running or not. Returns when it has moved; not to be
+    /// called on a core.
     ///
     /// # Errors
     /// When there is no such queue or core, or the core cannot open the device.
@@ -158,7 +160,7 @@ impl VhostUserBlk {
     }
 
     /// The device's limits have changed (it grew): the client is told and reads them again. Returns what it
-    /// will find.
+    /// will find. Not to be called on a core.
     pub fn notify_resize(&self) -> Limits {
         lock(&self.session).notify_resize()
     }

@@ -77,8 +77,9 @@ impl Target {
             stats.count_failure();
         }
         request.status.set(blk::status(result));
-        // A failed request has filled in the status alone, for all that the guest may rely on.
-        Ok(if result.is_ok() { request.writable_len + 1 } else { 1 })
+        // A failed request has filled in the status alone, for all that the guest may rely on. A guest may offer
+        // more memory than the used ring can count.
+        Ok(if result.is_ok() { request.writable_len.saturating_add(1) } else { 1 })
     }
 
     async fn execute_rare(&self, command: Command<'_>, stats: &QueueStats) -> IoResult {

@@ -80,7 +80,9 @@ impl Session {
 
     /// The client is gone: rings are drained, its memory is given back, the next client finds nothing of it.
     pub(super) fn end(&mut self) {
-        self.reset_rings();
+        // The in-flight region stays as it is: whoever comes back with it goes on from there.
+        self.pause_all();
+        self.rings.fill_with(Ring::default);
         self.replace_memory(GuestMemory::default()).unwrap_or_else(|error| {
             tracing::error!(export = self.name(), %error, "cannot give memory back");
         });
@@ -93,10 +95,10 @@ impl Session {
         self.update_write_through();
     }
 
-    /// RESET_OWNER, RESET_DEVICE and the end: every ring as a new client finds it.
+    /// RESET_OWNER and RESET_DEVICE: every ring as a new client finds it.
     pub(super) fn reset_rings(&mut self) {
         for index in 0..self.rings.len() {
-            self.take_back(index);
+            self.stop_at(index);
             self.rings[index] = Ring::default();
         }
     }
@@ -191,14 +193,17 @@ impl Session {
     /// GET_VRING_BASE: stops the ring; where it would go on.
     pub(super) fn stop_ring(&mut self, index: u32) -> Result<u32, Error> {
         self.ring(index)?;
-        let index = index as usize;
+        self.stop_at(index as usize);
+        Ok(self.rings[index as usize].base)
+    }
+
+    fn stop_at(&mut self, index: usize) {
         self.take_back(index);
         self.rings[index].stop();
         // Nothing is in flight now, and the VMM knows where the ring stopped. It may start it anew elsewhere.
         if let Some(mut part) = self.inflight.as_ref().and_then(|region| region.queue(index as u16)) {
             part.reset();
         }
-        Ok(self.rings[index].base)
     }
 
     /// SET_CONFIG: the guest switches the write cache, the one thing it may write.

@@ -1,0 +1,68 @@
+//! Transfers that need no ring: files that live in memory.
+//!
+//! tmpfs and ramfs cannot say beforehand whether a transfer would block, so io_uring hands each one to a worker
+//! thread: two context switches for a copy of a few kilobytes. Such a copy is done at once instead, as
+//! `preadv2(2)` and `pwritev2(2)` do it. Only memory that was swapped out makes it wait.
+
+use super::operation::{MAX_IOVECS, Operation, Step};
+use block::{Op, Segment};
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Longest transfer that is done at once, in bytes: about 10 µs of copying. Worker threads copy longer ones
+/// beside each other.
+const LONGEST: u64 = 128 << 10;
+/// Segments whose list fits on the stack; a transfer with more goes through the ring.
+const MOST_SEGMENTS: usize = 16;
+
+/// Whether the file's file system is in memory.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    // SAFETY: a plain structure of numbers, valid when zeroed.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives through the call.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) };
+    result == 0 && matches!(found.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC)
+}
+
+/// Does the operation's transfer now and returns the kernel's answer, as a ring would give it; `None` when it
+/// is none or too long.
+#[inline]
+pub(super) fn transfer(fd: RawFd, operation: &Operation, flags: i32) -> Option<i32> {
+    if operation.step != Step::Transfer || operation.len > LONGEST {
+        return None;
+    }
+    let (rest, offset) = operation.rest();
+    let mut few = [Segment { base: std::ptr::null_mut(), len: 0 }; MOST_SEGMENTS];
+    let list = match rest.as_single() {
+        Some(segment) => {
+            few[0] = segment;
+            &few[..1]
+        }
+        None => match rest.as_whole_list() {
+            Some(list) if list.len() <= MAX_IOVECS => list,
+            _ => copy_list(rest.iter(), &mut few)?,
+        },
+    };
+    let (iovecs, count, offset) = (list.as_ptr().cast::<libc::iovec>(), list.len() as i32, offset as i64);
+    // SAFETY: `Segment` is laid out as `iovec`; the caller's memory is valid by the contract of `Queue::push`.
+    let moved = unsafe {
+        match operation.op {
+            Op::Read => libc::preadv2(fd, iovecs, count, offset, flags),
+            _ => libc::pwritev2(fd, iovecs, count, offset, flags),
+        }
+    };
+    if moved >= 0 {
+        return Some(moved as i32); // at most LONGEST
+    }
+    Some(-std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn copy_list(segments: impl Iterator<Item = Segment>, few: &mut [Segment]) -> Option<&[Segment]> {
+    let mut count = 0;
+    for segment in segments {
+        *few.get_mut(count)? = segment;
+        count += 1;
+    }
+    Some(&few[..count])
+}
