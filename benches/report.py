@@ -6,6 +6,14 @@ from xml.sax.saxutils import escape
 OURS = "freestone"
 COLOURS = ["#0b7285", "#adb5bd", "#868e96", "#e8590c"]
 
+SECTIONS = [
+    ("null", "Null device over vhost-user-blk"),
+    ("file", "File on tmpfs over vhost-user-blk",
+     "tmpfs makes io_uring hand each transfer to a worker thread. Freestone's io_uring driver knows that and copies transfers of "
+     "up to 128 KiB at once; fio and qemu-storage-daemon go through the workers, and here everybody's workers share "
+     "two cores with a polling initiator (fio has none)."),
+]
+
 
 def case_name(case):
     return f"{case['rw']} {case['bs']} QD {case['qd']}"
@@ -81,10 +89,10 @@ def write(results, folder):
              f"{results['date']}: {results['machine']}; {results['peer']}; {results['rounds']} rounds of "
              f"{results['seconds']:g} s a case. A cache-line round trip between the two cores took {trips} ns before, "
              "between and after the parts: on a virtual machine it moves, and polled paths move with it."]
-    for name, title in (("null", "Null device over vhost-user-blk"), ("file", "File on tmpfs over vhost-user-blk")):
+    for name, title, *notes in SECTIONS:
         if name in results:
             (folder / f"{name}.svg").write_text(plot(results[name], title))
-            parts += [f"## {title}", table(results[name]), f"![{title}]({name}.svg)"]
+            parts += [f"## {title}", *notes, table(results[name]), f"![{title}]({name}.svg)"]
     if "idle" in results:
         idle = results["idle"]
         parts += ["## Idle", f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
