@@ -7,7 +7,7 @@
 use crate::mapping::Mapping;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 
 /// What one bit stands for, in bytes.
 pub const LOG_PAGE_BYTES: u64 = 4096;
@@ -34,13 +34,23 @@ impl DirtyLog {
             return;
         }
         let end = (self.mapping.len() as u64).saturating_mul(8);
+        let first = guest_addr / LOG_PAGE_BYTES;
         let last = (guest_addr.saturating_add(len - 1) / LOG_PAGE_BYTES).min(end - 1);
-        for page in guest_addr / LOG_PAGE_BYTES..=last {
-            let at = self.mapping.addr().wrapping_add((page / 8) as usize);
-            // SAFETY: `page / 8` is below the length of the mapping, which lives as long as `self`.
+        if first > last {
+            return;
+        }
+        // A bit that is found set after this is cleared by somebody who then sees what was written before it.
+        fence(Ordering::SeqCst);
+        for index in first / 8..=last / 8 {
+            let at = self.mapping.addr().wrapping_add(index as usize);
+            // SAFETY: `index` is below the length of the mapping, which lives as long as `self`.
             let byte = unsafe { AtomicU8::from_ptr(at) };
-            // Release: who sees the bit sees what was written to the page before.
-            byte.fetch_or(1 << (page % 8), Ordering::Release);
+            let from = if index == first / 8 { u8::MAX << (first % 8) } else { u8::MAX };
+            let to = if index == last / 8 { u8::MAX >> (7 - last % 8) } else { u8::MAX };
+            // A guest may name terabytes: what is marked already costs a load.
+            if byte.load(Ordering::Relaxed) & from & to != from & to {
+                byte.fetch_or(from & to, Ordering::Release);
+            }
         }
     }
 }
@@ -71,6 +81,8 @@ mod tests {
         log.mark(32 * 4096, 1);
         log.mark(u64::MAX, u64::MAX);
         assert_eq!(bits(), 0x8000_0103);
+        log.mark(10 * 4096, 16 * 4096);
+        assert_eq!(bits(), 0x83ff_fd03);
         assert!(DirtyLog::map(fd.as_fd(), 4096, 5).is_err());
     }
 }
