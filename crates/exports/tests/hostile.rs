@@ -118,6 +118,24 @@ fn a_broken_ring_is_left_alone_and_the_other_goes_on() {
 }
 
 #[test]
+fn a_vmm_that_truncates_its_memory_disturbs_nobody() {
+    exports::vhost_user_blk::contain_truncation().unwrap();
+    let server = Server::start(1, SlowDevice::new(MIB), |config| config);
+    let bystander = Server::start(1, SlowDevice::new(MIB), |config| config);
+    let mut neighbour = Guest::boot(&bystander.socket, GuestConfig::default());
+    let mut guest = Guest::boot(&server.socket, GuestConfig::default());
+    assert_eq!(guest.read(0, 1, 512), expected(512, 512));
+    File::from(guest.memory.fd.try_clone().unwrap()).set_len(0).unwrap();
+    guest.kick(0);
+    // Its ring reads as zeroes now: the available index has jumped.
+    assert!(wait_signal(&guest.queues[0].err, Duration::from_secs(5)));
+    assert_eq!(neighbour.read(0, 2, 512), expected(1024, 512));
+    drop(guest);
+    let mut next = Guest::boot(&server.socket, GuestConfig::default());
+    assert_eq!(next.read(0, 3, 512), expected(1536, 512));
+}
+
+#[test]
 fn a_broken_ring_completes_what_was_in_flight() {
     let server = Server::start(1, SlowDevice::new(MIB).slow(20_000_000), |config| config);
     let mut guest = Guest::boot(&server.socket, GuestConfig::default());

@@ -15,8 +15,8 @@
 //! only the copy is used. Nothing a guest writes makes this crate panic or touch memory outside what the guest
 //! was given.
 //!
-//! One danger remains outside: whoever hands over a file as guest memory can truncate it later, and the next
-//! access then raises SIGBUS. Mapping checks the file's size ([`memory`] says what that is worth).
+//! Whoever hands over a file as guest memory can truncate it later, and the next access then raises SIGBUS: a
+//! program that serves clients contains that with [`contain_truncation`].
 
 #[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
 compile_error!("rings are little-endian and addresses are 64 bits wide; other hosts would need conversions");
@@ -30,6 +30,9 @@ pub mod inflight;
 mod mapping;
 pub mod memory;
 pub mod ring;
+mod truncation;
+
+pub use truncation::contain_truncation;
 
 /// The driver may use [`ring::DESC_F_INDIRECT`] descriptors.
 pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;

@@ -1,5 +1,6 @@
 //! Shared mappings of files that another process handed over.
 
+use crate::truncation;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -12,6 +13,8 @@ pub(crate) struct Mapping {
     /// Where in the mapping the wished offset lies: files on hugetlbfs map whole huge pages only.
     lead: usize,
     len: usize,
+    /// Where truncation is watched for.
+    watch: Option<usize>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; access to its bytes is the users' matter.
@@ -23,7 +26,7 @@ impl Mapping {
     /// Maps `len` bytes of `fd` from `offset` on.
     ///
     /// A regular file (memfd included) must be long enough now: an access beyond its end would raise SIGBUS.
-    /// It can still be truncated later; only a memfd sealed against shrinking cannot.
+    /// It can still be truncated later ([`truncation`]); only a memfd sealed against shrinking cannot.
     ///
     /// # Errors
     /// `InvalidInput` when the range is empty, overflows or lies outside the file; else what the system says.
@@ -54,7 +57,8 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).expect("mmap without MAP_FIXED never maps address 0");
-        Ok(Mapping { base, mapped_len, lead: (offset - start) as usize, len: len as usize })
+        let watch = truncation::watch(base.addr().get(), mapped_len);
+        Ok(Mapping { base, mapped_len, lead: (offset - start) as usize, len: len as usize, watch })
     }
 
     /// First byte of the wished range.
@@ -70,6 +74,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.watch.into_iter().for_each(truncation::forget);
         // SAFETY: exactly what `new` mapped; whoever still uses the bytes breaks the contract of the owner.
         let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped_len) };
         debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());

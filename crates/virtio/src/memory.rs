@@ -12,7 +12,8 @@
 //! **What is checked, and what cannot be.** Regions are non-empty, do not overflow and do not overlap, and their
 //! files are long enough when they are mapped. A front-end that truncates such a file later makes the next
 //! access raise SIGBUS, in this process or (as `EFAULT`) in a system call. Only the owner of the file can
-//! prevent that, with a memfd sealed against shrinking; a process that must survive it handles SIGBUS.
+//! prevent that, with a memfd sealed against shrinking; a program that must survive it calls
+//! [`crate::contain_truncation`].
 
 use crate::mapping::Mapping;
 use std::io;

@@ -10,6 +10,7 @@ use crate::output::Output;
 use crate::spec::CpuList;
 use crate::stack::{StackArgs, StackPlan};
 use clap::ArgMatches;
+use exports::vhost_user_blk::contain_truncation;
 use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
@@ -100,6 +101,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     let plan = ServePlan::parse(args, matches)?;
     let output = Output::new(args.common.json);
     let server = Server::open(&plan)?;
+    contain_truncation().map_err(|e| Error::Runtime(format!("cannot handle SIGBUS: {e}")))?;
     // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
     let mut signals = Signals::install()?;
     let server = server.start_exports(&plan)?;

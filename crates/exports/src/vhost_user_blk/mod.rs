@@ -30,6 +30,7 @@ mod stats;
 pub use error::Error;
 pub use rings::MAX_QUEUE_SIZE;
 pub use stats::{QueueStats, Stats};
+pub use virtio::contain_truncation;
 
 use block::{Device, Limits};
 use control::Control;
