@@ -5,6 +5,7 @@ from xml.sax.saxutils import escape
 
 OURS = "freestone"
 COLOURS = ["#0b7285", "#adb5bd", "#868e96", "#e8590c"]
+LEGEND = 215  # room for a server's name
 
 SECTIONS = [
     ("null", "Null device over vhost-user-blk"),
@@ -49,20 +50,26 @@ def table(cases):
     return "\n".join(rows)
 
 
+def round_up(value):
+    """The next number that four steps of an axis divide well."""
+    unit = 10 ** (len(str(int(value))) - 1)
+    return next(step * unit for step in (1, 2, 4, 6, 8, 10, 12) if step * unit >= value)
+
+
 def plot(cases, title):
     """Grouped bars, thousand IOPS, with the spread of the rounds as a line on each."""
     servers = list(cases[0]["iops"])
     bar, gap, left, top, height = 26, 24, 70, 60, 260
     group = bar * len(servers) + gap
-    width = left + group * len(cases) + 20
-    most = max(max(v) for case in cases for v in case["iops"].values())
+    width = left + max(group * len(cases), LEGEND * len(servers)) + 20
+    most = round_up(max(max(v) for case in cases for v in case["iops"].values()))
     y = lambda iops: top + height - height * iops / most
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height + 60}" '
            f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
            f'<text x="{left}" y="18" font-size="14">{escape(title)}: thousand IOPS, median and spread</text>']
     for i, name in enumerate(servers):
-        out.append(f'<rect x="{left + i * 190}" y="28" width="10" height="10" fill="{COLOURS[i]}"/>'
-                   f'<text x="{left + 14 + i * 190}" y="37">{escape(name)}</text>')
+        out.append(f'<rect x="{left + i * LEGEND}" y="28" width="10" height="10" fill="{COLOURS[i]}"/>'
+                   f'<text x="{left + 14 + i * LEGEND}" y="37">{escape(name)}</text>')
     for step in range(5):
         value = most * step / 4
         out.append(f'<line x1="{left}" x2="{width - 10}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dee2e6"/>'
