@@ -33,7 +33,7 @@ fn the_configuration_space_is_answered_in_any_length_up_to_256() {
     assert_eq!(whole.len(), 256);
     let space = ConfigSpace::from_bytes(&whole);
     assert_eq!((space.capacity, space.num_queues, space.blk_size), (MIB / 512, 4, 512));
-    assert_eq!((space.seg_max, space.size_max), (126, 0));
+    assert_eq!((space.seg_max, space.size_max), (126, 2080 * 4096));
     for (offset, size) in [(0, 8), (0, 60), (8, 4), (34, 2), (255, 1), (60, 196)] {
         let part = config_space(&guest.vmm, offset, size);
         assert_eq!(part, whole[offset as usize..(offset + size) as usize]);

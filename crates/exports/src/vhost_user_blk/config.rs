@@ -5,8 +5,8 @@ use block::Limits;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::blk::{
     ConfigSpace, SECTOR_BYTES, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
-    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY,
-    VIRTIO_BLK_F_WRITE_ZEROES,
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 
 /// Segments of a request at most: what fits a ring of 128 entries beside header and status. The size of the
@@ -14,6 +14,8 @@ use virtio::blk::{
 const MAX_SEGMENTS: u16 = 126;
 /// Descriptors of a request that are not data.
 const FRAME_DESCRIPTORS: u16 = 2;
+/// Shortest segment that a guest may be limited to: Linux wants a page.
+const LEAST_SEGMENT_BYTES: u32 = 4096;
 /// Ranges in one discard or write zeroes; they are run one after the other.
 const MAX_RANGES: u32 = 32;
 
@@ -29,6 +31,7 @@ pub(super) fn features(config: &Config, limits: &Limits) -> u64 {
         | virtio::VHOST_F_LOG_ALL
         | virtio::VHOST_USER_F_PROTOCOL_FEATURES
         | VIRTIO_BLK_F_SEG_MAX
+        | VIRTIO_BLK_F_SIZE_MAX
         | VIRTIO_BLK_F_BLK_SIZE
         | VIRTIO_BLK_F_TOPOLOGY
         | VIRTIO_BLK_F_FLUSH
@@ -67,9 +70,11 @@ pub(super) fn protocol_features() -> Protocol {
 pub(super) fn space(config: &Config, limits: &Limits, is_writeback: bool) -> ConfigSpace {
     let block = u64::from(limits.block_size);
     let physical = u64::from(limits.physical_block_size).max(block);
+    let (seg_max, size_max) = segment_limits(config, limits);
     let mut space = ConfigSpace {
         capacity: limits.capacity / SECTOR_BYTES,
-        seg_max: limits.max_segments.min(config.queue_size - FRAME_DESCRIPTORS).clamp(1, MAX_SEGMENTS).into(),
+        size_max,
+        seg_max,
         blk_size: limits.block_size,
         physical_block_exp: (physical / block).ilog2() as u8,
         min_io_size: u16::try_from(physical / block).unwrap_or(u16::MAX),
@@ -93,6 +98,15 @@ pub(super) fn space(config: &Config, limits: &Limits, is_writeback: bool) -> Con
         space.write_zeroes_may_unmap = (limits.max_discard > 0).into();
     }
     space
+}
+
+/// How many segments a request may have, and how long each: together never more than the device transfers at
+/// once.
+fn segment_limits(config: &Config, limits: &Limits) -> (u32, u32) {
+    let most = limits.max_segments.min(config.queue_size - FRAME_DESCRIPTORS).clamp(1, MAX_SEGMENTS);
+    let seg_max = u32::from(most).min(limits.max_transfer / LEAST_SEGMENT_BYTES).max(1);
+    let size_max = limits.max_transfer / seg_max / LEAST_SEGMENT_BYTES * LEAST_SEGMENT_BYTES;
+    (seg_max, size_max.max(LEAST_SEGMENT_BYTES))
 }
 
 /// Longest range in sectors, whole blocks of it.
@@ -137,7 +151,7 @@ mod tests {
         assert_eq!((space.capacity, space.blk_size, space.num_queues), (1 << 21, 4096, 4));
         assert_eq!((space.physical_block_exp, space.min_io_size, space.opt_io_size), (2, 4, 16));
         assert_eq!((space.discard_sector_alignment, space.max_discard_sectors), (16, !7));
-        assert_eq!((space.seg_max, space.size_max, space.writeback), (126, 0, 0));
+        assert_eq!((space.seg_max, space.size_max, space.writeback), (126, 2080 * 4096, 0));
     }
 
     #[test]
@@ -148,6 +162,17 @@ mod tests {
         };
         assert_eq!((seg_max(4, 1024), seg_max(64, 1024), seg_max(1024, 1024)), (2, 62, 126));
         assert_eq!((seg_max(64, 16), seg_max(64, 0)), (16, 1));
+    }
+
+    #[test]
+    fn the_longest_request_of_a_guest_is_one_that_the_device_takes() {
+        let longest = |max_transfer| {
+            let space = space(&Config::new("s"), &Limits { max_transfer, ..Limits::new(4096) }, true);
+            (space.seg_max, space.size_max)
+        };
+        assert_eq!(longest(128 << 10), (32, 4096));
+        assert_eq!(longest(1 << 20), (126, 8192));
+        assert_eq!(longest(512), (1, 4096));
     }
 
     #[test]
