@@ -18,6 +18,7 @@ run: ## The main job: a Linux guest works on a Freestone disk while its server i
 
 check: ## Fast part: format, lints, structure, unit and conformance tests (under 10 minutes)
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/check-structure
 	$(MAKE) unit
