@@ -133,9 +133,16 @@ mod tests {
             assert_eq!((at(0).read_volatile(), at(8193).read_volatile()), (1, 3));
         }
         assert_eq!(file.metadata().unwrap().len(), 4096);
-        let start = mapping.addr().addr();
-        assert!(is_watched(start + 3 * 4096 - 1) && !is_watched(start + 3 * 4096));
-        drop(mapping);
-        assert!(!is_watched(start));
+        assert!(is_watched(at(8192).addr()));
+    }
+
+    #[test]
+    fn exactly_what_is_mapped_is_watched() {
+        const START: usize = 1 << 60; // where no mapping of another test can be
+        let place = watch(START, 8192).unwrap();
+        assert!(is_watched(START) && is_watched(START + 8191));
+        assert!(!is_watched(START - 1) && !is_watched(START + 8192));
+        forget(place);
+        assert!(!is_watched(START));
     }
 }
