@@ -5,10 +5,10 @@ import time
 from lab import needs_freestone
 from workload import fio_verify, kill_under_load
 
-# Slow enough that the kills fall into the writes and into the verification after them: some 6 s each.
-LOAD_IOPS = 2000
+# Slow enough that the kills fall into the writes and into the verification after them: some 12 s each.
+LOAD_IOPS = 1000
 LOAD_MIB = 48
-KILLS = 6
+KILLS = 4
 
 
 @needs_freestone
