@@ -1,0 +1,145 @@
+//! A leaf's queue for a program without a reactor: what the C API needs of it beyond [`Queue`].
+//!
+//! The caller owns slots and waiting line, may hand the queue from one thread to another between calls, and
+//! may sleep in it.
+
+use block::{IoResult, Queue};
+use std::io;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// A queue that its caller may block on, from whatever thread has it at the moment.
+pub trait DirectQueue: Queue + Send {
+    /// Kicks, then waits until [`Queue::reap`] is worth a call: about `at_least` operations have ended. It may
+    /// return early and for nothing; the caller reaps, and calls again for what is still missing.
+    ///
+    /// An event queue sleeps. A poll queue spins, in the kernel where the kernel can poll the drive.
+    ///
+    /// `signal_mask`, if any, is the thread's signal mask while it sleeps, as in `ppoll(2)`.
+    ///
+    /// # Errors
+    /// `ETIME` when `timeout` has passed, `EINTR` when a signal was handled.
+    fn wait(
+        &mut self,
+        at_least: u32,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()>;
+
+    /// As [`Queue::push`], for what only zoned devices have.
+    ///
+    /// An `Err` ends the operation at once: its slot is free again and no completion follows. A device without
+    /// zones answers [`block::IoError::Unsupported`].
+    ///
+    /// # Safety
+    /// What a [`ZoneRequest::Report`] points at stays valid until the completion has been reaped.
+    unsafe fn push_zone(&mut self, slot: u32, req: ZoneRequest) -> IoResult;
+}
+
+/// What is asked of a zoned device. Offsets are bytes and name the zone that they lie in.
+#[derive(Clone, Copy, Debug)]
+pub enum ZoneRequest {
+    /// Describes up to `max` zones, from the one at `offset` on.
+    Report {
+        /// A byte of the first zone.
+        offset: u64,
+        /// Where `max` descriptions have room.
+        zones: *mut Zone,
+        /// Most zones to describe.
+        max: u32,
+        /// Where the number of zones that were described goes before the operation completes.
+        reported: *mut u32,
+    },
+    /// Changes the state of the zone at `offset`.
+    Manage(ZoneAction, u64),
+    /// Changes the state of all zones for which that makes sense.
+    ManageAll(ZoneAction),
+}
+
+// SAFETY: the pointers belong to whoever owns the request, on whatever thread that is.
+unsafe impl Send for ZoneRequest {}
+
+/// A change of a zone's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZoneAction {
+    /// To closed.
+    Close,
+    /// To full.
+    Finish,
+    /// To explicitly open.
+    Open,
+    /// To empty: the data is lost.
+    Reset,
+}
+
+/// A zone, laid out as `struct blkio_zone` of `blkio.h`. All sizes are bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Zone {
+    /// First byte.
+    pub start: u64,
+    /// From this zone to the next.
+    pub len: u64,
+    /// How much of `len` holds data.
+    pub capacity: u64,
+    /// Where the next write goes, from the start of the device.
+    pub write_pointer: u64,
+    /// 1 conventional, 2 sequential writes required, 3 sequential writes preferred.
+    pub zone_type: u8,
+    /// 1 empty, 2 implicitly open, 3 explicitly open, 4 closed, 13 read-only, 14 full, 15 offline.
+    pub zone_state: u8,
+    /// 1 when the device asks for a reset of the zone.
+    pub reset: u8,
+    /// For later.
+    pub reserved: [u8; 29],
+}
+
+/// [`DirectQueue::wait`] for a queue whose completions raise its event: kick, arm, sleep on the event, disarm.
+///
+/// # Errors
+/// As [`DirectQueue::wait`].
+pub fn sleep_on_event(
+    queue: &mut (impl Queue + ?Sized),
+    timeout: Option<Duration>,
+    signal_mask: Option<&libc::sigset_t>,
+) -> io::Result<()> {
+    queue.kick();
+    let result = if queue.arm() {
+        let fd = queue.event_fd().expect("a queue that can be armed has an event");
+        poll_readable(fd, timeout, signal_mask)
+    } else {
+        Ok(())
+    };
+    queue.disarm();
+    result
+}
+
+/// Waits until the eventfd `fd` has been raised, and lowers it.
+///
+/// # Errors
+/// As [`DirectQueue::wait`].
+pub fn poll_readable(
+    fd: RawFd,
+    timeout: Option<Duration>,
+    signal_mask: Option<&libc::sigset_t>,
+) -> io::Result<()> {
+    let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let timeout = timeout.map(|t| libc::timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
+    let mask = signal_mask.map_or(std::ptr::null(), |m| &raw const *m);
+    // SAFETY: the structures live through the call.
+    match unsafe { libc::ppoll(&raw mut wanted, 1, timeout, mask) } {
+        0 => Err(io::Error::from_raw_os_error(libc::ETIME)),
+        count if count < 0 => Err(io::Error::last_os_error()),
+        _ => {
+            let mut counter = 0u64;
+            // SAFETY: eight bytes of our own. The descriptor does not block unless its owner changed that, and
+            // then it is readable.
+            unsafe { libc::read(fd, (&raw mut counter).cast(), 8) };
+            Ok(())
+        }
+    }
+}
