@@ -49,68 +49,147 @@ pub(super) fn size(file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
+/// What is known about an open file or block device. Sizes are bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileFacts {
+    /// A block device, not a regular file.
+    pub is_block_device: bool,
+    /// The page cache is bypassed.
+    pub is_direct: bool,
+    /// Open for reading only.
+    pub read_only: bool,
+    /// Alignment of every memory segment's address and length; 1 through the page cache.
+    pub memory_alignment: u32,
+    /// Alignment of offsets and lengths; 1 through the page cache.
+    pub offset_alignment: u32,
+    /// A block device's logical block size, at least 512; 512 for a regular file.
+    pub logical_block_size: u32,
+    /// Physical block size of a block device, block size of a file system.
+    pub physical_block_size: u32,
+    /// The I/O size that works best; 0 when there is none.
+    pub optimal_io_size: u32,
+    /// Granularity of a block device's discard; 0 when there is none.
+    pub discard_granularity: u32,
+    /// Start of the first whole discard granule of a partition.
+    pub discard_offset: u32,
+    /// Whether a block device takes discards; `None` for a regular file, where only trying tells.
+    pub has_discard: Option<bool>,
+    /// Whether a block device zeroes by itself, without being sent the zeroes.
+    pub zeroes_itself: bool,
+    /// Whether completed writes may be lost without a flush.
+    pub needs_flush: bool,
+    /// Whether a durable write costs less than a write and a flush.
+    pub native_fua: bool,
+    /// Whether the medium rotates.
+    pub rotational: bool,
+    /// Whether the drive can be polled for completions.
+    pub can_poll: bool,
+}
+
+impl FileFacts {
+    /// Learns them of `file`.
+    ///
+    /// # Errors
+    /// When the file cannot be asked, or its file system has no direct I/O but the file was opened for it.
+    pub(super) fn of(file: &File) -> io::Result<FileFacts> {
+        let metadata = file.metadata()?;
+        // SAFETY: no pointer is passed.
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        if flags < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let is_direct = flags & libc::O_DIRECT != 0;
+        let is_block_device = metadata.file_type().is_block_device();
+        let drive = Sysfs::of(if is_block_device { metadata.rdev() } else { metadata.dev() });
+        let own = drive.as_ref().filter(|_| is_block_device);
+        let number = |attribute| own.and_then(|s| s.number::<u64>(attribute)).unwrap_or(0);
+        let logical = if is_block_device { number("logical_block_size").max(512) as u32 } else { 512 };
+        let (memory_alignment, offset_alignment) =
+            if is_direct { direct_alignment(file, logical)? } else { (1, 1) };
+        let granularity = number("discard_granularity") as u32;
+        Ok(FileFacts {
+            is_block_device,
+            is_direct,
+            read_only: flags & libc::O_ACCMODE == libc::O_RDONLY,
+            memory_alignment,
+            offset_alignment,
+            logical_block_size: logical,
+            physical_block_size: if is_block_device {
+                number("physical_block_size") as u32
+            } else {
+                metadata.blksize() as u32
+            },
+            optimal_io_size: number("optimal_io_size") as u32,
+            discard_granularity: granularity,
+            // Several drivers report the granularity there, which as an offset means none.
+            discard_offset: match number("../discard_alignment") as u32 {
+                offset if granularity > 0 => offset % granularity,
+                _ => 0,
+            },
+            has_discard: is_block_device.then(|| number("discard_max_bytes") > 0),
+            zeroes_itself: number("write_zeroes_max_bytes") > 0,
+            needs_flush: !(is_direct && is_write_through(own)),
+            native_fua: !is_block_device || !is_direct || number("fua") == 1,
+            rotational: drive.as_ref().and_then(|s| s.number("rotational")) == Some(1u8),
+            can_poll: is_direct && drive.as_ref().is_some_and(Sysfs::has_poll_queues),
+        })
+    }
+
+    /// What a queue has to know. `block_size` is that of direct I/O.
+    pub(super) fn backing(&self, file: &File, block_size: u32) -> Backing {
+        Backing {
+            is_block_device: self.is_block_device,
+            is_direct: self.is_direct,
+            block_size,
+            zeroes_itself: self.zeroes_itself,
+            is_in_memory: super::inline::is_in_memory(file),
+        }
+    }
+}
+
 /// What the open `file` promises.
 pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing), DeviceError> {
     let refuse = |message: String| DeviceError::new(options.device_name(), message);
-    let fail = |what: &str, e| refuse(format!("cannot {what} of {}", options.path.display())).because(e);
-    let metadata = file.metadata().map_err(|e| fail("learn the type", e))?;
-    let size = size(file).map_err(|e| fail("learn the size", e))?;
-    let is_block_device = metadata.file_type().is_block_device();
-    let drive = Sysfs::of(if is_block_device { metadata.rdev() } else { metadata.dev() });
-    let own = drive.as_ref().filter(|_| is_block_device);
-    let number = |attribute| own.and_then(|s| s.number::<u64>(attribute)).unwrap_or(0);
-
-    let logical = if is_block_device { number("logical_block_size").max(512) as u32 } else { 512 };
-    let (memory_alignment, offset_alignment) = if options.direct {
-        direct_alignment(file, logical).map_err(|e| fail("use direct I/O (direct=off does without)", e))?
-    } else {
-        (1, 1)
-    };
-    let least = logical.max(offset_alignment);
+    let path = options.path.display();
+    let size = size(file).map_err(|e| refuse(format!("cannot learn the size of {path}")).because(e))?;
+    let facts = FileFacts::of(file).map_err(|e| {
+        let hint = if options.direct { " for direct I/O (direct=off does without)" } else { "" };
+        refuse(format!("cannot use {path}{hint}")).because(e)
+    })?;
+    let least = facts.logical_block_size.max(facts.offset_alignment);
     let block_size = options.block_size.unwrap_or(least);
     if !block_size.is_power_of_two() || !(least..=MAX_BLOCK_SIZE).contains(&block_size) {
-        let path = options.path.display();
         return Err(refuse(format!(
             "block_size={block_size}: {path} takes powers of two from {least} to {MAX_BLOCK_SIZE}"
         )));
     }
     if size < u64::from(block_size) {
-        let path = options.path.display();
         return Err(refuse(format!("{path} is too small: {size} bytes, a block has {block_size}")));
     }
-    let physical =
-        if is_block_device { number("physical_block_size") as u32 } else { metadata.blksize() as u32 };
-    let has_discard = !options.read_only
-        && if is_block_device { number("discard_max_bytes") > 0 } else { has_holes(file, size) };
+    let physical_block_size = sane_block_size(facts.physical_block_size, block_size);
+    let has_discard = !options.read_only && facts.has_discard.unwrap_or_else(|| has_holes(file, size));
     let limits = Limits {
         block_size,
-        physical_block_size: sane_block_size(physical, block_size),
-        optimal_io_size: number("optimal_io_size") as u32,
-        memory_alignment,
+        physical_block_size,
+        optimal_io_size: facts.optimal_io_size,
+        memory_alignment: facts.memory_alignment,
         max_transfer: MAX_TRANSFER & !(block_size - 1),
         // The kernel splits what the drive cannot take in one go, so the drive's own limits on segments and
         // length are of no use to callers.
         max_segments: super::operation::MAX_IOVECS as u16,
         max_discard: if has_discard { 1 << 40 } else { 0 },
-        discard_alignment: if is_block_device {
-            (number("discard_granularity") as u32).max(block_size)
+        discard_alignment: if facts.is_block_device {
+            facts.discard_granularity.max(block_size)
         } else {
-            sane_block_size(physical, block_size)
+            physical_block_size
         },
         read_only: options.read_only,
-        volatile_cache: !(options.direct && is_write_through(own)),
-        native_fua: !is_block_device || !options.direct || number("fua") == 1,
-        rotational: drive.as_ref().and_then(|s| s.number("rotational")) == Some(1u8),
+        volatile_cache: facts.needs_flush,
+        native_fua: facts.native_fua,
+        rotational: facts.rotational,
         ..Limits::new(size & !(u64::from(block_size) - 1))
     };
-    let backing = Backing {
-        is_block_device,
-        is_direct: options.direct,
-        block_size,
-        zeroes_itself: number("write_zeroes_max_bytes") > 0,
-        is_in_memory: super::inline::is_in_memory(file),
-    };
-    Ok((limits, backing))
+    Ok((limits, facts.backing(file, block_size)))
 }
 
 fn sane_block_size(size: u32, least: u32) -> u32 {

@@ -14,6 +14,7 @@
 //! user memory. Truth: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
 
 mod entry;
+mod file;
 mod fixed;
 mod inline;
 mod limits;
@@ -22,12 +23,15 @@ mod operation;
 mod queue;
 mod ring;
 
+pub use file::{MAX_ENTRIES, UringFile, probe};
+pub use limits::FileFacts;
 pub use queue::UringQueue;
 
 use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
 use limits::Sysfs;
 use queue::Shared;
 use reactor::QueueChannel;
+use ring::Ring;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -121,7 +125,7 @@ impl UringDevice {
     /// # Errors
     /// When the kernel refuses an io_uring.
     pub fn open_queue(&self) -> Result<UringQueue, DeviceError> {
-        UringQueue::new(self.shared.clone(), self.queue_depth, self.is_polled)
+        UringQueue::new(self.shared.clone(), self.queue_depth, self.is_polled, Ring::new)
             .map_err(|e| DeviceError::new(&self.name, "cannot set up io_uring").because(e))
     }
 }

@@ -40,7 +40,8 @@ pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
     Ok(file)
 }
 
-fn check_kind(kind: FileType) -> Result<(), &'static str> {
+/// What is wrong with a file of this type, if anything.
+pub(super) fn check_kind(kind: FileType) -> Result<(), &'static str> {
     match kind {
         k if k.is_file() || k.is_block_device() => Ok(()),
         k if k.is_dir() => Err("a directory"),

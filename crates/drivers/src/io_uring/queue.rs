@@ -5,12 +5,14 @@ use super::fixed::{FixedBuffers, Regions};
 use super::inline;
 use super::operation::{Backing, Next, Operation, Step, Ways};
 use super::ring::Ring;
+use crate::direct::{DirectQueue, ZoneRequest};
 use block::{Flags, IoError, IoResult, Op, Queue, Request};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// What all queues of a device share.
 pub(super) struct Shared {
@@ -40,10 +42,16 @@ pub struct UringQueue {
 }
 
 impl UringQueue {
-    /// Rings with room for `depth` requests over the shared file.
-    pub(super) fn new(shared: Arc<Shared>, depth: u32, is_polled: bool) -> io::Result<UringQueue> {
-        let main = Ring::new(depth, is_polled)?;
-        let side = if is_polled { Some(Ring::new(depth, false)?) } else { None };
+    /// Rings with room for `depth` requests over the shared file, each made by `ring` of its depth and whether
+    /// it is polled.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        depth: u32,
+        is_polled: bool,
+        ring: fn(u32, bool) -> io::Result<Ring>,
+    ) -> io::Result<UringQueue> {
+        let main = ring(depth, is_polled)?;
+        let side = if is_polled { Some(ring(depth, false)?) } else { None };
         let fd = shared.file.as_raw_fd();
         let is_registered = [Some(&main), side.as_ref()]
             .into_iter()
@@ -206,6 +214,37 @@ impl Queue for UringQueue {
         self.rings().for_each(Ring::disarm);
     }
 }
+
+impl DirectQueue for UringQueue {
+    fn wait(
+        &mut self,
+        at_least: u32,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()> {
+        if let Some(side) = &mut self.side
+            && side.in_flight > 0
+        {
+            // Two rings cannot be waited for at once; this thread was to poll anyway.
+            self.kick();
+            return Ok(());
+        }
+        if !self.ended.is_empty() || self.main.in_flight == 0 {
+            self.kick();
+            return Ok(());
+        }
+        // A request may take several answers, so this is how many there are at least.
+        self.main.wait_for(at_least.min(self.main.in_flight) as usize, timeout, signal_mask)
+    }
+
+    unsafe fn push_zone(&mut self, _: u32, _: ZoneRequest) -> IoResult {
+        Err(IoError::Unsupported)
+    }
+}
+
+// SAFETY: the pointers in slots and rings are the requests' memory, which belongs to no thread. Rings that are
+// bound to one thread are used by their core alone (`reactor::QueueChannel` is not `Send`).
+unsafe impl Send for UringQueue {}
 
 impl Drop for UringQueue {
     /// Waits for what is in flight: closing a ring does not, and the memory of the requests is about to be

@@ -1,9 +1,10 @@
 //! One ring, in the best mode that the running kernel has.
 
-use io_uring::{Builder, IoUring, cqueue, squeue};
+use io_uring::{Builder, IoUring, cqueue, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 type RingBuilder = Builder<squeue::Entry, cqueue::Entry>;
 
@@ -43,13 +44,7 @@ impl Ring {
             b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
         });
         let mut refused = match best {
-            Ok(uring) => {
-                let event = eventfd()?;
-                uring.submitter().register_eventfd(event.as_raw_fd())?;
-                let mut ring = Ring { uring, is_polled, in_flight: 0, event: Some(event) };
-                ring.disarm();
-                return Ok(ring);
-            }
+            Ok(uring) => return Ring::with_event(uring, is_polled),
             Err(error) => error,
         };
         for mode in OLDER_MODES {
@@ -62,6 +57,30 @@ impl Ring {
             }
         }
         Err(refused)
+    }
+
+    /// A ring with room for `entries` requests, which threads may hand to each other. It always has an event.
+    ///
+    /// # Errors
+    /// As [`Ring::new`].
+    pub fn for_any_thread(entries: u32, is_polled: bool) -> io::Result<Ring> {
+        // Whatever defers work to the thread that submitted waits for that thread to enter the kernel, which it
+        // need not do after it has handed the ring on.
+        let uring = match build(entries, is_polled, |b| {
+            b.setup_submit_all();
+        }) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => build(entries, is_polled, |_| {})?,
+            result => result?,
+        };
+        Ring::with_event(uring, is_polled)
+    }
+
+    fn with_event(uring: IoUring, is_polled: bool) -> io::Result<Ring> {
+        let event = eventfd()?;
+        uring.submitter().register_eventfd(event.as_raw_fd())?;
+        let mut ring = Ring { uring, is_polled, in_flight: 0, event: Some(event) };
+        ring.disarm();
+        Ok(ring)
     }
 
     /// What becomes readable at a completion while the ring is armed.
@@ -130,6 +149,39 @@ impl Ring {
     pub fn disarm(&mut self) {
         if self.event.is_some() {
             self.uring.completion().disable_eventfd();
+        }
+    }
+
+    /// Submits, and waits until `at_least` completions are in the ring, the time is over or a signal arrives.
+    ///
+    /// # Errors
+    /// `ETIME`, `EINTR`.
+    pub fn wait_for(
+        &self,
+        at_least: usize,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()> {
+        let time = timeout.map(types::Timespec::from);
+        let mut args = types::SubmitArgs::new();
+        if let Some(time) = &time {
+            args = args.timespec(time);
+        }
+        if let Some(mask) = signal_mask {
+            args = args.sigmask(mask);
+        }
+        let result = if timeout.is_none() && signal_mask.is_none() {
+            self.uring.submit_and_wait(at_least)
+        } else {
+            self.uring.submitter().submit_with_args(at_least, &args)
+        };
+        match result {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Err(error),
+            Err(error) => {
+                check(&error);
+                Ok(())
+            }
+            Ok(_) => Ok(()),
         }
     }
 
