@@ -1,0 +1,134 @@
+//! Driver `io_uring`: regular files and block devices of this host.
+
+use super::{Source, source};
+use crate::driver::{Capacity, Driver};
+use crate::property::{Properties, Spec};
+use crate::{Error, Region, Result, Value};
+use drivers::direct::DirectQueue;
+use drivers::io_uring::{FileFacts, UringFile, probe};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+
+pub(super) struct IoUring {
+    file: Option<Arc<UringFile>>,
+}
+
+impl IoUring {
+    pub fn new() -> Result<IoUring> {
+        probe().map_err(|e| Error::os("io_uring", &e))?;
+        Ok(IoUring { file: None })
+    }
+
+    fn file(&self) -> &Arc<UringFile> {
+        self.file.as_ref().expect("the instance is connected")
+    }
+}
+
+impl Driver for IoUring {
+    fn specs(&self) -> Vec<Spec> {
+        vec![
+            Spec::setting("direct", false),
+            Spec::setting("fd", -1),
+            Spec::setting("path", ""),
+            Spec::tuning("num-entries", 128),
+        ]
+    }
+
+    fn can_add_queues(&self) -> bool {
+        true
+    }
+
+    fn check(&self, name: &str, value: &Value) -> Result<()> {
+        match (name, value) {
+            ("num-entries", Value::Int(entries)) if *entries <= 0 => {
+                Err(Error::new(libc::EINVAL, format!("property num-entries: {entries} is not positive")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connect(&mut self, p: &mut Properties) -> Result<()> {
+        let file = match source(p)? {
+            Source::Path(path) => UringFile::open(Path::new(&path), p.bool("direct"), p.bool("read-only"))
+                .map_err(|e| Error::os(&format!("cannot open {path}"), &e))?,
+            Source::Fd(fd) => take_over(fd)?,
+        };
+        state_facts(p, &file);
+        self.file = Some(Arc::new(file));
+        Ok(())
+    }
+
+    fn start(&mut self, _: &Properties) -> Result<()> {
+        Ok(())
+    }
+
+    fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
+        let entries = p.int("num-entries");
+        let queue = self
+            .file()
+            .open_queue(entries as u32, is_poll)
+            .map_err(|e| Error::os(&format!("cannot set up an io_uring with num-entries {entries}"), &e))?;
+        Ok(Box::new(queue))
+    }
+
+    fn capacity(&self) -> Capacity {
+        let file = self.file().clone();
+        Arc::new(move || file.capacity().map_err(|e| Error::os("cannot learn the size", &e)))
+    }
+
+    fn map_region(&mut self, _: &Region) -> Result<()> {
+        // Registering buffers would pin them, and a program that gives memory back to the system relies on
+        // `may-pin-mem-regions` being false.
+        Ok(())
+    }
+
+    fn unmap_region(&mut self, _: &Region) {}
+
+    fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        None
+    }
+}
+
+/// Takes the program's descriptor over; after an error it is still the program's.
+fn take_over(fd: RawFd) -> Result<UringFile> {
+    let failed = |e| Error::os(&format!("cannot use the file descriptor {fd}"), &e);
+    if fd < 0 {
+        return Err(Error::new(libc::EBADF, format!("property fd: {fd} is no file descriptor")));
+    }
+    // SAFETY: no pointer is passed.
+    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(failed(std::io::Error::last_os_error()));
+    }
+    // SAFETY: it is open, and the program passed it on with blkio_connect().
+    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    UringFile::from_fd(owned).map_err(|(error, owned)| {
+        let _ = owned.into_raw_fd();
+        failed(error)
+    })
+}
+
+fn state_facts(p: &mut Properties, file: &UringFile) {
+    let FileFacts { is_block_device, offset_alignment, memory_alignment, .. } = *file.facts();
+    let facts = file.facts();
+    let optimal = facts.physical_block_size.max(offset_alignment);
+    let optimal_size = if facts.optimal_io_size.is_multiple_of(optimal) { facts.optimal_io_size } else { 0 };
+    // Offsets of files have no granularity of discard, but a multiple of the request's alignment is promised.
+    let discard_alignment = if is_block_device { facts.discard_granularity } else { offset_alignment };
+    p.put("fd", file.fd());
+    p.put("direct", facts.is_direct);
+    p.put("read-only", facts.read_only);
+    p.put("can-grow", !is_block_device);
+    p.put("supports-poll-queues", facts.can_poll);
+    p.put("supports-fua-natively", facts.native_fua);
+    p.put("flush-needed", facts.needs_flush);
+    p.put("request-alignment", offset_alignment as i32);
+    p.put("buf-alignment", memory_alignment as i32);
+    p.put("mem-region-alignment", u64::from(memory_alignment));
+    p.put("optimal-buf-alignment", 4096.max(memory_alignment) as i32);
+    p.put("optimal-io-alignment", optimal as i32);
+    p.put("optimal-io-size", optimal_size as i32);
+    p.put("max-segments", file.max_segments() as i32);
+    p.put("discard-alignment", discard_alignment as i32);
+    p.put("discard-alignment-offset", facts.discard_offset as i32);
+}

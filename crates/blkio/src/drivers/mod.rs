@@ -1,0 +1,41 @@
+//! The drivers by name: what each asks of its user, and how its facts become properties.
+
+mod io_uring;
+
+use crate::driver::Driver;
+use crate::property::Properties;
+use crate::{Error, Result};
+use std::os::fd::RawFd;
+
+/// The driver called `name`.
+///
+/// # Errors
+/// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
+pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
+    match name {
+        "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
+        _ => Err(Error::new(libc::ENOENT, format!("unknown driver '{name}'"))),
+    }
+}
+
+/// What the properties `path` and `fd` name.
+enum Source {
+    Path(String),
+    Fd(RawFd),
+}
+
+/// Exactly one of `path` and `fd`.
+///
+/// # Errors
+/// `EINVAL` for both or none.
+fn source(properties: &Properties) -> Result<Source> {
+    match (properties.str("path"), properties.int("fd")) {
+        ("", -1) => Err(Error::new(libc::EINVAL, "one of the properties path and fd must be set")),
+        ("", fd) => Ok(Source::Fd(fd)),
+        (path, -1) => Ok(Source::Path(path.to_owned())),
+        (path, fd) => {
+            let message = format!("path ({path}) and fd ({fd}) cannot be set at the same time");
+            Err(Error::new(libc::EINVAL, message))
+        }
+    }
+}

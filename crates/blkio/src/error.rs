@@ -1,0 +1,82 @@
+//! What went wrong on the control path: an errno for programs, a sentence for people.
+
+use block::DeviceError;
+use std::io;
+
+/// A positive errno and what it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    errno: i32,
+    message: String,
+}
+
+/// The result of the control path.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// `errno` (positive) with a message that names the object and the value.
+    pub fn new(errno: i32, message: impl Into<String>) -> Error {
+        Error { errno, message: message.into() }
+    }
+
+    /// What the operating system said about `what`; `EIO` where it said nothing.
+    pub fn os(what: &str, error: &io::Error) -> Error {
+        let errno = error.raw_os_error().unwrap_or(match error.kind() {
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => libc::EINVAL,
+            io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+            io::ErrorKind::UnexpectedEof => libc::ECONNRESET,
+            _ => libc::EIO,
+        });
+        Error::new(errno, format!("{what}: {error}"))
+    }
+
+    /// What a device said; `otherwise` where no system call lies beneath.
+    pub fn device(error: &DeviceError, otherwise: i32) -> Error {
+        let mut message = error.to_string();
+        let mut errno = otherwise;
+        let mut source = std::error::Error::source(error);
+        while let Some(cause) = source {
+            let text = cause.to_string();
+            if !message.contains(&text) {
+                message = format!("{message}: {text}");
+            }
+            if let Some(found) = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+                errno = found;
+            }
+            source = cause.source();
+        }
+        Error::new(errno, message)
+    }
+
+    /// The positive errno.
+    pub fn errno(&self) -> i32 {
+        self.errno
+    }
+
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_errno_of_a_cause_deep_below_is_found() {
+        let cause = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let error = DeviceError::new("nbd:x", "cannot connect").because(cause);
+        let error = Error::device(&error, libc::EIO);
+        assert_eq!(error.errno(), libc::ECONNREFUSED);
+        assert!(error.message().contains("nbd:x") && error.message().contains("refused"), "{error}");
+    }
+}

@@ -1,0 +1,273 @@
+//! A device from creation to its end: properties, states, regions, queues.
+
+use crate::driver::Driver;
+use crate::memory::{RegionRules, Regions};
+use crate::property::{Properties, common, wrong_kind};
+use crate::rules::Rules;
+use crate::{Error, IoQueue, Kind, Region, Result, State, Value, drivers};
+use std::sync::Arc;
+
+/// Queues by index; a removed one leaves a gap.
+type Queues = Vec<Option<Box<IoQueue>>>;
+
+/// A device as its program configures it. Its queues may be used by other threads meanwhile.
+///
+/// Fields are dropped in their order: queues wait for what is in flight, then the device is closed, then memory is
+/// given back.
+pub struct Instance {
+    queues: Queues,
+    poll_queues: Queues,
+    driver: Box<dyn Driver>,
+    regions: Regions,
+    properties: Properties,
+    state: State,
+    rules: Option<Arc<Rules>>,
+}
+
+impl Instance {
+    /// An instance of the driver of that name.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
+    pub fn create(driver_name: &str) -> Result<Instance> {
+        let driver = drivers::create(driver_name)?;
+        let mut specs = common(driver_name, driver.can_add_queues());
+        specs.extend(driver.specs());
+        Ok(Instance {
+            queues: Vec::new(),
+            poll_queues: Vec::new(),
+            driver,
+            regions: Regions::default(),
+            properties: Properties::new(specs),
+            state: State::Created,
+            rules: None,
+        })
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The names of its properties.
+    pub fn property_names(&self) -> impl Iterator<Item = &'static str> {
+        self.properties.names()
+    }
+
+    /// A property's value.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENODEV` not known before the device is connected.
+    pub fn get(&self, name: &str) -> Result<Value> {
+        let value = self.properties.get(name, self.state)?;
+        if name == "capacity" { (self.driver.capacity())().map(Value::Uint64) } else { Ok(value.clone()) }
+    }
+
+    /// As [`Instance::get`], of the type that the caller expects.
+    ///
+    /// # Errors
+    /// `ENOTTY` when it has another.
+    pub fn get_as(&self, name: &str, kind: Kind) -> Result<Value> {
+        let actual = self.properties.kind(name)?;
+        if actual == kind { self.get(name) } else { Err(wrong_kind(name, actual, kind)) }
+    }
+
+    /// Sets a property; text is converted to its type.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `ENODEV` too early, `EINVAL`
+    /// a value that cannot be.
+    pub fn set(&mut self, name: &str, value: Value) -> Result<()> {
+        let value = self.properties.convert(name, value, self.state)?;
+        if let ("num-queues" | "num-poll-queues", Value::Int(count)) = (name, &value)
+            && *count < 0
+        {
+            return Err(Error::new(libc::EINVAL, format!("property {name}: {count} is negative")));
+        }
+        self.driver.check(name, &value)?;
+        self.properties.put(name, value);
+        Ok(())
+    }
+
+    /// Opens the device that the properties name; nothing when it is connected already.
+    ///
+    /// # Errors
+    /// `EBUSY` when it is started; what is wrong with the settings or the device, and then it can be tried again.
+    pub fn connect(&mut self) -> Result<()> {
+        match self.state {
+            State::Created => {}
+            State::Connected => return Ok(()),
+            State::Started => return Err(Error::new(libc::EBUSY, "the instance is already started")),
+        }
+        let result = self.driver.connect(&mut self.properties);
+        match result {
+            Ok(()) => self.state = State::Connected,
+            Err(_) => self.properties.forget_facts(),
+        }
+        result
+    }
+
+    /// Makes the queues; nothing when it is started already.
+    ///
+    /// # Errors
+    /// `ENODEV` when it is not connected, `EINVAL` for numbers of queues that the
+    /// device does not have; what the device refuses.
+    pub fn start(&mut self) -> Result<()> {
+        match self.state {
+            State::Created => return self.check_connected(),
+            State::Started => return Ok(()),
+            State::Connected => {}
+        }
+        let [events, polls] = ["num-queues", "num-poll-queues"].map(|name| self.properties.int(name));
+        self.check_counts(events, polls)?;
+        self.driver.start(&self.properties)?;
+        let rules = Arc::new(Rules::new(&self.properties, self.driver.capacity()));
+        let mut open = |count: i32, is_poll| -> Result<Queues> {
+            (0..count)
+                .map(|_| {
+                    let rings = self.driver.open_queue(&self.properties, is_poll)?;
+                    Ok(Some(Box::new(IoQueue::new(rings, rules.clone(), is_poll))))
+                })
+                .collect()
+        };
+        let queues = open(events, false)?;
+        self.poll_queues = open(polls, true)?;
+        self.queues = queues;
+        self.rules = Some(rules);
+        self.state = State::Started;
+        Ok(())
+    }
+
+    fn check_counts(&self, events: i32, polls: i32) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(libc::EINVAL, message));
+        if polls > 0 && !self.properties.bool("supports-poll-queues") {
+            return refuse(format!("num-poll-queues is {polls}, but poll queues are not supported"));
+        }
+        if events + polls == 0 && !self.driver.can_add_queues() {
+            return refuse("num-queues and num-poll-queues are both 0, and no queues can be added".into());
+        }
+        let max = self.properties.int("max-queues");
+        if i64::from(events) + i64::from(polls) > i64::from(max) {
+            return refuse(format!(
+                "num-queues ({events}) and num-poll-queues ({polls}) are together more than max-queues ({max})"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The queue or poll queue at `index`. The pointer is good until it is removed or the instance ends.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none.
+    pub fn queue(&mut self, index: i32, is_poll: bool) -> Result<&mut IoQueue> {
+        let queues = if is_poll { &mut self.poll_queues } else { &mut self.queues };
+        let found = usize::try_from(index).ok().and_then(|index| queues.get_mut(index)?.as_deref_mut());
+        found.ok_or_else(|| no_such_queue(index, is_poll))
+    }
+
+    /// Adds a queue or poll queue and returns its index, the lowest that is free.
+    ///
+    /// # Errors
+    /// `EBUSY` before the start, `ENOTSUP` where queues cannot be added, `EINVAL` where there are no poll queues or
+    /// there are as many queues as there can be; what the device refuses.
+    pub fn add_queue(&mut self, is_poll: bool) -> Result<i32> {
+        let rules = self.started_rules()?.clone();
+        if !self.driver.can_add_queues() {
+            return Err(Error::new(libc::ENOTSUP, "this driver cannot add queues (can-add-queues is false)"));
+        }
+        if is_poll && !self.properties.bool("supports-poll-queues") {
+            return Err(Error::new(libc::EINVAL, "poll queues are not supported"));
+        }
+        let max = self.properties.int("max-queues");
+        let existing = self.queues.iter().chain(&self.poll_queues).flatten().count();
+        if existing >= max as usize {
+            let message = format!("there are {existing} queues, max-queues is {max}");
+            return Err(Error::new(libc::EINVAL, message));
+        }
+        let rings = self.driver.open_queue(&self.properties, is_poll)?;
+        let queues = if is_poll { &mut self.poll_queues } else { &mut self.queues };
+        let index = queues.iter().position(Option::is_none).unwrap_or(queues.len());
+        if index == queues.len() {
+            queues.push(None);
+        }
+        queues[index] = Some(Box::new(IoQueue::new(rings, rules, is_poll)));
+        Ok(index as i32)
+    }
+
+    /// Removes a queue or poll queue, after what it has in flight has ended. Others keep their index.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none.
+    pub fn remove_queue(&mut self, index: i32, is_poll: bool) -> Result<()> {
+        let queues = if is_poll { &mut self.poll_queues } else { &mut self.queues };
+        let found = usize::try_from(index).ok().and_then(|index| queues.get_mut(index)?.take());
+        found.map(drop).ok_or_else(|| no_such_queue(index, is_poll))
+    }
+
+    /// Allocates memory for buffers; it is not mapped yet.
+    ///
+    /// # Errors
+    /// `ENODEV` before the device is connected, `EINVAL` for a length that is no multiple of `mem-region-alignment`.
+    pub fn alloc_region(&mut self, len: usize) -> Result<Region> {
+        self.check_connected()?;
+        self.regions.allocate(len, self.region_rules().alignment)
+    }
+
+    /// Gives memory of [`Instance::alloc_region`] back.
+    ///
+    /// # Errors
+    /// `EINVAL` for memory that is none, or is still mapped.
+    pub fn free_region(&mut self, region: &Region) -> Result<()> {
+        self.regions.free(region)
+    }
+
+    /// Tells the device about memory that requests will use.
+    ///
+    /// # Errors
+    /// `ENODEV` before the device is connected, `EBUSY` before the start, `EINVAL` for a region that is malformed or mapped already, `ENOSPC` for too many;
+    /// what the device cannot take.
+    pub fn map_region(&mut self, region: &Region) -> Result<()> {
+        self.check_connected()?;
+        self.started_rules()?;
+        self.regions.check(region, self.region_rules())?;
+        self.driver.map_region(region)?;
+        self.regions.add_mapped(region);
+        Ok(())
+    }
+
+    /// Takes a region back; one that is not mapped is none of the library's business.
+    pub fn unmap_region(&mut self, region: &Region) {
+        if self.regions.remove_mapped(region) {
+            self.driver.unmap_region(region);
+        }
+    }
+
+    /// Makes a `connect` that runs on another thread fail soon; `None` where it cannot take long.
+    pub(crate) fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        self.driver.canceller()
+    }
+
+    fn check_connected(&self) -> Result<()> {
+        match self.state {
+            State::Created => Err(Error::new(libc::ENODEV, "the instance is not connected")),
+            State::Connected | State::Started => Ok(()),
+        }
+    }
+
+    fn started_rules(&self) -> Result<&Arc<Rules>> {
+        self.rules.as_ref().ok_or_else(|| Error::new(libc::EBUSY, "the instance is not started"))
+    }
+
+    fn region_rules(&self) -> RegionRules {
+        RegionRules {
+            alignment: self.properties.uint64("mem-region-alignment").max(1),
+            needs_fd: self.properties.bool("needs-mem-region-fd"),
+            max_regions: self.properties.uint64("max-mem-regions"),
+        }
+    }
+}
+
+fn no_such_queue(index: i32, is_poll: bool) -> Error {
+    let kind = if is_poll { "poll queue" } else { "queue" };
+    Error::new(libc::ENOENT, format!("there is no {kind} with index {index}"))
+}

@@ -1,0 +1,239 @@
+//! Memory regions: what a program told the device about, and what the library allocated for it.
+
+use crate::{Error, Result};
+use std::os::fd::RawFd;
+
+/// A memory region, laid out as `struct blkio_mem_region` of `blkio.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte.
+    pub addr: usize,
+    /// Length in bytes.
+    pub len: usize,
+    /// Reserved: 0.
+    pub iova: u64,
+    /// Where in `fd` the region starts, in bytes.
+    pub fd_offset: i64,
+    /// The file that backs it; -1 when there is none.
+    pub fd: RawFd,
+    /// Reserved: 0.
+    pub flags: u32,
+}
+
+impl Region {
+    fn overlaps(&self, other: &Region) -> bool {
+        self.addr < other.addr + other.len && other.addr < self.addr + self.len
+    }
+}
+
+/// What the device asks of regions.
+#[derive(Clone, Copy)]
+pub(crate) struct RegionRules {
+    pub alignment: u64,
+    pub needs_fd: bool,
+    pub max_regions: u64,
+}
+
+/// The regions of an instance.
+#[derive(Default)]
+pub(crate) struct Regions {
+    mapped: Vec<Region>,
+    allocated: Vec<Region>,
+}
+
+impl Regions {
+    /// Whether `region` may be mapped now.
+    ///
+    /// # Errors
+    /// `EINVAL` for a malformed region and one that is mapped already, `ENOSPC` when there are too many.
+    pub fn check(&self, region: &Region, rules: RegionRules) -> Result<()> {
+        let refuse = |message: String| Err(Error::new(libc::EINVAL, format!("memory region: {message}")));
+        let alignment = rules.alignment;
+        let Region { addr, len, .. } = *region;
+        if !(addr as u64).is_multiple_of(alignment) || !(len as u64).is_multiple_of(alignment) {
+            return refuse(format!(
+                "addr {addr:#x} and len {len:#x} must be multiples of mem-region-alignment ({alignment})"
+            ));
+        }
+        if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
+            return refuse(format!("addr {addr:#x} with len {len:#x} is no memory"));
+        }
+        if region.iova != 0 || region.flags != 0 {
+            return refuse(format!(
+                "iova {:#x} and flags {:#x} are reserved and must be 0",
+                region.iova, region.flags
+            ));
+        }
+        if rules.needs_fd && region.fd < 0 {
+            return refuse(format!("this driver needs a file descriptor, fd is {}", region.fd));
+        }
+        if region.fd >= 0 && region.fd_offset < 0 {
+            return refuse(format!("fd_offset {} is negative", region.fd_offset));
+        }
+        if self.mapped.contains(region) {
+            return refuse(format!("addr {addr:#x} is already mapped"));
+        }
+        if let Some(other) = self.mapped.iter().find(|other| other.overlaps(region)) {
+            return refuse(format!(
+                "addr {addr:#x} with len {len:#x} overlaps the region at {:#x} with len {:#x}",
+                other.addr, other.len
+            ));
+        }
+        if self.mapped.len() as u64 >= rules.max_regions {
+            let message = format!("more than max-mem-regions ({}) memory regions", rules.max_regions);
+            return Err(Error::new(libc::ENOSPC, message));
+        }
+        Ok(())
+    }
+
+    pub fn add_mapped(&mut self, region: &Region) {
+        self.mapped.push(*region);
+    }
+
+    /// Forgets a mapped region; `false` when there is no such one.
+    pub fn remove_mapped(&mut self, region: &Region) -> bool {
+        let at = self.mapped.iter().position(|r| r == region);
+        at.map(|at| self.mapped.swap_remove(at)).is_some()
+    }
+
+    /// Allocates `len` bytes of memory that can be shared with another process.
+    ///
+    /// # Errors
+    /// `EINVAL` for a length that is no multiple of the alignment, and what the operating system says.
+    pub fn allocate(&mut self, len: usize, alignment: u64) -> Result<Region> {
+        if len == 0 || !(len as u64).is_multiple_of(alignment) || i64::try_from(len).is_err() {
+            let message = format!(
+                "memory region: len {len} must be a positive multiple of mem-region-alignment ({alignment})"
+            );
+            return Err(Error::new(libc::EINVAL, message));
+        }
+        let region = allocate(len)?;
+        if !(region.addr as u64).is_multiple_of(alignment) {
+            release(&region);
+            let message = format!("memory region: no memory with an alignment of {alignment} bytes");
+            return Err(Error::new(libc::EOVERFLOW, message));
+        }
+        self.allocated.push(region);
+        Ok(region)
+    }
+
+    /// Gives memory of [`Regions::allocate`] back.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is none or still mapped; it then stays until the end of the instance.
+    pub fn free(&mut self, region: &Region) -> Result<()> {
+        let refuse =
+            |what: &str| Err(Error::new(libc::EINVAL, format!("memory region: {:#x} {what}", region.addr)));
+        let Some(at) = self.allocated.iter().position(|r| r == region) else {
+            return refuse("was not allocated by blkio_alloc_mem_region()");
+        };
+        if self.mapped.contains(region) {
+            return refuse("is still mapped");
+        }
+        release(&self.allocated.swap_remove(at));
+        Ok(())
+    }
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        self.allocated.iter().for_each(release);
+    }
+}
+
+fn allocate(len: usize) -> Result<Region> {
+    let failed = |what: &str| {
+        let error = std::io::Error::last_os_error();
+        Error::os(&format!("memory region of {len} bytes: {what}"), &error)
+    };
+    // SAFETY: the name is a C string.
+    let fd = unsafe { libc::memfd_create(c"blkio-buffers".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(failed("memfd_create"));
+    }
+    let close = |error| {
+        // SAFETY: the descriptor is ours and nobody knows it yet.
+        unsafe { libc::close(fd) };
+        Err(error)
+    };
+    // SAFETY: no pointer is passed.
+    if unsafe { libc::ftruncate(fd, len as i64) } < 0 {
+        return close(failed("ftruncate"));
+    }
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    // SAFETY: a new mapping, which overlaps nothing.
+    let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, fd, 0) };
+    if addr == libc::MAP_FAILED {
+        return close(failed("mmap"));
+    }
+    Ok(Region { addr: addr.addr(), len, iova: 0, fd_offset: 0, fd, flags: 0 })
+}
+
+fn release(region: &Region) {
+    // SAFETY: mapping and descriptor come from `allocate`, and this is the only time they are given back.
+    unsafe {
+        libc::munmap(region.addr as *mut libc::c_void, region.len);
+        libc::close(region.fd);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: RegionRules = RegionRules { alignment: 4096, needs_fd: true, max_regions: 2 };
+
+    fn region(addr: usize, len: usize) -> Region {
+        Region { addr, len, iova: 0, fd_offset: 0, fd: 3, flags: 0 }
+    }
+
+    #[test]
+    fn a_malformed_region_is_refused_with_its_values() {
+        let regions = Regions::default();
+        let good = region(0x10000, 0x2000);
+        assert_eq!(regions.check(&good, RULES), Ok(()));
+        for bad in [
+            Region { addr: 0x10001, ..good },
+            Region { len: 0x2001, ..good },
+            Region { len: 0, ..good },
+            Region { addr: 0, ..good },
+            Region { addr: usize::MAX - 0xfff, ..good },
+            Region { iova: 1, ..good },
+            Region { flags: 1, ..good },
+            Region { fd: -1, ..good },
+            Region { fd_offset: -1, ..good },
+        ] {
+            assert_eq!(regions.check(&bad, RULES).map_err(|e| e.errno()), Err(libc::EINVAL), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn regions_neither_overlap_nor_exceed_their_number() {
+        let mut regions = Regions::default();
+        regions.add_mapped(&region(0x10000, 0x2000));
+        assert!(regions.check(&region(0x10000, 0x2000), RULES).is_err());
+        assert!(regions.check(&region(0x11000, 0x2000), RULES).is_err());
+        assert!(regions.check(&region(0xf000, 0x4000), RULES).is_err());
+        assert_eq!(regions.check(&region(0x12000, 0x1000), RULES), Ok(()));
+        regions.add_mapped(&region(0x12000, 0x1000));
+        let full = regions.check(&region(0x20000, 0x1000), RULES).unwrap_err();
+        assert_eq!(full.errno(), libc::ENOSPC);
+        assert!(regions.remove_mapped(&region(0x12000, 0x1000)));
+        assert!(!regions.remove_mapped(&region(0x12000, 0x1000)));
+    }
+
+    #[test]
+    fn allocated_memory_is_given_back_once_and_only_when_unmapped() {
+        let mut regions = Regions::default();
+        assert_eq!(regions.allocate(100, 512).unwrap_err().errno(), libc::EINVAL);
+        let region = regions.allocate(8192, 4096).unwrap();
+        // SAFETY: fresh memory of our own.
+        unsafe { (region.addr as *mut u8).write(1) };
+        regions.add_mapped(&region);
+        assert!(regions.free(&region).is_err());
+        regions.remove_mapped(&region);
+        assert_eq!(regions.free(&region), Ok(()));
+        assert!(regions.free(&region).is_err());
+    }
+}
