@@ -12,6 +12,7 @@ use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
 use drivers::direct::{DirectQueue, Zone, ZoneAction, ZoneRequest};
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -58,12 +59,12 @@ pub struct Completion {
     pub error_msg: *const c_char,
     /// 0, a negative errno, or the number of zones reported.
     pub ret: i32,
-    reserved: [u8; 12],
+    reserved: [u32; 3],
 }
 
 impl Completion {
     fn ended(user_data: usize, ret: i32) -> Completion {
-        Completion { user_data, error_msg: std::ptr::null(), ret, reserved: [0; 12] }
+        Completion { user_data, error_msg: std::ptr::null(), ret, reserved: [0; 3] }
     }
 
     fn failed(user_data: usize, errno: i32, message: &CStr) -> Completion {
@@ -175,7 +176,8 @@ impl IoQueue {
     /// # Safety
     /// Memory, and the list that describes it, stay valid until the completion has been returned, or the queue
     /// is gone; a read's memory is not used by others until then.
-    #[inline]
+    // Inlined into the C functions, where operation and kind of memory are constants.
+    #[inline(always)]
     pub unsafe fn transfer(
         &mut self,
         op: Op,
@@ -186,16 +188,31 @@ impl IoQueue {
     ) {
         debug_assert!(op.has_data());
         // SAFETY: by contract.
-        let checked = unsafe { self.rules.check_memory(&memory) }.and_then(|len| {
-            let flags = flags.for_op(op)?;
-            self.rules.check_transfer(op, offset, len)?;
-            Ok(Transfer { op, flags, offset, len, memory, user_data })
-        });
-        match checked {
-            // SAFETY: by contract.
-            Ok(transfer) => unsafe { self.enqueue(transfer) },
+        match unsafe { self.check_transfer(op, offset, &memory, flags) } {
+            Ok((flags, len)) => {
+                let transfer = Transfer { op, flags, offset, len, memory, user_data };
+                // SAFETY: by contract.
+                unsafe { self.enqueue(transfer) };
+            }
             Err(refusal) => self.refuse(user_data, refusal),
         }
+    }
+
+    /// # Safety
+    /// As [`IoQueue::transfer`].
+    #[inline(always)]
+    unsafe fn check_transfer(
+        &self,
+        op: Op,
+        offset: u64,
+        memory: &Memory,
+        flags: ReqFlags,
+    ) -> std::result::Result<(Flags, u64), Refusal> {
+        // SAFETY: by contract.
+        let len = unsafe { self.rules.check_memory(memory)? };
+        let flags = flags.for_op(op)?;
+        self.rules.check_transfer(op, offset, len)?;
+        Ok((flags, len))
     }
 
     /// Enqueues a write zeroes or discard of `len` bytes, or a flush (with offset and length 0).
@@ -272,90 +289,99 @@ impl IoQueue {
         timeout: Option<&mut Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> Result<usize> {
-        self.check_call(out.len(), min, signal_mask.is_some())?;
+        if min > 0 || signal_mask.is_some() {
+            self.check_call(out.len(), min, signal_mask.is_some())?;
+        }
         if self.wants_events {
             self.rings.disarm();
         }
-        let result = match timeout {
-            None => self.run(out, min, None, signal_mask),
-            Some(timeout) => {
-                let start = Instant::now();
-                let result = self.run(out, min, Some((start, *timeout)), signal_mask);
-                *timeout = timeout.saturating_sub(start.elapsed());
-                result
-            }
-        };
+        let time = timeout.as_deref().map(|timeout| (Instant::now(), *timeout));
+        let result = self.run(out, min, time.as_ref(), signal_mask);
+        if let (Some(timeout), Some((start, _))) = (timeout, time) {
+            *timeout = timeout.saturating_sub(start.elapsed());
+        }
         if self.wants_events {
             self.arm();
         }
         result
     }
 
+    #[inline]
     fn check_call(&self, max: usize, min: usize, has_mask: bool) -> Result<()> {
-        if has_mask && self.is_poll {
-            let message = "blkioq_do_io_interruptible() is not supported on poll queues";
-            return Err(Error::new(libc::ENOTSUP, message));
-        }
-        if min > max {
-            let message = format!("min_completions ({min}) is larger than max_completions ({max})");
-            return Err(Error::new(libc::EINVAL, message));
-        }
-        let outstanding = self.outstanding();
-        if min > outstanding {
-            let message =
-                format!("min_completions ({min}) is larger than outstanding requests ({outstanding})");
-            return Err(Error::new(libc::EINVAL, message));
+        if min > max || min > self.outstanding() || (has_mask && self.is_poll) {
+            return Err(self.wrong_call(max, min, has_mask));
         }
         Ok(())
     }
 
+    #[cold]
+    fn wrong_call(&self, max: usize, min: usize, has_mask: bool) -> Error {
+        if has_mask && self.is_poll {
+            let message = "blkioq_do_io_interruptible() is not supported on poll queues";
+            return Error::new(libc::ENOTSUP, message);
+        }
+        let outstanding = self.outstanding();
+        let message = if min > max {
+            format!("min_completions ({min}) is larger than max_completions ({max})")
+        } else {
+            format!("min_completions ({min}) is larger than outstanding requests ({outstanding})")
+        };
+        Error::new(libc::EINVAL, message)
+    }
+
+    #[inline(always)]
     fn run(
         &mut self,
         out: &mut [MaybeUninit<Completion>],
         min: usize,
-        time: Option<(Instant, Duration)>,
+        time: Option<&(Instant, Duration)>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> Result<usize> {
         let mut count = 0;
         loop {
-            self.start_waiting();
-            count = self.take_done(out, count);
+            if !self.waiting.is_empty() {
+                self.start_waiting();
+            }
+            if !self.done.is_empty() {
+                count = self.take_done(out, count);
+            }
             if count >= min {
                 self.rings.kick();
                 count = self.reap(out, count);
-                // What has just ended made room.
-                if self.waiting.is_empty() || self.free.is_empty() {
-                    return Ok(count);
-                }
-                continue;
-            }
-            let left = time.map(|(start, timeout)| timeout.saturating_sub(start.elapsed()));
-            let waited = self.rings.wait((min - count) as u32, left, signal_mask);
-            count = self.reap(out, count);
-            match waited {
-                // Only who gave a mask asked to be interrupted.
-                Err(error)
-                    if count < min
-                        && !(signal_mask.is_none() && error.raw_os_error() == Some(libc::EINTR)) =>
+            } else {
+                let left = time.map(|(start, timeout)| timeout.saturating_sub(start.elapsed()));
+                let waited = self.rings.wait((min - count) as u32, left, signal_mask);
+                count = self.reap(out, count);
+                if let Err(error) = waited
+                    && count < min
+                    // Only who gave a mask asked to be interrupted.
+                    && (signal_mask.is_some() || error.raw_os_error() != Some(libc::EINTR))
                 {
-                    self.give_back(&out[..count]);
-                    return Err(Error::os("blkioq_do_io()", &error));
+                    return Err(self.not_enough(&out[..count], &error));
                 }
-                _ => {}
+            }
+            // What has just ended may have made room for what waits.
+            if count >= min && (self.waiting.is_empty() || self.free.is_empty()) {
+                return Ok(count);
             }
         }
     }
 
     /// # Safety
     /// As [`IoQueue::transfer`].
-    #[inline]
+    #[inline(always)]
     unsafe fn enqueue(&mut self, transfer: Transfer) {
         let slot = if self.waiting.is_empty() { self.free.pop() } else { None };
         match slot {
             // SAFETY: by contract.
             Some(slot) => unsafe { self.push(slot, &transfer) },
-            None => self.waiting.push_back(Waiting::Transfer(transfer)),
+            None => self.wait_in_line(transfer),
         }
+    }
+
+    #[cold]
+    fn wait_in_line(&mut self, transfer: Transfer) {
+        self.waiting.push_back(Waiting::Transfer(transfer));
     }
 
     /// # Safety
@@ -371,23 +397,22 @@ impl IoQueue {
 
     /// # Safety
     /// As [`IoQueue::transfer`].
-    #[inline]
+    #[inline(always)]
     unsafe fn push(&mut self, slot: u32, transfer: &Transfer) {
         let place = &mut self.slots[slot as usize];
         place.user_data = transfer.user_data;
-        place.reported = 0;
-        let list = match transfer.memory {
-            Memory::None => &[],
+        // By contract it stays valid; a segment in the slot stays there until the slot is free.
+        let data = match transfer.memory {
+            Memory::None | Memory::List(_, 0) => Data::none(),
             Memory::One(segment) => {
                 place.segment = segment;
-                std::slice::from_ref(&place.segment)
+                // SAFETY: see above.
+                unsafe { Data::one(&place.segment) }
             }
-            // SAFETY: by contract.
-            Memory::List(list, count) => unsafe { std::slice::from_raw_parts(list, count) },
+            // SAFETY: see above.
+            Memory::List(list, count) => unsafe { Data::new(std::slice::from_raw_parts(list, count)) },
         };
         let Transfer { op, flags, offset, len, .. } = *transfer;
-        // SAFETY: by contract; a segment in the slot stays there until the slot is free.
-        let data = if list.is_empty() { Data::none() } else { unsafe { Data::new(list) } };
         // SAFETY: as above.
         let pushed = unsafe { self.rings.push(slot, &Request { op, flags, len, data }, offset) };
         self.pushed(slot, pushed);
@@ -413,9 +438,14 @@ impl IoQueue {
     #[inline]
     fn pushed(&mut self, slot: u32, result: IoResult) {
         if let Err(error) = result {
-            self.free.push(slot);
-            self.done.push_back(completion(&self.slots[slot as usize], Err(error), &self.rules));
+            self.ended_at_once(slot, error);
         }
+    }
+
+    #[cold]
+    fn ended_at_once(&mut self, slot: u32, error: IoError) {
+        self.free.push(slot);
+        self.done.push_back(failed(&self.slots[slot as usize], error, &self.rules));
     }
 
     #[cold]
@@ -425,7 +455,7 @@ impl IoQueue {
     }
 
     /// Gives free slots to requests that wait for one.
-    #[inline]
+    #[cold]
     fn start_waiting(&mut self) {
         while !self.waiting.is_empty() {
             let Some(slot) = self.free.pop() else { return };
@@ -438,7 +468,7 @@ impl IoQueue {
         }
     }
 
-    #[inline]
+    #[cold]
     fn take_done(&mut self, out: &mut [MaybeUninit<Completion>], mut count: usize) -> usize {
         while count < out.len() {
             let Some(completion) = self.done.pop_front() else { break };
@@ -453,7 +483,9 @@ impl IoQueue {
         let IoQueue { rings, slots, free, done, rules, .. } = self;
         rings.reap(&mut |slot, result| {
             free.push(slot);
-            let completion = completion(&slots[slot as usize], result, rules);
+            let place = &mut slots[slot as usize];
+            let completion = completion(place, result, rules);
+            place.reported = 0;
             match out.get_mut(count) {
                 Some(place) => {
                     place.write(completion);
@@ -465,12 +497,14 @@ impl IoQueue {
         count
     }
 
-    /// Keeps completions for the next call.
-    fn give_back(&mut self, filled: &[MaybeUninit<Completion>]) {
+    /// The error of a wait; what was filled in is kept for the next call.
+    #[cold]
+    fn not_enough(&mut self, filled: &[MaybeUninit<Completion>], error: &io::Error) -> Error {
         for completion in filled.iter().rev() {
             // SAFETY: filled in by this call.
             self.done.push_front(unsafe { completion.assume_init_read() });
         }
+        Error::os("blkioq_do_io()", error)
     }
 
     /// Asks for events, and raises one for what there is already.

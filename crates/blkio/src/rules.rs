@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest transfer whatever the device says: lengths of 32 bits travel far.
 const MAX_TRANSFER: u64 = u32::MAX as u64;
+/// Where every device ends: offsets are signed in system calls.
+const MAX_END: u64 = i64::MAX as u64;
 
 /// Why the library itself refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +95,8 @@ pub(crate) struct Rules {
     max_transfer: u64,
     max_discard: u64,
     max_write_zeroes: u64,
-    capacity: AtomicU64,
+    /// Where the last request must end: the capacity, or as far as a file can grow.
+    end: AtomicU64,
     ask_capacity: Capacity,
     messages: Box<[CString]>,
     unmapped: Option<&'static CStr>,
@@ -101,12 +104,13 @@ pub(crate) struct Rules {
 
 impl Rules {
     pub fn new(p: &Properties, ask_capacity: Capacity) -> Rules {
+        let can_grow = p.bool("can-grow");
         let mask = |name: &str| (p.int(name).max(1) as u64).next_power_of_two() - 1;
         let or_unlimited = |value: u64| if value == 0 { u64::MAX } else { value };
         let positive = |name: &str| or_unlimited(p.int(name).max(0) as u64);
         Rules {
             read_only: p.bool("read-only"),
-            can_grow: p.bool("can-grow"),
+            can_grow,
             request_mask: mask("request-alignment"),
             buf_mask: mask("buf-alignment") as usize,
             max_segments: p.int("max-segments").max(1) as usize,
@@ -114,7 +118,7 @@ impl Rules {
             max_transfer: positive("max-transfer").min(MAX_TRANSFER),
             max_discard: or_unlimited(p.uint64("max-discard-len")),
             max_write_zeroes: or_unlimited(p.uint64("max-write-zeroes-len")),
-            capacity: AtomicU64::new(ask_capacity().unwrap_or(0)),
+            end: AtomicU64::new(if can_grow { MAX_END } else { ask_capacity().unwrap_or(0).min(MAX_END) }),
             ask_capacity,
             messages: Refusal::ALL.iter().map(|r| CString::new(r.text(p)).unwrap_or_default()).collect(),
             unmapped: p
@@ -157,7 +161,7 @@ impl Rules {
     ///
     /// # Safety
     /// A list can be read.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn check_memory(&self, memory: &Memory) -> Result<u64, Refusal> {
         match *memory {
             Memory::None => Ok(0),
@@ -175,7 +179,7 @@ impl Rules {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_segment(&self, segment: &Segment) -> Result<u64, Refusal> {
         if (segment.base.addr() | segment.len) & self.buf_mask != 0 {
             Err(Refusal::BufAlignment)
@@ -190,7 +194,7 @@ impl Rules {
 
     /// # Errors
     /// Why a read or write of `len` bytes at `offset` cannot be.
-    #[inline]
+    #[inline(always)]
     pub fn check_transfer(&self, op: Op, offset: u64, len: u64) -> Result<(), Refusal> {
         if op == Op::Write {
             self.check_writable()?;
@@ -201,7 +205,7 @@ impl Rules {
         if len > self.max_transfer {
             return Err(Refusal::TransferTooLong);
         }
-        self.check_range(offset, len, self.can_grow)
+        self.check_range(offset, len)
     }
 
     /// # Errors
@@ -220,24 +224,27 @@ impl Rules {
         if op == Op::WriteZeroes && len > self.max_write_zeroes {
             return Err(Refusal::WriteZeroesTooLong);
         }
-        self.check_range(offset, len, self.can_grow)
+        self.check_range(offset, len)
     }
 
-    #[inline]
-    fn check_range(&self, offset: u64, len: u64, can_grow: bool) -> Result<(), Refusal> {
-        let end = offset.checked_add(len).filter(|end| *end <= i64::MAX as u64).ok_or(Refusal::OutOfRange)?;
-        if can_grow || end <= self.capacity.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        self.check_grown(end)
+    #[inline(always)]
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), Refusal> {
+        let end = self.end.load(Ordering::Relaxed);
+        if offset <= end && len <= end - offset { Ok(()) } else { self.check_grown(offset, len) }
     }
 
     /// The device may have grown since it was last asked.
     #[cold]
-    fn check_grown(&self, end: u64) -> Result<(), Refusal> {
-        let capacity = (self.ask_capacity)().map_err(|_| Refusal::OutOfRange)?;
-        self.capacity.store(capacity, Ordering::Relaxed);
-        if end <= capacity { Ok(()) } else { Err(Refusal::OutOfRange) }
+    fn check_grown(&self, offset: u64, len: u64) -> Result<(), Refusal> {
+        if !self.can_grow {
+            let capacity = (self.ask_capacity)().map_err(|_| Refusal::OutOfRange)?;
+            self.end.store(capacity.min(MAX_END), Ordering::Relaxed);
+        }
+        let end = self.end.load(Ordering::Relaxed);
+        match offset.checked_add(len) {
+            Some(wanted) if wanted <= end => Ok(()),
+            _ => Err(Refusal::OutOfRange),
+        }
     }
 }
 

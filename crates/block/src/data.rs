@@ -35,6 +35,15 @@ impl<'a> Data<'a> {
         Data { segments: segments.as_ptr(), count: segments.len(), skip: 0, len, borrow: PhantomData }
     }
 
+    /// A window onto all of one segment.
+    ///
+    /// # Safety
+    /// As [`Data::new`].
+    #[inline]
+    pub const unsafe fn one(segment: &'a Segment) -> Self {
+        Data { segments: segment, count: 1, skip: 0, len: segment.len, borrow: PhantomData }
+    }
+
     /// No memory at all.
     pub const fn none() -> Self {
         Data {

@@ -92,7 +92,7 @@ fn many(iovec: *const libc::iovec, iovcnt: c_int) -> Memory {
 
 /// # Safety
 /// As [`blkioq_readv`].
-#[inline]
+#[inline(always)]
 unsafe fn transfer(q: *mut IoQueue, op: Op, start: u64, memory: Memory, user_data: *mut c_void, flags: u32) {
     // SAFETY: by contract.
     if let Some(queue) = unsafe { q.as_mut() } {
@@ -257,6 +257,7 @@ pub unsafe extern "C" fn blkioq_do_io_interruptible(
 
 /// # Safety
 /// As [`blkioq_do_io_interruptible`].
+#[inline]
 unsafe fn do_io(
     q: *mut IoQueue,
     completions: *mut Completion,
@@ -265,32 +266,31 @@ unsafe fn do_io(
     timeout: *mut libc::timespec,
     sig: *const libc::sigset_t,
 ) -> c_int {
-    let call = || -> Result<usize> {
-        let refuse = |message: String| Error::new(libc::EINVAL, message);
-        // SAFETY: by contract.
-        let queue = unsafe { q.as_mut() }.ok_or_else(|| refuse("the blkioq pointer is null".into()))?;
-        let count = |name, value: c_int| {
-            usize::try_from(value).map_err(|_| refuse(format!("{name} ({value}) is negative")))
-        };
-        let (min, max) = (count("min_completions", min)?, count("max_completions", max)?);
-        if completions.is_null() && max > 0 {
-            return Err(refuse(format!("completions is null, but max_completions is {max}")));
-        }
-        let out: &mut [MaybeUninit<Completion>] = match max {
-            0 => &mut [],
-            // SAFETY: by contract.
-            _ => unsafe { std::slice::from_raw_parts_mut(completions.cast(), max) },
-        };
-        // SAFETY: by contract.
-        let (place, mask) = unsafe { (timeout.as_mut(), sig.as_ref()) };
-        let Some(place) = place else { return queue.do_io(out, min, None, mask) };
-        let mut left = duration(place)?;
-        let result = queue.do_io(out, min, Some(&mut left), mask);
-        place.tv_sec = left.as_secs() as libc::time_t;
-        place.tv_nsec = left.subsec_nanos().into();
-        result
+    // SAFETY: by contract.
+    let Some(queue) = (unsafe { q.as_mut() }) else {
+        return report(Error::new(libc::EINVAL, "the blkioq pointer is null"));
     };
-    match call() {
+    if min < 0 || max < 0 || (completions.is_null() && max > 0) {
+        let message = format!("{min} to {max} completions at {completions:p}");
+        return report(Error::new(libc::EINVAL, message));
+    }
+    let out: &mut [MaybeUninit<Completion>] = match max {
+        0 => &mut [],
+        // SAFETY: by contract.
+        _ => unsafe { std::slice::from_raw_parts_mut(completions.cast(), max as usize) },
+    };
+    // SAFETY: by contract.
+    let (timeout, mask) = unsafe { (timeout.as_mut(), sig.as_ref()) };
+    let result = match timeout {
+        None => queue.do_io(out, min as usize, None, mask),
+        Some(time) => duration(time).and_then(|mut left| {
+            let result = queue.do_io(out, min as usize, Some(&mut left), mask);
+            time.tv_sec = left.as_secs() as libc::time_t;
+            time.tv_nsec = left.subsec_nanos().into();
+            result
+        }),
+    };
+    match result {
         Ok(count) => count as c_int,
         Err(error) => report(error),
     }

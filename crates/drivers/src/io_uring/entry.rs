@@ -68,6 +68,18 @@ impl Target {
         if self.is_registered { entry.flags(FIXED_FILE) } else { entry }
     }
 
+    /// The entry for a transfer that asks for nothing special.
+    #[inline(always)]
+    pub fn plain_entry(&self, operation: &Operation, segment: Segment) -> squeue::Entry {
+        let fd = if self.is_registered { Fd(0) } else { Fd(self.fd) };
+        let (base, len) = (segment.base, segment.len as u32); // a plain transfer is below 2 GiB
+        let entry = match operation.op {
+            Op::Read => Read::new(fd, base, len).offset(operation.offset).build(),
+            _ => Write::new(fd, base, len).offset(operation.offset).build(),
+        };
+        if self.is_registered { entry.flags(FIXED_FILE) } else { entry }
+    }
+
     #[inline]
     fn transfer(
         &self,

@@ -5,7 +5,7 @@
 //! `preadv2(2)` and `pwritev2(2)` do it. Only memory that was swapped out makes it wait.
 
 use super::operation::{MAX_IOVECS, Operation, Step};
-use block::{Op, Segment};
+use block::{Data, Flags, Op, Request, Segment};
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -33,29 +33,52 @@ pub(super) fn transfer(fd: RawFd, operation: &Operation, flags: i32) -> Option<i
         return None;
     }
     let (rest, offset) = operation.rest();
-    let mut few = [Segment { base: std::ptr::null_mut(), len: 0 }; MOST_SEGMENTS];
-    let list = match rest.as_single() {
-        Some(segment) => {
-            few[0] = segment;
-            &few[..1]
+    let moved = transfer_list(fd, operation.op, rest, offset, flags)?;
+    Some(answer(moved))
+}
+
+/// Does a whole request at once, if it is a short transfer of one segment that asks for nothing special; `false` when
+/// it is another or something came in between.
+///
+/// # Safety
+/// The request's memory is valid.
+#[inline(always)]
+pub(super) unsafe fn transfer_one(fd: RawFd, req: &Request<'_>, offset: u64) -> bool {
+    if req.len > LONGEST || req.len == 0 || !req.op.has_data() || req.flags != Flags::NONE {
+        return false;
+    }
+    let Some(segment) = req.data.as_single() else { return false };
+    // SAFETY: by contract.
+    let moved = unsafe {
+        match req.op {
+            Op::Read => libc::pread(fd, segment.base.cast(), segment.len, offset as i64),
+            _ => libc::pwrite(fd, segment.base.cast(), segment.len, offset as i64),
         }
-        None => match rest.as_whole_list() {
-            Some(list) if list.len() <= MAX_IOVECS => list,
-            _ => copy_list(rest.iter(), &mut few)?,
-        },
+    };
+    moved == segment.len as isize
+}
+
+fn answer(moved: isize) -> i32 {
+    if moved >= 0 {
+        return moved as i32; // at most LONGEST
+    }
+    -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn transfer_list(fd: RawFd, op: Op, rest: Data<'_>, offset: u64, flags: i32) -> Option<isize> {
+    let mut few = [Segment { base: std::ptr::null_mut(), len: 0 }; MOST_SEGMENTS];
+    let list = match rest.as_whole_list() {
+        Some(list) if list.len() <= MAX_IOVECS => list,
+        _ => copy_list(rest.iter(), &mut few)?,
     };
     let (iovecs, count, offset) = (list.as_ptr().cast::<libc::iovec>(), list.len() as i32, offset as i64);
     // SAFETY: `Segment` is laid out as `iovec`; the caller's memory is valid by the contract of `Queue::push`.
-    let moved = unsafe {
-        match operation.op {
+    Some(unsafe {
+        match op {
             Op::Read => libc::preadv2(fd, iovecs, count, offset, flags),
             _ => libc::pwritev2(fd, iovecs, count, offset, flags),
         }
-    };
-    if moved >= 0 {
-        return Some(moved as i32); // at most LONGEST
-    }
-    Some(-std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    })
 }
 
 fn copy_list(segments: impl Iterator<Item = Segment>, few: &mut [Segment]) -> Option<&[Segment]> {

@@ -79,6 +79,8 @@ pub(super) struct Operation {
     /// Segments in the kernel's hands that are not the caller's own list. Reused, so that it does not
     /// allocate once it is warm.
     pub iovecs: Vec<Segment>,
+    /// The answer that ends the request well and asks for no second look; -1 when there is none.
+    pub plain_answer: i32,
     retries: u8,
 }
 
@@ -93,6 +95,7 @@ impl Operation {
             step: Step::Sync,
             data: Data::none(),
             iovecs: Vec::new(),
+            plain_answer: -1,
             retries: 0,
         }
     }
@@ -101,6 +104,7 @@ impl Operation {
     ///
     /// # Safety
     /// As [`block::Queue::push`]: the request's memory stays valid until the operation has finished.
+    #[inline(always)]
     pub unsafe fn begin(&mut self, req: &Request<'_>, offset: u64, ways: &Ways, file: &Backing) -> IoResult {
         self.op = req.op;
         self.flags = req.flags;
@@ -110,6 +114,8 @@ impl Operation {
         self.retries = 0;
         // SAFETY: only the lifetime changes; the caller promises that the memory outlives the operation.
         self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
+        let is_plain = req.op.has_data() && !req.flags.contains(Flags::FUA) && req.len <= i32::MAX as u64;
+        self.plain_answer = if is_plain { req.len as i32 } else { -1 };
         self.step = match req.op {
             Op::Read | Op::Write => Step::Transfer,
             Op::WriteZeroes => self.zero_step(ways, file).ok_or(IoError::Unsupported)?,
@@ -117,6 +123,12 @@ impl Operation {
             Op::Flush => Step::Sync,
         };
         Ok(())
+    }
+
+    /// The memory of a transfer that asks for nothing special, before its first step: one segment, not durable.
+    #[inline]
+    pub fn plain(&self) -> Option<Segment> {
+        if self.plain_answer > 0 { self.data.as_single() } else { None }
     }
 
     /// Takes the kernel's answer to the current step: bytes moved, 0, or a negative errno.
@@ -170,6 +182,7 @@ impl Operation {
         if count == 0 && !is_read {
             return Next::Finished(Err(IoError::NoSpace));
         }
+        self.plain_answer = -1;
         self.done += count;
         if self.done >= self.len {
             return Next::Finished(Ok(()));

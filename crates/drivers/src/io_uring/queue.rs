@@ -9,10 +9,21 @@ use crate::direct::{DirectQueue, ZoneRequest};
 use block::{Flags, IoError, IoResult, Op, Queue, Request};
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// Completions taken from a ring at once.
+const BATCH: usize = 32;
+
+/// One of a queue's rings.
+#[derive(Clone, Copy)]
+enum Which {
+    Main,
+    Side,
+}
 
 /// What all queues of a device share.
 pub(super) struct Shared {
@@ -38,6 +49,8 @@ pub struct UringQueue {
     buffers: Option<FixedBuffers>,
     /// Operations that ended without the kernel; kept for the next `reap`.
     ended: Vec<(u32, IoResult)>,
+    /// A request has put its next step into a ring since the last kick.
+    has_gone_on: bool,
     shared: Arc<Shared>,
 }
 
@@ -66,13 +79,13 @@ impl UringQueue {
             ways: Ways::all(),
             buffers,
             ended: Vec::with_capacity(depth as usize),
+            has_gone_on: false,
             shared,
         })
     }
 
     /// Puts the current step of `slot` into its ring. Every slot has at most one entry in a ring, and the
     /// ring has room for all slots.
-    #[inline]
     fn issue(&mut self, slot: u32) {
         let operation = &mut self.operations[slot as usize];
         if self.target.backing.is_in_memory
@@ -94,23 +107,63 @@ impl UringQueue {
         unsafe { ring.push(&entry) };
     }
 
+    /// Issues the first step of a request that is not plain.
+    #[inline(never)]
+    fn issue_first(&mut self, slot: u32) {
+        let operation = &self.operations[slot as usize];
+        if operation.len == 0 && operation.op != Op::Flush {
+            self.ended.push((slot, Ok(())));
+        } else {
+            self.issue(slot);
+        }
+    }
+
     /// Handles one answer of the kernel; the request's end if it was the last.
-    #[inline]
+    #[inline(always)]
     fn answered(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
+        let operation = &mut self.operations[slot as usize];
+        if answer == operation.plain_answer {
+            return Some(Ok(()));
+        }
+        self.looked_at(slot, answer)
+    }
+
+    /// An answer that is not plain.
+    #[inline(never)]
+    fn looked_at(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
         let operation = &mut self.operations[slot as usize];
         match operation.complete(answer, &mut self.ways, &self.target.backing) {
             Next::Issue => {
                 self.issue(slot);
+                self.has_gone_on = true;
                 None
             }
             Next::Finished(result) => Some(self.judge(slot, result)),
         }
     }
 
+    /// Handles everything that one ring has; returns how many requests ended.
     #[inline]
-    fn next_answer(&mut self) -> Option<(u32, i32)> {
-        let next = self.main.next().or_else(|| self.side.as_mut().and_then(Ring::next));
-        next.map(|(slot, answer)| (slot as u32, answer))
+    fn reap_ring(&mut self, which: Which, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+        let mut room = [const { MaybeUninit::uninit() }; BATCH];
+        let mut count = 0;
+        loop {
+            let ring = match which {
+                Which::Main => &mut self.main,
+                Which::Side => self.side.as_mut().expect("only asked for where there is one"),
+            };
+            let answers = ring.take(&mut room);
+            for answer in answers {
+                let slot = answer.user_data() as u32;
+                if let Some(result) = self.answered(slot, answer.result()) {
+                    done(slot, result);
+                    count += 1;
+                }
+            }
+            if answers.len() < BATCH {
+                return count;
+            }
+        }
     }
 
     fn rings(&mut self) -> impl Iterator<Item = &mut Ring> {
@@ -153,23 +206,32 @@ impl Queue for UringQueue {
         if let (Some(buffers), Some(regions)) = (&mut self.buffers, &self.shared.regions) {
             buffers.update(&self.main.uring, regions);
         }
-        let operation = &mut self.operations[slot as usize];
         // SAFETY: by the contract of this function.
-        unsafe { operation.begin(req, offset, &self.ways, &self.target.backing) }?;
-        if req.len == 0 && req.op != Op::Flush {
+        if self.target.backing.is_in_memory && unsafe { inline::transfer_one(self.target.fd, req, offset) } {
             self.ended.push((slot, Ok(())));
             return Ok(());
         }
-        self.issue(slot);
+        let operation = &mut self.operations[slot as usize];
+        // SAFETY: by the contract of this function.
+        unsafe { operation.begin(req, offset, &self.ways, &self.target.backing) }?;
+        match operation.plain() {
+            Some(segment) if self.buffers.is_none() && !self.target.backing.is_in_memory => {
+                let entry = self.target.plain_entry(operation, segment).user_data(u64::from(slot));
+                // SAFETY: as in `issue`.
+                unsafe { self.main.push(&entry) };
+            }
+            _ => self.issue_first(slot),
+        }
         Ok(())
     }
 
     #[inline]
     fn kick(&mut self) {
-        for ring in self.rings() {
-            if ring.has_unsubmitted() {
-                ring.submit();
-            }
+        if self.main.has_unsubmitted() {
+            self.main.submit();
+        }
+        if let Some(side) = self.side.as_mut().filter(|side| side.has_unsubmitted()) {
+            side.submit();
         }
     }
 
@@ -180,18 +242,15 @@ impl Queue for UringQueue {
             done(slot, result);
             count += 1;
         }
-        self.rings().for_each(Ring::look);
-        let mut goes_on = false;
-        while let Some((slot, answer)) = self.next_answer() {
-            match self.answered(slot, answer) {
-                Some(result) => {
-                    done(slot, result);
-                    count += 1;
-                }
-                None => goes_on = true,
-            }
+        self.main.look();
+        count += self.reap_ring(Which::Main, done);
+        if let Some(side) = &mut self.side {
+            side.look();
+            count += self.reap_ring(Which::Side, done);
         }
-        if goes_on {
+        // Requests that take several steps have put their next one into a ring.
+        if self.has_gone_on {
+            self.has_gone_on = false;
             self.kick();
         }
         count
@@ -234,7 +293,7 @@ impl DirectQueue for UringQueue {
             return Ok(());
         }
         // A request may take several answers, so this is how many there are at least.
-        self.main.wait_for(at_least.min(self.main.in_flight) as usize, timeout, signal_mask)
+        self.main.wait_for(at_least.min(self.main.in_flight), timeout, signal_mask)
     }
 
     unsafe fn push_zone(&mut self, _: u32, _: ZoneRequest) -> IoResult {

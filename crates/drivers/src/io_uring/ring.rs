@@ -2,9 +2,13 @@
 
 use io_uring::{Builder, IoUring, cqueue, squeue, types};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
+
+/// `IORING_ENTER_GETEVENTS`.
+const ENTER_GETEVENTS: u32 = 1;
 
 type RingBuilder = Builder<squeue::Entry, cqueue::Entry>;
 
@@ -25,8 +29,12 @@ pub(super) struct Ring {
     pub uring: IoUring,
     /// Whether the drive is polled for completions.
     pub is_polled: bool,
-    /// Entries in the kernel's hands.
+    /// Entries that have not been answered.
     pub in_flight: u32,
+    /// Entries that wait in the ring for [`Ring::submit`].
+    unsubmitted: u32,
+    /// Whether completions may wait for the ring's owner to enter the kernel.
+    is_deferred: bool,
     /// Rises when there is a completion. A ring whose completions wait for its owner (the best mode) never
     /// wakes those who poll its own descriptor, but does signal an eventfd.
     event: Option<OwnedFd>,
@@ -44,7 +52,7 @@ impl Ring {
             b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
         });
         let mut refused = match best {
-            Ok(uring) => return Ring::with_event(uring, is_polled),
+            Ok(uring) => return Ring::with_event(uring, is_polled, true),
             Err(error) => error,
         };
         for mode in OLDER_MODES {
@@ -52,7 +60,10 @@ impl Ring {
                 break;
             }
             match build(entries, is_polled, mode) {
-                Ok(uring) => return Ok(Ring { uring, is_polled, in_flight: 0, event: None }),
+                Ok(uring) => {
+                    let (in_flight, unsubmitted, is_deferred) = (0, 0, true);
+                    return Ok(Ring { uring, is_polled, in_flight, unsubmitted, is_deferred, event: None });
+                }
                 Err(error) => refused = error,
             }
         }
@@ -72,13 +83,14 @@ impl Ring {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => build(entries, is_polled, |_| {})?,
             result => result?,
         };
-        Ring::with_event(uring, is_polled)
+        Ring::with_event(uring, is_polled, false)
     }
 
-    fn with_event(uring: IoUring, is_polled: bool) -> io::Result<Ring> {
+    fn with_event(uring: IoUring, is_polled: bool, is_deferred: bool) -> io::Result<Ring> {
         let event = eventfd()?;
         uring.submitter().register_eventfd(event.as_raw_fd())?;
-        let mut ring = Ring { uring, is_polled, in_flight: 0, event: Some(event) };
+        let mut ring =
+            Ring { uring, is_polled, in_flight: 0, unsubmitted: 0, is_deferred, event: Some(event) };
         ring.disarm();
         Ok(ring)
     }
@@ -98,21 +110,34 @@ impl Ring {
         let result = unsafe { self.uring.submission().push(entry) };
         result.expect("the ring has room for every slot");
         self.in_flight += 1;
+        self.unsubmitted += 1;
     }
 
     /// Submits what is in the ring, and lets the kernel post what it holds back. What could not be submitted
     /// now stays in the ring for the next call.
     #[inline]
-    pub fn submit(&self) {
-        if let Err(error) = self.uring.submit() {
+    pub fn submit(&mut self) {
+        let get_events = self.is_polled || self.is_deferred;
+        if let Err(error) = self.enter(0, get_events) {
             check(&error);
         }
     }
 
+    #[inline]
+    fn enter(&mut self, at_least: u32, get_events: bool) -> io::Result<()> {
+        let flags = if get_events { ENTER_GETEVENTS } else { 0 };
+        // SAFETY: without a mask no pointer is passed; what the entries point at is valid by the contract of `push`.
+        let submitted = unsafe {
+            self.uring.submitter().enter::<libc::sigset_t>(self.unsubmitted, at_least, flags, None)
+        }?;
+        self.unsubmitted -= submitted as u32;
+        Ok(())
+    }
+
     /// Whether anything in the ring waits for [`Ring::submit`].
     #[inline]
-    pub fn has_unsubmitted(&mut self) -> bool {
-        !self.uring.submission().is_empty()
+    pub fn has_unsubmitted(&self) -> bool {
+        self.unsubmitted > 0
     }
 
     /// Enters the kernel where completions do not appear by themselves: a polled drive, work that waits for
@@ -124,12 +149,16 @@ impl Ring {
         }
     }
 
-    /// The next completion: what its entry carried, and the kernel's answer.
+    /// Takes completions: what each entry carried, and the kernel's answer. Fewer than there is room for: there
+    /// are no more.
     #[inline]
-    pub fn next(&mut self) -> Option<(u64, i32)> {
-        let entry = self.uring.completion().next()?;
-        self.in_flight -= 1;
-        Some((entry.user_data(), entry.result()))
+    pub fn take<'a>(&mut self, room: &'a mut [MaybeUninit<cqueue::Entry>]) -> &'a [cqueue::Entry] {
+        if self.in_flight == 0 {
+            return &[];
+        }
+        let taken = self.uring.completion().fill(room);
+        self.in_flight -= taken.len() as u32;
+        taken
     }
 
     /// Asks for an event; `false` when there may be a completion already, or nothing would tell of it.
@@ -157,8 +186,28 @@ impl Ring {
     /// # Errors
     /// `ETIME`, `EINTR`.
     pub fn wait_for(
-        &self,
-        at_least: usize,
+        &mut self,
+        at_least: u32,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()> {
+        let result = if timeout.is_none() && signal_mask.is_none() {
+            self.enter(at_least, true)
+        } else {
+            self.enter_with(at_least, timeout, signal_mask)
+        };
+        match result {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => {
+                check(&error);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn enter_with(
+        &mut self,
+        at_least: u32,
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
@@ -170,32 +219,21 @@ impl Ring {
         if let Some(mask) = signal_mask {
             args = args.sigmask(mask);
         }
-        let result = if timeout.is_none() && signal_mask.is_none() {
-            self.uring.submit_and_wait(at_least)
-        } else {
-            self.uring.submitter().submit_with_args(at_least, &args)
-        };
-        match result {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR)) => Err(error),
-            Err(error) => {
-                check(&error);
-                Ok(())
-            }
-            Ok(_) => Ok(()),
-        }
+        let submitted = self.uring.submitter().submit_with_args(at_least as usize, &args)?;
+        self.unsubmitted -= submitted as u32;
+        Ok(())
     }
 
     /// Waits until a completion is there.
-    pub fn wait(&self) {
-        if let Err(error) = self.uring.submit_and_wait(1) {
+    pub fn wait(&mut self) {
+        if let Err(error) = self.enter(1, true) {
             check(&error);
         }
     }
 
     #[inline]
     fn is_held_back(&mut self) -> bool {
-        let submission = self.uring.submission();
-        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
+        self.unsubmitted > 0 || (self.is_deferred && self.uring.submission().taskrun())
     }
 }
 
