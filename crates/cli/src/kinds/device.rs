@@ -57,7 +57,7 @@ static VIRTIO_BLK: Kind = Kind {
     keys: &[
         key("path", "PATH", "the server's socket"),
         key("queues", "N", "virtqueues to use, one for each channel [all]"),
-        key("queue-size", "N", "entries of each virtqueue: 4 to 1024, a power of two [128]"),
+        key("queue-size", "N", "entries of each virtqueue, a power of two [128]"),
         key("packed", "auto|on|off", "packed rings instead of split ones [auto: off]"),
         key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
         key("indirect", "auto|on|off", "indirect descriptors [auto]"),

@@ -11,6 +11,8 @@ use virtio::blk::{
 const MAX_TRANSFER: u32 = 1 << 30;
 /// Most segments: any number. Copying into fewer would not help, as the server has to know the copy's memory.
 const MAX_SEGMENTS: u16 = u16::MAX;
+/// Most entries in the tables of a queue's slots together, which are memory that a device may pin: 16 MiB.
+const MAX_TABLE_ENTRIES: u32 = 1 << 20;
 /// Larger blocks than this are taken for nonsense.
 const MAX_BLOCK_SIZE: u32 = 1 << 20;
 
@@ -19,10 +21,17 @@ pub fn size_max(features: u64, config: &ConfigSpace) -> u32 {
     if features & VIRTIO_BLK_F_SIZE_MAX != 0 && config.size_max > 0 { config.size_max } else { u32::MAX }
 }
 
-/// Most data segments in a chain, which is never longer than the ring.
-pub fn seg_max(features: u64, config: &ConfigSpace, queue_size: u16) -> u16 {
-    let seg_max = if features & VIRTIO_BLK_F_SEG_MAX != 0 { config.seg_max.max(1) } else { 1 };
-    seg_max.min(u32::from(queue_size.max(3) - 2)) as u16
+/// Most data segments in a request, as the device says.
+pub fn device_seg_max(features: u64, config: &ConfigSpace) -> u32 {
+    if features & VIRTIO_BLK_F_SEG_MAX != 0 { config.seg_max.max(1) } else { 1 }
+}
+
+/// Most data segments in a chain: no more than the device takes, no longer than the ring, and no more in a large
+/// ring than [`MAX_TABLE_ENTRIES`] has room for.
+pub fn seg_max(device_seg_max: u32, ring_size: u16) -> u16 {
+    let longest = u32::from(ring_size.max(3) - 2);
+    let room = MAX_TABLE_ENTRIES / u32::from(ring_size.max(1));
+    device_seg_max.min(longest).min(room.max(2)).max(1) as u16
 }
 
 /// Bytes of the device, whole blocks only.
@@ -91,7 +100,7 @@ mod tests {
         };
         let plain = limits(0, &config).unwrap();
         assert_eq!((plain.capacity, plain.block_size), (1 << 20, 512));
-        assert_eq!((size_max(0, &config), seg_max(0, &config, 128)), (u32::MAX, 1));
+        assert_eq!((size_max(0, &config), device_seg_max(0, &config)), (u32::MAX, 1));
         assert_eq!((plain.max_discard, plain.max_write_zeroes, plain.optimal_io_size), (0, 0, 0));
         assert!(!plain.volatile_cache && !plain.read_only);
     }
@@ -114,6 +123,7 @@ mod tests {
         };
         let limits = limits(!VIRTIO_BLK_F_RO, &wild).unwrap();
         assert_eq!(limits.capacity % 4096, 0);
-        assert_eq!((seg_max(u64::MAX, &wild, 1), seg_max(u64::MAX, &wild, 128)), (1, 126));
+        let device = device_seg_max(u64::MAX, &wild);
+        assert_eq!([1, 4, 128, 1024, 32768].map(|size| seg_max(device, size)), [1, 2, 126, 1022, 32]);
     }
 }

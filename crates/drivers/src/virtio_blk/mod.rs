@@ -28,7 +28,7 @@ pub use frontend::{Frontend, FrontendError, FrontendReq, Reply};
 pub use options::{Choice, Options};
 pub use queue::VirtioBlkQueue;
 pub use regions::{Region, Regions};
-pub use session::Session;
+pub use session::{Facts, Session};
 
 use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
 use reactor::QueueChannel;

@@ -7,7 +7,7 @@ use super::frontend::{Frontend, FrontendError, FrontendReq};
 use super::limits;
 use super::link::{Link, Listener};
 use super::options::{Choice, Options};
-use super::queue::{QueueTraits, VirtioBlkQueue};
+use super::queue::{Events, QueueTraits, VirtioBlkQueue};
 use super::regions::{Region, Regions, free_guest_addr};
 use crate::shared_memory::SharedMemory;
 use block::{DeviceError, Limits, MemoryRegion};
@@ -15,11 +15,12 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::blk::{ConfigSpace, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ};
 use virtio::driver::{BlkQueue, BlkQueueConfig, RingConfig, SharedArea};
+use virtio::ring::MAX_QUEUE_SIZE;
 use virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -31,6 +32,8 @@ const WELCOME: Protocol = Protocol::MQ
     .union(Protocol::CONFIGURE_MEM_SLOTS);
 /// Most regions in one `SET_MEM_TABLE`: what every server takes.
 const TABLE_REGIONS: usize = 8;
+/// Fewest entries of a ring: room for one request of a header, data and a status.
+const MIN_RING_SIZE: u16 = 4;
 /// Both positions of a packed ring at the start: slot 0, wrap counter 1.
 const PACKED_START: u32 = 0x8000_8000;
 
@@ -42,30 +45,90 @@ struct Inflight {
     description: Vec<u8>,
 }
 
+/// What a session has of the transport's nature, for those who set it up by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Most virtqueues.
+    pub max_queues: u16,
+    /// Most entries of a virtqueue.
+    pub max_queue_size: u16,
+    /// Most data segments that the device takes in one request. Longer lists are cut by the queue.
+    pub max_segments: u32,
+    /// Longest data segment that the device takes; `u32::MAX` where it does not say. Longer ones are cut.
+    pub max_segment_len: u32,
+    /// Most memory regions that can be added.
+    pub max_regions: u64,
+    /// What addresses and lengths of memory regions are multiples of, in bytes.
+    pub region_alignment: u64,
+    /// Whether memory regions need a file.
+    pub needs_region_fd: bool,
+    /// Whether pages of memory regions may be pinned while the device knows them.
+    pub may_pin_regions: bool,
+}
+
+/// What exists once the virtqueues' number and size are fixed.
+struct Started {
+    queue_config: BlkQueueConfig,
+    /// Most requests in flight of one queue.
+    depth: u16,
+    rings: SharedMemory,
+    /// Which virtqueues are in use.
+    queues: Mutex<Vec<bool>>,
+    inflight: Option<Inflight>,
+}
+
+impl Started {
+    /// Takes the first virtqueue that is not in use.
+    fn reserve(&self) -> Result<u16, String> {
+        let mut queues = self.queues();
+        match queues.iter().position(|is_used| !is_used) {
+            Some(i) => {
+                queues[i] = true;
+                Ok(i as u16)
+            }
+            None => Err(format!("all {} virtqueues are in use", queues.len())),
+        }
+    }
+
+    fn release(&self, index: u16) {
+        self.queues()[usize::from(index)] = false;
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A session with a vhost-user-blk server.
 pub struct Session {
     name: String,
     link: Arc<Link>,
     features: u64,
     protocol: Protocol,
-    max_regions: usize,
+    facts: Facts,
     limits: Limits,
-    queue_config: BlkQueueConfig,
     regions: Regions,
-    rings: SharedMemory,
-    /// Which virtqueues are in use.
-    queues: Mutex<Vec<bool>>,
-    inflight: Option<Inflight>,
+    started: OnceLock<Started>,
     /// Last, so that it outlives nothing it listens for.
     _listener: Listener,
 }
 
 impl Session {
-    /// Connects and negotiates. No virtqueue runs yet.
+    /// Connects, negotiates, and starts with the queues that the options ask for.
     ///
     /// # Errors
     /// When nobody listens, or the server lacks something that the options ask for.
     pub fn open(options: &Options) -> Result<Arc<Session>, DeviceError> {
+        let session = Session::connect(options)?;
+        session.start(options.queues, options.queue_size)?;
+        Ok(session)
+    }
+
+    /// Connects and negotiates. Virtqueues can be had after [`Session::start`].
+    ///
+    /// # Errors
+    /// When nobody listens, or the server lacks something that the options ask for.
+    pub fn connect(options: &Options) -> Result<Arc<Session>, DeviceError> {
         let name = format!("virtio_blk:{}", options.path.display());
         let error = |message: &str| DeviceError::new(&name, message);
         let frontend =
@@ -76,7 +139,7 @@ impl Session {
     /// Negotiates over a connection that is there already.
     ///
     /// # Errors
-    /// As [`Session::open`].
+    /// As [`Session::connect`].
     pub fn negotiate(
         name: &str,
         mut frontend: Frontend,
@@ -100,7 +163,7 @@ impl Session {
         let slots = Protocol::CONFIGURE_MEM_SLOTS;
         let max_regions =
             count(&mut frontend, FrontendReq::GET_MAX_MEM_SLOTS, protocol, slots, TABLE_REGIONS as u64)
-                .map_err(failed)? as usize;
+                .map_err(failed)?;
         let backend = match protocol.contains(Protocol::BACKEND_REQ) {
             true => Some(give_channel(&mut frontend, options.timeout_ms).map_err(broken)?.map_err(failed)?),
             false => None,
@@ -110,44 +173,77 @@ impl Session {
         let limits = limits::limits(features, &config).map_err(wrong)?;
         let has_mq = features & VIRTIO_BLK_F_MQ != 0 && config.num_queues > 0;
         let served = served.min(if has_mq { config.num_queues.into() } else { 1 }).max(1) as u16;
-        if options.queues > served {
-            return Err(wrong(format!("{} queues wanted, the server has {served}", options.queues)));
-        }
-        let num_queues = if options.queues == 0 { served } else { options.queues };
         link.frontend().send(FrontendReq::SET_FEATURES, &features.to_le_bytes(), &[]).map_err(failed)?;
-        let inflight = match protocol.contains(Protocol::INFLIGHT_SHMFD) {
+        let facts = Facts {
+            max_queues: served,
+            // No message of the protocol says what the server takes.
+            max_queue_size: MAX_QUEUE_SIZE,
+            max_segments: limits::device_seg_max(features, &config),
+            max_segment_len: limits::size_max(features, &config),
+            // One of them is for the rings.
+            max_regions: max_regions.saturating_sub(1),
+            region_alignment: 1,
+            needs_region_fd: true,
+            // Nobody knows what the server does with them.
+            may_pin_regions: true,
+        };
+        let listener = Listener::start(link.clone(), backend).map_err(broken)?;
+        Ok(Arc::new(Session {
+            name: name.to_owned(),
+            link,
+            features,
+            protocol,
+            facts,
+            limits,
+            regions: Regions::default(),
+            started: OnceLock::new(),
+            _listener: listener,
+        }))
+    }
+
+    /// Fixes how many virtqueues there are (0: all that the server has) and how many entries each has: a power
+    /// of two. None of them runs yet.
+    ///
+    /// # Errors
+    /// When the server has not as many, the size is none that a ring has, or the session has been started.
+    pub fn start(&self, queues: u16, queue_size: u16) -> Result<(), DeviceError> {
+        let wrong = |message: String| DeviceError::new(&self.name, message);
+        let Facts { max_queues, max_queue_size, .. } = self.facts;
+        if queues > max_queues {
+            return Err(wrong(format!("{queues} queues wanted, the server has {max_queues}")));
+        }
+        if !queue_size.is_power_of_two() || queue_size > max_queue_size {
+            let message = format!("queue size {queue_size} is not a power of two up to {max_queue_size}");
+            return Err(wrong(message));
+        }
+        let num_queues = if queues == 0 { max_queues } else { queues };
+        // A request is three descriptors, and no chain is longer than its ring.
+        let size = queue_size.max(MIN_RING_SIZE);
+        let inflight = match self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
             true => {
-                Some(share_inflight(&mut link.frontend(), num_queues, options.queue_size).map_err(failed)?)
+                let shared = share_inflight(&mut self.link.frontend(), num_queues, size);
+                Some(shared.map_err(|e| self.error("no in-flight memory", e))?)
             }
             false => None,
         };
         let queue_config = BlkQueueConfig {
             ring: RingConfig {
-                size: options.queue_size,
-                packed: features & VIRTIO_F_RING_PACKED != 0,
-                event_idx: features & VIRTIO_F_EVENT_IDX != 0,
+                size,
+                packed: self.features & VIRTIO_F_RING_PACKED != 0,
+                event_idx: self.features & VIRTIO_F_EVENT_IDX != 0,
             },
-            indirect: features & VIRTIO_F_INDIRECT_DESC != 0,
-            max_segments: limits::seg_max(features, &config, options.queue_size),
+            indirect: self.features & VIRTIO_F_INDIRECT_DESC != 0,
+            max_segments: limits::seg_max(self.facts.max_segments, size),
         };
-        let rings = SharedMemory::new(queue_config.memory_len() * usize::from(num_queues)).map_err(broken)?;
-        let listener = Listener::start(link.clone(), backend).map_err(broken)?;
-        let session = Session {
-            name: name.to_owned(),
-            link,
-            features,
-            protocol,
-            max_regions,
-            limits,
-            queue_config,
-            regions: Regions::default(),
-            rings,
-            queues: Mutex::new(vec![false; num_queues.into()]),
-            inflight,
-            _listener: listener,
-        };
-        session.add_region(&session.rings.region())?;
-        Ok(Arc::new(session))
+        let rings = SharedMemory::new(queue_config.memory_len() * usize::from(num_queues))
+            .map_err(|e| self.error("no memory for the virtqueues", e))?;
+        let region = rings.region();
+        let queues = Mutex::new(vec![false; num_queues.into()]);
+        let depth = queue_config.depth().min(queue_size);
+        if self.started.set(Started { queue_config, depth, rings, queues, inflight }).is_err() {
+            return Err(wrong("the session has been started already".into()));
+        }
+        self.add_region(&region)
     }
 
     /// `virtio_blk:` and the socket's path.
@@ -165,9 +261,14 @@ impl Session {
         self.protocol
     }
 
-    /// How many virtqueues there are.
+    /// What the device and the way to it allow.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// How many virtqueues there are; none before [`Session::start`].
     pub fn num_queues(&self) -> u16 {
-        self.queues().len() as u16
+        self.started.get().map_or(0, |started| started.queues().len() as u16)
     }
 
     /// The limits at the time of the negotiation.
@@ -202,7 +303,8 @@ impl Session {
 
     /// The in-flight memory and its description as `GET_INFLIGHT_FD` gave it, where it was negotiated.
     pub fn inflight(&self) -> Option<(&File, &[u8])> {
-        self.inflight.as_ref().map(|inflight| (&inflight.file, &inflight.description[..]))
+        let inflight = self.started.get()?.inflight.as_ref()?;
+        Some((&inflight.file, &inflight.description[..]))
     }
 
     /// The regions that the server knows.
@@ -237,8 +339,8 @@ impl Session {
         if memory.len == 0 || overlaps(&list, memory) {
             return Err(wrong("the region is empty or overlaps another"));
         }
-        let limit = if self.has_slots() { self.max_regions } else { TABLE_REGIONS };
-        if list.len() >= limit {
+        let limit = self.facts.max_regions + 1;
+        if list.len() as u64 >= limit {
             return Err(wrong(&format!("the server takes no more than {limit} regions")));
         }
         let guest_addr = free_guest_addr(&list, memory.len).ok_or_else(|| wrong("the region is too long"))?;
@@ -270,47 +372,67 @@ impl Session {
         }
     }
 
-    /// Starts the first virtqueue that is not in use.
+    /// Starts the first virtqueue that is not in use. It raises an event for completions.
     ///
     /// # Errors
-    /// When all are in use, or the server fails.
+    /// When all are in use, the session has not been started, or the server fails.
     pub fn start_queue(self: &Arc<Self>) -> Result<VirtioBlkQueue, DeviceError> {
-        let index = {
-            let mut queues = self.queues();
-            let free = queues.iter().position(|is_used| !is_used);
-            let Some(i) = free else {
-                return Err(DeviceError::new(
-                    &self.name,
-                    format!("all {} virtqueues are in use", queues.len()),
-                ));
-            };
-            queues[i] = true;
-            i as u16
-        };
-        self.start_queue_at(index).inspect_err(|_| self.queues()[usize::from(index)] = false)
+        self.take_queue(false)
     }
 
-    fn start_queue_at(self: &Arc<Self>, index: u16) -> Result<VirtioBlkQueue, DeviceError> {
+    /// As [`Session::start_queue`], for a queue without events: whoever waits for it spins.
+    ///
+    /// # Errors
+    /// As [`Session::start_queue`].
+    pub fn start_poll_queue(self: &Arc<Self>) -> Result<VirtioBlkQueue, DeviceError> {
+        self.take_queue(true)
+    }
+
+    fn take_queue(self: &Arc<Self>, is_polled: bool) -> Result<VirtioBlkQueue, DeviceError> {
+        let Some(started) = self.started.get() else {
+            return Err(DeviceError::new(&self.name, "the session has not been started"));
+        };
+        let index = started.reserve().map_err(|message| DeviceError::new(&self.name, message))?;
+        self.start_queue_at(started, index, is_polled).inspect_err(|_| started.release(index))
+    }
+
+    fn start_queue_at(
+        self: &Arc<Self>,
+        started: &Started,
+        index: u16,
+        is_polled: bool,
+    ) -> Result<VirtioBlkQueue, DeviceError> {
         let new_event = || EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
         let no_event = |e| self.error("no event for a virtqueue", e);
         let (kick, call) = (new_event().map_err(no_event)?, new_event().map_err(no_event)?);
-        let rings = self.regions.lock()[0].guest_addr;
-        let area = SharedArea { base: self.rings.base(), guest_addr: rings, len: self.rings.len() };
-        let len = self.queue_config.memory_len();
+        let memory = self.ring_memory(started, index)?;
         // SAFETY: the queue keeps the session and so the memory alive; the part belongs to this virtqueue,
         // which nobody else uses until the queue is dropped.
-        let queue = unsafe { BlkQueue::new(self.queue_config, area.part(usize::from(index) * len, len)) };
+        let queue = unsafe { BlkQueue::new(started.queue_config, memory) };
         self.link.add_call(index, call.try_clone().map_err(no_event)?);
-        let base = if self.queue_config.ring.packed { PACKED_START } else { 0 };
-        let started = self.tell_queue(index, &queue, base, &kick, &call);
-        if started.is_err() || self.is_gone() {
+        let base = if started.queue_config.ring.packed { PACKED_START } else { 0 };
+        let told = self.tell_queue(index, &queue, base, &kick, &call);
+        if told.is_err() || self.is_gone() {
             self.link.remove_call(index);
         }
-        started.map_err(|e| self.error(&format!("virtqueue {index} did not start"), e))?;
+        told.map_err(|e| self.error(&format!("virtqueue {index} did not start"), e))?;
         if self.is_gone() {
             return Err(DeviceError::new(&self.name, "the server is gone"));
         }
-        Ok(VirtioBlkQueue::new(queue, self.clone(), index, kick, call))
+        let events = Events { kick, call, is_polled };
+        Ok(VirtioBlkQueue::new(queue, self.clone(), index, started.depth, events))
+    }
+
+    /// The part of the rings' memory that belongs to virtqueue `index`.
+    fn ring_memory(&self, started: &Started, index: u16) -> Result<SharedArea, DeviceError> {
+        let region = started.rings.region();
+        let guest_addr = self.regions.lock().iter().find(|r| r.memory == region).map(|r| r.guest_addr);
+        let Some(guest_addr) = guest_addr else {
+            return Err(DeviceError::new(&self.name, "the rings are not known to the server"));
+        };
+        let area = SharedArea { base: started.rings.base(), guest_addr, len: started.rings.len() };
+        let len = started.queue_config.memory_len();
+        Ok(area.part(usize::from(index) * len, len))
     }
 
     fn tell_queue(
@@ -331,7 +453,7 @@ impl Session {
             addresses.extend_from_slice(&address.to_le_bytes());
         }
         let number = u64::from(index).to_le_bytes();
-        frontend.send(FrontendReq::SET_VRING_NUM, &pair(index, self.queue_config.ring.size.into()), &[])?;
+        frontend.send(FrontendReq::SET_VRING_NUM, &pair(index, queue.config().ring.size.into()), &[])?;
         frontend.send(FrontendReq::SET_VRING_BASE, &pair(index, base), &[])?;
         frontend.send(FrontendReq::SET_VRING_ADDR, &addresses, &[])?;
         frontend.send(FrontendReq::SET_VRING_CALL, &number, &[call.as_raw_fd()])?;
@@ -351,7 +473,9 @@ impl Session {
                 tracing::debug!(device = %self.name, queue = index, %error, "a virtqueue was not stopped in order");
             }
         }
-        self.queues()[usize::from(index)] = false;
+        if let Some(started) = self.started.get() {
+            started.release(index);
+        }
     }
 
     pub(super) fn queue_traits(&self) -> QueueTraits {
@@ -363,10 +487,6 @@ impl Session {
             size_max: limits::size_max(self.features, &config),
             block_size: self.limits.block_size,
         }
-    }
-
-    fn queues(&self) -> MutexGuard<'_, Vec<bool>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn has_slots(&self) -> bool {

@@ -275,6 +275,12 @@ impl BlkQueue {
         Ok(count)
     }
 
+    /// Whether [`BlkQueue::reap`] has something to hand over, or to say.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        self.ring.has_used()
+    }
+
     /// Asks for an interrupt with the next finished request. `false` when there is one already.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()

@@ -128,6 +128,11 @@ impl PackedDriver {
         Ok(Some(Used { token: descriptor.id, len: descriptor.len }))
     }
 
+    #[inline]
+    pub(super) fn has_used(&self) -> bool {
+        self.broken.is_some() || self.is_used()
+    }
+
     /// Whether the device has written a used entry at the place where the next one appears.
     #[inline]
     fn is_used(&self) -> bool {
@@ -141,7 +146,7 @@ impl PackedDriver {
         self.ring.driver_event().store(wish.to_word(), Ordering::Relaxed);
         // The wish must be visible before we look for the last time.
         fence(Ordering::SeqCst);
-        self.broken.is_none() && !self.is_used()
+        !self.has_used()
     }
 
     pub(super) fn disarm(&mut self) {

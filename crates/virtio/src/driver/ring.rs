@@ -170,6 +170,15 @@ impl Ring {
         }
     }
 
+    /// Whether [`Ring::poll`] has a chain or an error.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.has_used(),
+            Ring::Packed(ring) => ring.has_used(),
+        }
+    }
+
     /// Asks for an interrupt with the next used chain. `false` when there is one already.
     pub fn arm(&mut self) -> bool {
         match self {

@@ -161,6 +161,11 @@ impl SplitDriver {
         Ok(true)
     }
 
+    #[inline]
+    pub(super) fn has_used(&self) -> bool {
+        self.broken.is_some() || self.ring.used_idx().load(Ordering::Acquire) != self.used_idx
+    }
+
     #[cold]
     fn break_down(&mut self, broken: RingBroken) -> RingBroken {
         self.broken = Some(broken);
@@ -184,7 +189,7 @@ impl SplitDriver {
         }
         // The wish must be visible before we look for the last time.
         fence(Ordering::SeqCst);
-        self.broken.is_none() && self.ring.used_idx().load(Ordering::Acquire) == self.used_idx
+        !self.has_used()
     }
 
     pub(super) fn disarm(&mut self) {

@@ -1,5 +1,6 @@
 //! The client against a server made by hand, which does and leaves undone what a test wants.
 
+mod direct;
 mod server;
 
 use super::*;

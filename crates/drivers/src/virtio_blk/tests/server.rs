@@ -110,7 +110,10 @@ impl Server {
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || state.run(&stopped));
         let frontend = Frontend::new(ours, Duration::from_millis(options.timeout_ms)).unwrap();
-        let session = Session::negotiate("test", frontend, options);
+        let session = Session::negotiate("test", frontend, options).and_then(|session| {
+            session.start(options.queues, options.queue_size)?;
+            Ok(session)
+        });
         (Server { stop, seen, resize, thread: Some(thread) }, session)
     }
 
