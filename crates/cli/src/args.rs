@@ -1,11 +1,12 @@
 //! The command line.
 
 use crate::bench::BenchArgs;
+use crate::export;
 use crate::info::InfoArgs;
-use crate::kinds;
 use crate::serve::ServeArgs;
-use crate::spec::{CpuList, Value};
 use clap::{CommandFactory, Parser, Subcommand};
+use graph::kinds;
+use graph::spec::{CpuList, Value};
 use reactor::{CoreConfig, PollWindow};
 
 /// Block devices for virtual machines, served fast.
@@ -82,7 +83,7 @@ costs some nanoseconds a request; --no-latency saves them.";
 pub fn command() -> clap::Command {
     let devices = ("Devices (--device)", kinds::device::KINDS);
     let layers = ("Layers (--layer)", kinds::layer::KINDS);
-    let exports = ("Exports (--export)", kinds::export::KINDS);
+    let exports = ("Exports (--export)", export::KINDS);
     let stack = kinds::help(&[devices, layers]);
     let all = kinds::help(&[devices, layers, exports]);
     let help = |examples: &str, kinds: &str| format!("{examples}\n\n{SPECS}\n\n{kinds}{EXIT_CODES}");
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn help_names_every_kind_and_key() {
         let help = command().find_subcommand_mut("serve").unwrap().render_long_help().to_string();
-        let tables = [kinds::device::KINDS, kinds::layer::KINDS, kinds::export::KINDS];
+        let tables = [kinds::device::KINDS, kinds::layer::KINDS, export::KINDS];
         for kind in tables.into_iter().flatten() {
             assert!(help.contains(kind.name), "{}", kind.name);
             kind.keys.iter().for_each(|key| assert!(help.contains(key.name), "{}", key.name));

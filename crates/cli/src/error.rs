@@ -1,7 +1,7 @@
 //! Why the program ends with another exit code than 0.
 
-use crate::spec::SpecError;
 use block::DeviceError;
+use graph::spec::SpecError;
 use std::process::ExitCode;
 
 /// Exit code of a run that failed: something could not be opened, served, written or verified.
@@ -12,8 +12,8 @@ pub const EXIT_USAGE: u8 = 2;
 /// What ends the program. Displayed as one line that names the object.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device, layer or export specification makes no sense.
-    #[error(transparent)]
+    /// A device, layer or export specification makes no sense; its role is the name of the option.
+    #[error("--{0}")]
     Spec(#[from] SpecError),
     /// Another part of the command line makes no sense.
     #[error("{0}")]

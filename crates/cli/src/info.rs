@@ -3,9 +3,10 @@
 use crate::args::CommonArgs;
 use crate::error::Error;
 use crate::output::{Output, human_bytes};
-use crate::stack::{Stack, StackArgs, StackPlan};
+use crate::stack::StackArgs;
 use block::Limits;
 use clap::ArgMatches;
+use graph::Stack;
 use serde_json::{Value, json};
 
 /// The arguments of `freestone info`.
@@ -23,7 +24,7 @@ pub struct InfoArgs {
 /// When a device cannot be opened.
 pub fn run(args: &InfoArgs, matches: &ArgMatches) -> Result<(), Error> {
     let output = Output::new(args.common.json);
-    for plan in StackPlan::parse(&args.stack, matches)?.devices {
+    for plan in args.stack.plan(matches)?.devices {
         let stack = plan.open()?;
         let limits = stack.device.limits();
         output.event("device", human(&stack, &limits), json_of(&stack, &limits));

@@ -1,7 +1,7 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
-//!   args ─► spec (kind:key=value) ─► kinds (tables, typed options) ─► stack (devices under layers) ─► serve | bench | info
+//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info
 //! ```
 //!
 //! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]), logs to
@@ -13,13 +13,13 @@
 mod args;
 mod bench;
 mod error;
+mod export;
 mod info;
-mod kinds;
 mod logging;
 mod output;
 mod serve;
-mod spec;
 mod stack;
+mod stats;
 
 use args::{Cli, Command, CommonArgs};
 use clap::error::ErrorKind;

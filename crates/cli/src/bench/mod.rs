@@ -21,15 +21,16 @@ pub use plan::BenchArgs;
 
 use crate::args;
 use crate::error::{EXIT_FAILURE, Error};
-use crate::kinds::device::DeviceConfig;
 use crate::output::Output;
-use crate::stack::{DevicePlan, StackPlan};
+use crate::stack;
 use block::{Device, DeviceError, Queue};
 use clap::ArgMatches;
 use drivers::io_uring::UringDevice;
 use drivers::shared_buffer::SharedBuffer;
 use drivers::shared_memory::SharedMemory;
 use drivers::virtio_blk::VirtioBlk;
+use graph::DevicePlan;
+use graph::kinds::device::DeviceConfig;
 use plan::{Engine, Plan};
 use reactor::{CoreRef, Cores, PollWindow};
 use report::Subject;
@@ -44,8 +45,8 @@ use tally::Tally;
 /// When the device cannot be opened or does not fit, a request fails, or data is not what it should be.
 pub fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<(), Error> {
     let output = Output::new(args.common.json);
-    let stack = StackPlan::parse(&args.stack, matches)?;
-    let target = Target::open(stack.only()?, engine_of(args, stack.only()?)?)?;
+    let stack = args.stack.plan(matches)?;
+    let target = Target::open(stack::only(&stack)?, engine_of(args, stack::only(&stack)?)?)?;
     let plan = Arc::new(Plan::new(args, &target.device().limits())?);
     let window = if plan.event { PollWindow::up_to(0) } else { PollWindow::up_to(u64::MAX) };
     let configs = args::core_configs(args.cores.as_ref(), window);

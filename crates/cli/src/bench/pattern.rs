@@ -82,7 +82,7 @@ impl Workload {
     }
 }
 
-impl crate::spec::Value for Workload {
+impl graph::spec::Value for Workload {
     fn expected() -> String {
         let names: Vec<_> = Self::NAMES.iter().map(|(name, _)| *name).collect();
         names.join(", ")

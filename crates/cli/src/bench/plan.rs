@@ -3,9 +3,9 @@
 use super::pattern::{Chooser, Mix, Workload, share_of};
 use crate::args::{self, CommonArgs};
 use crate::error::Error;
-use crate::spec::{CpuList, Seconds, Size, Value};
 use crate::stack::StackArgs;
 use block::{Flags, Limits};
+use graph::spec::{CpuList, Seconds, Size, Value};
 use std::ops::Range;
 
 /// The arguments of `freestone bench`.

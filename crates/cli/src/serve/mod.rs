@@ -5,12 +5,13 @@ mod signals;
 
 use crate::args::{self, CommonArgs, PollUs};
 use crate::error::Error;
-use crate::kinds::export::ExportConfig;
+use crate::export::ExportConfig;
 use crate::output::Output;
-use crate::spec::CpuList;
-use crate::stack::{StackArgs, StackPlan};
+use crate::stack::StackArgs;
 use clap::ArgMatches;
 use exports::vhost_user_blk::contain_truncation;
+use graph::StackPlan;
+use graph::spec::CpuList;
 use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
@@ -48,7 +49,7 @@ struct ExportPlan {
 
 impl ServePlan {
     fn parse(args: &ServeArgs, matches: &ArgMatches) -> Result<ServePlan, Error> {
-        let stack = StackPlan::parse(&args.stack, matches)?;
+        let stack = args.stack.plan(matches)?;
         let cores = args::core_configs(args.cores.as_ref(), args.poll_us.0);
         let mut exports: Vec<ExportPlan> = Vec::new();
         for text in &args.export {

@@ -2,11 +2,12 @@
 
 use super::{ExportPlan, ServePlan};
 use crate::error::Error;
-use crate::kinds::export::ExportConfig;
+use crate::export::ExportConfig;
 use crate::output::{Output, human_bytes};
-use crate::stack::Stack;
+use crate::stats;
 use block::{Device, Op, Request};
 use exports::vhost_user_blk::{SocketMode, Stats, VhostUserBlk};
+use graph::Stack;
 use reactor::{CoreRef, Cores};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ impl Server {
     pub fn report(&self, output: Output) {
         for stack in &self.stacks {
             for stats in &stack.stats {
-                let (human, json) = stats.snapshot();
+                let (human, json) = stats::of_layer(stats);
                 output.event(
                     "stats",
                     format!("stats of device {}\n{human}", stack.id),

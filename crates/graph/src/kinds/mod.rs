@@ -1,14 +1,14 @@
-//! The kinds of devices, layers and exports: their keys, and how they are made.
+//! The kinds of devices and layers: their keys, and how they are made.
 
 pub mod device;
-pub mod export;
 pub mod layer;
 
 use crate::spec::{Key, Kind, key};
 use std::fmt::Write;
 
 const ID: Key = key("id", "NAME", "the name by which layers and exports choose this device");
-const READ_ONLY: Key = key("readonly", "on|off", "refuse writes [off]");
+/// The key of whatever can be opened for reading only.
+pub const READ_ONLY: Key = key("readonly", "on|off", "refuse writes [off]");
 
 /// Every kind with its keys, for `--help`.
 pub fn help(roles: &[(&str, &[&'static Kind])]) -> String {

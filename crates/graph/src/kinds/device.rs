@@ -1,4 +1,4 @@
-//! Devices: what `--device` can name.
+//! Devices: the leaves of a graph.
 
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};

@@ -1,4 +1,4 @@
-//! `kind:key=value,key=value`: how devices, layers and exports are written on the command line.
+//! `kind:key=value,key=value`: how devices, layers and exports are written.
 //!
 //! A comma inside a value is doubled, as QEMU does. A key without a value means `on`; `_` in a key is `-`. What kinds there are,
 //! and which keys each of them knows, stands in tables ([`Kind`]) that the help is made of as well, so that
@@ -11,11 +11,11 @@ pub use value::{CpuList, Seconds, Size, Switch, Value};
 /// What a specification describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// `--device`
+    /// A leaf.
     Device,
-    /// `--layer`
+    /// A device over devices.
     Layer,
-    /// `--export`
+    /// What clients attach to.
     Export,
 }
 
@@ -149,13 +149,19 @@ impl Spec {
     }
 }
 
-/// Why a specification makes no sense.
+/// Why a specification makes no sense. Displayed with its role and text: `device mem: size=SIZE is missing`.
 #[derive(Debug, thiserror::Error)]
-#[error("--{} {text}: {fault}", role.name())]
+#[error("{} {text}: {fault}", role.name())]
 pub struct SpecError {
     role: Role,
     text: String,
     fault: Fault,
+}
+
+impl SpecError {
+    pub(crate) fn refused(role: Role, text: &str, message: String) -> SpecError {
+        SpecError { role, text: text.to_owned(), fault: Fault::Refused(message) }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -240,38 +246,35 @@ mod tests {
     #[test]
     fn messages_name_the_key_the_value_and_what_would_be_right() {
         let messages = [
-            (
-                parse("dsik:path=x").map(drop),
-                r#"--device dsik:path=x: no such device: "dsik"; there are disk"#,
-            ),
+            (parse("dsik:path=x").map(drop), r#"device dsik:path=x: no such device: "dsik"; there are disk"#),
             (
                 parse("disk:sise=1G").map(drop),
-                r#"--device disk:sise=1G: unknown key "sise"; disk knows path, size, direct, count"#,
+                r#"device disk:sise=1G: unknown key "sise"; disk knows path, size, direct, count"#,
             ),
             (
                 parse("disk:size=1,").map(drop),
-                r#"--device disk:size=1,: unknown key ""; disk knows path, size, direct, count"#,
+                r#"device disk:size=1,: unknown key ""; disk knows path, size, direct, count"#,
             ),
-            (parse("disk:size=1,size=1").map(drop), "--device disk:size=1,size=1: size is given twice"),
+            (parse("disk:size=1,size=1").map(drop), "device disk:size=1,size=1: size is given twice"),
             (
                 parse("disk").unwrap().require::<PathBuf>("path").map(drop),
-                "--device disk: path=PATH is missing",
+                "device disk: path=PATH is missing",
             ),
             (
                 parse("disk:path=").unwrap().require::<PathBuf>("path").map(drop),
-                "--device disk:path=: path=: expected a path",
+                "device disk:path=: path=: expected a path",
             ),
             (
                 parse("disk:size=big").unwrap().get::<Size>("size").map(drop),
-                "--device disk:size=big: size=big: expected a number of bytes such as 512, 4K, 1M, 20G or 1T",
+                "device disk:size=big: size=big: expected a number of bytes such as 512, 4K, 1M, 20G or 1T",
             ),
             (
                 parse("disk:direct=maybe").unwrap().get::<Switch>("direct").map(drop),
-                "--device disk:direct=maybe: direct=maybe: expected on or off",
+                "device disk:direct=maybe: direct=maybe: expected on or off",
             ),
             (
                 parse("disk:count=70000").unwrap().get::<u16>("count").map(drop),
-                "--device disk:count=70000: count=70000: expected a whole number from 0 to 65535",
+                "device disk:count=70000: count=70000: expected a whole number from 0 to 65535",
             ),
         ];
         for (result, message) in messages {

@@ -1,13 +1,11 @@
-//! Layers: what `--layer` can name.
+//! Layers: what stands on devices.
 
 use crate::spec::{Key, Kind, Role, Size, Spec, SpecError, Value, key};
 use block::{Device, DeviceError, IoError, Op};
 use layers::checker::Checker;
 use layers::fault::{Action, Fault, Rule};
 use layers::linear::Partition;
-use layers::stats::{OpSnapshot, Stats};
-use serde_json::json;
-use std::fmt::Write;
+use layers::stats::Stats;
 use std::sync::Arc;
 
 /// Every kind of layer.
@@ -87,25 +85,31 @@ impl LayerConfig {
         Ok((config, spec.get("device")?))
     }
 
-    /// Puts the layer on `device`. Debug builds put a checker in between.
+    /// Puts the layer on `device`, and a stats layer's counters among `counters`. Debug builds put a checker
+    /// in between.
     ///
     /// # Errors
     /// What the layer says.
-    pub fn wrap(&self, device: Arc<dyn Device>) -> Result<(Arc<dyn Device>, Option<StatsOf>), DeviceError> {
+    pub fn wrap(
+        &self,
+        device: Arc<dyn Device>,
+        counters: &mut Vec<Arc<Stats>>,
+    ) -> Result<Arc<dyn Device>, DeviceError> {
         let child: Arc<dyn Device> =
             if cfg!(debug_assertions) { Arc::new(Checker::new(device)) } else { device };
         Ok(match self {
-            LayerConfig::Linear { offset, len } => (Arc::new(Partition::new(child, *offset, *len)?), None),
+            LayerConfig::Linear { offset, len } => Arc::new(Partition::new(child, *offset, *len)?),
             LayerConfig::Stats => {
                 let stats = Arc::new(Stats::new(child));
-                (stats.clone(), Some(StatsOf(stats)))
+                counters.push(stats.clone());
+                stats
             }
             LayerConfig::Fault(rules) => {
                 let fault = Fault::new(child);
                 rules.iter().for_each(|rule| {
                     fault.add(rule.clone());
                 });
-                (Arc::new(fault), None)
+                Arc::new(fault)
             }
         })
     }
@@ -189,58 +193,6 @@ impl Value for Probability {
     }
 }
 
-/// The counters of a stats layer.
-pub struct StatsOf(Arc<Stats>);
-
-impl StatsOf {
-    /// What was counted so far, for people and for programs.
-    pub fn snapshot(&self) -> (String, serde_json::Value) {
-        let snapshot = self.0.snapshot();
-        let mut human = format!("  in flight: {}", snapshot.in_flight());
-        let mut json = json!({ "in_flight": snapshot.in_flight() });
-        for op in Op::ALL {
-            let counts = snapshot.of(op);
-            if counts.submitted > 0 {
-                let _ = write!(human, "\n  {}", human_op(op.name(), counts));
-            }
-            json[op.name()] = json_op(counts);
-        }
-        (human, json)
-    }
-}
-
-fn human_op(name: &str, counts: &OpSnapshot) -> String {
-    let us = |ns: u64| ns as f64 / 1e3;
-    let latency = &counts.latency_ns;
-    format!(
-        "{name}: {} requests, {} bytes, {} errors, latency µs: mean {:.1} p50 {:.1} p99 {:.1} p99.9 {:.1}",
-        counts.completed,
-        counts.bytes,
-        counts.errors,
-        us(latency.mean()),
-        us(latency.percentile(50.0)),
-        us(latency.percentile(99.0)),
-        us(latency.percentile(99.9)),
-    )
-}
-
-fn json_op(counts: &OpSnapshot) -> serde_json::Value {
-    let latency = &counts.latency_ns;
-    json!({
-        "submitted": counts.submitted,
-        "requests": counts.completed,
-        "errors": counts.errors,
-        "bytes": counts.bytes,
-        "latency_ns": {
-            "mean": latency.mean(),
-            "p50": latency.percentile(50.0),
-            "p90": latency.percentile(90.0),
-            "p99": latency.percentile(99.0),
-            "p99.9": latency.percentile(99.9),
-        },
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,7 +224,7 @@ mod tests {
         let refusal = |text| rules(text).unwrap_err();
         assert_eq!(
             refusal("fault:op=read"),
-            "--layer fault:op=read: one of error=, delay-us= and torn= is needed"
+            "layer fault:op=read: one of error=, delay-us= and torn= is needed"
         );
         assert!(refusal("fault:error=bad").contains("error=bad: expected medium, corrupt, timed-out"));
         assert!(

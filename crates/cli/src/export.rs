@@ -1,8 +1,8 @@
 //! Exports: what `--export` can name.
 
-use super::READ_ONLY;
-use crate::spec::{CpuList, Kind, Role, Spec, SpecError, Switch, Value, key};
 use exports::vhost_user_blk::{self, SocketMode};
+use graph::kinds::READ_ONLY;
+use graph::spec::{CpuList, Kind, Role, Spec, SpecError, Switch, Value, key};
 use std::path::PathBuf;
 
 /// Every kind of export.
