@@ -24,7 +24,7 @@ pub struct InfoArgs {
 /// When a device cannot be opened.
 pub fn run(args: &InfoArgs, matches: &ArgMatches) -> Result<(), Error> {
     let output = Output::new(args.common.json);
-    for plan in args.stack.plan(matches)?.devices {
+    for plan in args.stack.plan(matches)?.into_devices() {
         let stack = plan.open()?;
         let limits = stack.device.limits();
         output.event("device", human(&stack, &limits), json_of(&stack, &limits));

@@ -42,7 +42,7 @@ impl StackArgs {
 /// # Errors
 /// When there are several.
 pub fn only(plan: &StackPlan) -> Result<&DevicePlan, Error> {
-    match &*plan.devices {
+    match plan.devices() {
         [device] => Ok(device),
         devices => Err(Error::Usage(format!("{} devices: this takes one", devices.len()))),
     }

@@ -1,6 +1,7 @@
 //! From text to open devices.
 //!
 //! ```text
+//!                             text (a whole graph in one string) ┐
 //!   kind:key=value,… ─► spec (grammar) ─► kinds (tables, typed options) ─► stack (devices under layers)
 //! ```
 //!
@@ -13,5 +14,7 @@
 pub mod kinds;
 pub mod spec;
 mod stack;
+pub mod text;
 
-pub use stack::{DevicePlan, Stack, StackPlan};
+pub use stack::{Base, DevicePlan, MAX_DEPTH, MAX_DEVICES, Stack, StackPlan};
+pub use text::{GraphError, parse};

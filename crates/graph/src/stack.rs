@@ -1,28 +1,44 @@
 //! Devices with layers on them: planned, then opened.
 
 use crate::kinds::device::DeviceConfig;
-use crate::kinds::layer::LayerConfig;
+use crate::kinds::layer::{JoinConfig, JoinSpec, LayerConfig, LayerSpec};
 use crate::spec::{Role, SpecError};
 use block::{Device, DeviceError};
 use layers::stats::Stats;
 use std::sync::Arc;
 
+/// Most layers from the top of a device to its leaves. Each is a call inside a call, on a thread's stack.
+pub const MAX_DEPTH: usize = 64;
+
+/// Most leaves of a plan. Each may cost file descriptors, on every core.
+pub const MAX_DEVICES: usize = 1024;
+
 /// What is to be opened: everything that can be checked without opening has been.
 #[derive(Debug, Default)]
 pub struct StackPlan {
-    /// In the order in which they were added.
-    pub devices: Vec<DevicePlan>,
+    devices: Vec<DevicePlan>,
+    /// Leaves added so far.
+    leaves: usize,
 }
 
-/// One device with its layers, the lowest first.
+/// One device with its layers.
 #[derive(Debug)]
 pub struct DevicePlan {
     /// Its name among the devices of the plan.
     pub id: String,
     /// What it stands on.
-    pub config: DeviceConfig,
-    /// What stands on it.
+    pub base: Base,
+    /// What stands on it, the lowest first.
     pub layers: Vec<LayerConfig>,
+}
+
+/// What the lowest layer of a device stands on.
+#[derive(Debug)]
+pub enum Base {
+    /// A leaf.
+    Leaf(DeviceConfig),
+    /// Several devices as one.
+    Join(JoinConfig, Vec<DevicePlan>),
 }
 
 /// A device with its layers, open.
@@ -36,39 +52,53 @@ pub struct Stack {
 }
 
 impl StackPlan {
+    /// The devices on which nothing else stands, in the order in which they were added.
+    pub fn devices(&self) -> &[DevicePlan] {
+        &self.devices
+    }
+
+    /// As [`StackPlan::devices`], for whoever opens or keeps them.
+    pub fn into_devices(self) -> Vec<DevicePlan> {
+        self.devices
+    }
+
     /// Adds the device that `text` describes. Without `id=` it is called after its place: `device0`.
     ///
     /// # Errors
-    /// When the text makes no sense or the id is taken.
+    /// When the text makes no sense, the id is taken, or there are [`MAX_DEVICES`].
     pub fn add_device(&mut self, text: &str) -> Result<(), SpecError> {
         let (config, id) = DeviceConfig::parse(text)?;
-        let id = id.unwrap_or_else(|| format!("device{}", self.devices.len()));
-        if self.devices.iter().any(|device| device.id == id) {
-            let message = format!("there is a device {id:?} already");
-            return Err(SpecError::refused(Role::Device, text, message));
+        let refused = |message| SpecError::refused(Role::Device, text, message);
+        let id = id.unwrap_or_else(|| format!("device{}", self.leaves));
+        self.check_is_new(&id).map_err(refused)?;
+        if self.leaves == MAX_DEVICES {
+            return Err(refused(format!("at most {MAX_DEVICES} devices")));
         }
-        self.devices.push(DevicePlan { id, config, layers: Vec::new() });
+        self.leaves += 1;
+        self.devices.push(DevicePlan { id, base: Base::Leaf(config), layers: Vec::new() });
         Ok(())
     }
 
-    /// Puts the layer that `text` describes on every device added so far, or on the one that `device=` names.
+    /// Puts the layer that `text` describes on every device added so far, or on those that it names.
     ///
     /// # Errors
-    /// When the text makes no sense or there is no such device.
+    /// When the text makes no sense, there is no such device, or a device gets more than [`MAX_DEPTH`] layers.
     pub fn add_layer(&mut self, text: &str) -> Result<(), SpecError> {
-        let (config, target) = LayerConfig::parse(text)?;
+        let spec = LayerSpec::parse(text)?;
         let refused = |message| SpecError::refused(Role::Layer, text, message);
         if self.devices.is_empty() {
             return Err(refused("no device is given before it".into()));
         }
-        match target {
-            Some(id) => {
-                let at = self.position(&id).map_err(refused)?;
-                self.devices[at].layers.push(config);
+        match spec {
+            LayerSpec::Over(config, None) => {
+                self.devices.iter_mut().try_for_each(|device| device.put(config.clone()))
             }
-            None => self.devices.iter_mut().for_each(|device| device.layers.push(config.clone())),
+            LayerSpec::Over(config, Some(id)) => {
+                self.position(&id).and_then(|at| self.devices[at].put(config))
+            }
+            LayerSpec::Join(spec) => self.join(spec),
         }
-        Ok(())
+        .map_err(refused)
     }
 
     /// The place of the device with this id; an error lists those that there are.
@@ -82,6 +112,32 @@ impl StackPlan {
             .position(|device| device.id == id)
             .ok_or_else(|| format!("no device {id:?}; there are {}", known()))
     }
+
+    fn check_is_new(&self, id: &str) -> Result<(), String> {
+        match self.devices.iter().any(|device| device.id == id) {
+            true => Err(format!("there is a device {id:?} already")),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes devices out of the plan and adds what they are together.
+    fn join(&mut self, spec: JoinSpec) -> Result<(), String> {
+        let ids =
+            spec.devices.unwrap_or_else(|| self.devices.iter().map(|device| device.id.clone()).collect());
+        // All are looked for before any is taken: a plan that refuses a layer is as it was.
+        ids.iter().try_for_each(|id| self.position(id).map(drop))?;
+        let deepest =
+            self.devices.iter().filter(|device| ids.contains(&device.id)).map(DevicePlan::depth).max();
+        check_depth(deepest.unwrap_or(0) + 1)?;
+        let id = spec.id.unwrap_or_else(|| ids.join("+"));
+        if !ids.contains(&id) {
+            self.check_is_new(&id)?;
+        }
+        let take = |id: &String| self.position(id).map(|at| self.devices.remove(at));
+        let children = ids.iter().map(take).collect::<Result<_, _>>()?;
+        self.devices.push(DevicePlan { id, base: Base::Join(spec.config, children), layers: Vec::new() });
+        Ok(())
+    }
 }
 
 impl DevicePlan {
@@ -90,10 +146,97 @@ impl DevicePlan {
     /// # Errors
     /// What driver or layer say.
     pub fn open(&self) -> Result<Stack, DeviceError> {
-        let mut stack = Stack { id: self.id.clone(), device: self.config.open()?, stats: Vec::new() };
-        for layer in &self.layers {
-            stack.device = layer.wrap(stack.device, &mut stack.stats)?;
-        }
-        Ok(stack)
+        let mut stats = Vec::new();
+        let device = self.open_counted(&mut stats)?;
+        Ok(Stack { id: self.id.clone(), device, stats })
+    }
+
+    fn open_counted(&self, stats: &mut Vec<Arc<Stats>>) -> Result<Arc<dyn Device>, DeviceError> {
+        let base = match &self.base {
+            Base::Leaf(config) => config.open()?,
+            Base::Join(config, children) => config
+                .join(children.iter().map(|child| child.open_counted(stats)).collect::<Result<_, _>>()?)?,
+        };
+        self.layers.iter().try_fold(base, |device, layer| layer.wrap(device, stats))
+    }
+
+    /// Layers on the longest way to a leaf.
+    fn depth(&self) -> usize {
+        let below = match &self.base {
+            Base::Leaf(_) => 0,
+            Base::Join(_, children) => 1 + children.iter().map(DevicePlan::depth).max().unwrap_or(0),
+        };
+        below + self.layers.len()
+    }
+
+    fn put(&mut self, layer: LayerConfig) -> Result<(), String> {
+        check_depth(self.depth() + 1)?;
+        self.layers.push(layer);
+        Ok(())
+    }
+}
+
+fn check_depth(depth: usize) -> Result<(), String> {
+    if depth > MAX_DEPTH { Err(format!("at most {MAX_DEPTH} layers on each other")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(devices: &[&str], layers: &[&str]) -> Result<StackPlan, SpecError> {
+        let mut plan = StackPlan::default();
+        devices.iter().try_for_each(|text| plan.add_device(text))?;
+        layers.iter().try_for_each(|text| plan.add_layer(text))?;
+        Ok(plan)
+    }
+
+    fn refusal(devices: &[&str], layers: &[&str]) -> String {
+        plan(devices, layers).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn joined_devices_are_one_in_the_order_that_is_asked_for() {
+        let devices = ["mem:size=1M,id=a", "mem:size=2M,id=b", "mem:size=4M,id=c"];
+        let plan = plan(&devices, &["stats:device=a", "concat:devices=c+a", "stats:device=c+a"]).unwrap();
+        let ids: Vec<_> = plan.devices().iter().map(|device| device.id.as_str()).collect();
+        assert_eq!(ids, ["b", "c+a"]);
+        let joined = plan.devices()[1].open().unwrap();
+        assert_eq!((joined.device.limits().capacity, joined.stats.len()), (5 << 20, 2));
+        assert_eq!(joined.device.name(), "stats(concat(mem, stats(mem)))");
+    }
+
+    #[test]
+    fn what_cannot_be_joined_is_refused_by_name() {
+        let two = ["null:id=a", "null:id=b"];
+        assert_eq!(
+            refusal(&two, &["concat:devices=a+c"]),
+            r#"layer concat:devices=a+c: no device "c"; there are a, b"#
+        );
+        assert_eq!(
+            refusal(&two, &["concat:devices=a+a"]),
+            "layer concat:devices=a+a: devices=a+a: expected ids joined by +, each once"
+        );
+        assert_eq!(
+            refusal(&["null:id=a", "null:id=b", "null:id=c"], &["concat:devices=a+b,id=c"]),
+            r#"layer concat:devices=a+b,id=c: there is a device "c" already"#
+        );
+        assert_eq!(refusal(&[], &["concat"]), "layer concat: no device is given before it");
+    }
+
+    #[test]
+    fn depth_and_number_of_devices_have_a_limit() {
+        let deepest = plan(&["null"], &["stats"; MAX_DEPTH]).unwrap();
+        assert_eq!(deepest.devices()[0].depth(), MAX_DEPTH);
+        assert_eq!(
+            refusal(&["null"], &["stats"; MAX_DEPTH + 1]),
+            "layer stats: at most 64 layers on each other"
+        );
+        assert_eq!(
+            refusal(&["null"], &["concat:id=a"; MAX_DEPTH + 1]),
+            "layer concat:id=a: at most 64 layers on each other"
+        );
+        assert!(plan(&["null"; MAX_DEVICES], &[]).is_ok());
+        assert_eq!(refusal(&["null"; MAX_DEVICES + 1], &[]), "device null: at most 1024 devices");
     }
 }

@@ -29,8 +29,8 @@ use drivers::io_uring::UringDevice;
 use drivers::shared_buffer::SharedBuffer;
 use drivers::shared_memory::SharedMemory;
 use drivers::virtio_blk::VirtioBlk;
-use graph::DevicePlan;
 use graph::kinds::device::DeviceConfig;
+use graph::{Base, DevicePlan};
 use plan::{Engine, Plan};
 use reactor::{CoreRef, Cores, PollWindow};
 use report::Subject;
@@ -82,7 +82,7 @@ fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
         Some("it polls, and --event was asked for")
     } else if args.think.ns > 0 {
         Some("it does not wait, and --think was asked for")
-    } else if !matches!(device.config, DeviceConfig::VirtioBlk(_) | DeviceConfig::IoUring(_)) {
+    } else if !matches!(device.base, Base::Leaf(DeviceConfig::VirtioBlk(_) | DeviceConfig::IoUring(_))) {
         Some("the device has no queue of its own")
     } else {
         None
@@ -91,7 +91,9 @@ fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
         (Engine::Raw, Some(why)) => Err(Error::Usage(format!("--engine raw: {why}"))),
         (Engine::Raw, None) => Ok(Engine::Raw),
         // For other leaves the channel is what is of interest, and what fio is compared with.
-        (Engine::Auto, None) if matches!(device.config, DeviceConfig::VirtioBlk(_)) => Ok(Engine::Raw),
+        (Engine::Auto, None) if matches!(device.base, Base::Leaf(DeviceConfig::VirtioBlk(_))) => {
+            Ok(Engine::Raw)
+        }
         (Engine::Auto | Engine::Stack, _) => Ok(Engine::Stack),
     }
 }
@@ -105,12 +107,12 @@ enum Target {
 
 impl Target {
     fn open(plan: &DevicePlan, engine: Engine) -> Result<Target, Error> {
-        Ok(match (&plan.config, engine) {
-            (DeviceConfig::VirtioBlk(options), Engine::Raw) => {
+        Ok(match (&plan.base, engine) {
+            (Base::Leaf(DeviceConfig::VirtioBlk(options)), Engine::Raw) => {
                 let device = Arc::new(VirtioBlk::open(options)?);
                 Target::VirtioBlk(device.clone(), device)
             }
-            (DeviceConfig::IoUring(options), Engine::Raw) => {
+            (Base::Leaf(DeviceConfig::IoUring(options)), Engine::Raw) => {
                 let device = Arc::new(UringDevice::open(options)?);
                 Target::IoUring(device.clone(), device)
             }

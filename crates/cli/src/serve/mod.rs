@@ -64,7 +64,7 @@ impl ServePlan {
             }
             export.config.core_map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
             if !export.has_serial {
-                export.config.serial = serial_of(&stack.devices[device].id);
+                export.config.serial = serial_of(&stack.devices()[device].id);
             }
             exports.push(ExportPlan { export, device });
         }
@@ -153,7 +153,7 @@ mod tests {
              --layer linear:device=a,len=8K --export vhost-user-blk:socket=s",
         )
         .unwrap();
-        let layers: Vec<usize> = plan.stack.devices.iter().map(|device| device.layers.len()).collect();
+        let layers: Vec<usize> = plan.stack.devices().iter().map(|device| device.layers.len()).collect();
         assert_eq!(layers, [3, 1]);
     }
 

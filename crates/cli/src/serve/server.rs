@@ -30,7 +30,7 @@ struct Export {
 impl Server {
     /// Starts the cores and opens the devices.
     pub fn open(plan: &ServePlan) -> Result<Server, Error> {
-        let stacks = plan.stack.devices.iter().map(|device| device.open()).collect::<Result<_, _>>()?;
+        let stacks = plan.stack.devices().iter().map(|device| device.open()).collect::<Result<_, _>>()?;
         let cores =
             Cores::start(&plan.cores).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
         let cpus = plan.cores.iter().map(|core| core.cpu).collect();

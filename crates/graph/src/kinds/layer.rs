@@ -4,12 +4,12 @@ use crate::spec::{Key, Kind, Role, Size, Spec, SpecError, Value, key};
 use block::{Device, DeviceError, IoError, Op};
 use layers::checker::Checker;
 use layers::fault::{Action, Fault, Rule};
-use layers::linear::Partition;
+use layers::linear::{Concat, Partition};
 use layers::stats::Stats;
 use std::sync::Arc;
 
 /// Every kind of layer.
-pub const KINDS: &[&Kind] = &[&LINEAR, &STATS, &FAULT];
+pub const KINDS: &[&Kind] = &[&LINEAR, &CONCAT, &STATS, &FAULT];
 
 const DEVICE: Key = key("device", "ID", "the device it stands on [all that were given before it]");
 
@@ -20,6 +20,19 @@ static LINEAR: Kind = Kind {
         key("offset", "SIZE", "where it begins [0]"),
         key("len", "SIZE", "how long it is [to the end, growing with the device]"),
         DEVICE,
+    ],
+};
+
+static CONCAT: Kind = Kind {
+    name: "concat",
+    about: "several devices, one after the other, as one",
+    keys: &[
+        key("devices", "LIST", "the devices in their order, joined by + [all that were given before it]"),
+        key(
+            "id",
+            "NAME",
+            "the name by which layers and exports choose it [those of its devices, joined by +]",
+        ),
     ],
 };
 
@@ -50,6 +63,46 @@ static FAULT: Kind = Kind {
     ],
 };
 
+/// A layer, and what it stands on.
+#[derive(Clone, Debug)]
+pub enum LayerSpec {
+    /// On the device with this id, or on each one by itself.
+    Over(LayerConfig, Option<String>),
+    /// On several devices, which are one from then on.
+    Join(JoinSpec),
+}
+
+/// How several devices become one.
+#[derive(Clone, Debug)]
+pub struct JoinSpec {
+    /// What is made of them.
+    pub config: JoinConfig,
+    /// The ids of the devices; `None`: all.
+    pub devices: Option<Vec<String>>,
+    /// The name of the whole.
+    pub id: Option<String>,
+}
+
+/// A layer to be put on several devices.
+#[derive(Clone, Debug)]
+pub enum JoinConfig {
+    /// One after the other.
+    Concat,
+}
+
+impl JoinConfig {
+    /// Makes one device of `devices`. Debug builds put a checker in between.
+    ///
+    /// # Errors
+    /// What the layer says.
+    pub fn join(&self, devices: Vec<Arc<dyn Device>>) -> Result<Arc<dyn Device>, DeviceError> {
+        let children = devices.into_iter().map(checked).collect();
+        Ok(match self {
+            JoinConfig::Concat => Arc::new(Concat::new(children)?),
+        })
+    }
+}
+
 /// A layer to be put on a device.
 #[derive(Clone, Debug)]
 pub enum LayerConfig {
@@ -66,25 +119,40 @@ pub enum LayerConfig {
     Fault(Vec<Rule>),
 }
 
-impl LayerConfig {
-    /// The layer that `text` describes, and the id of the device it stands on if one was chosen.
+impl LayerSpec {
+    /// The layer that `text` describes.
     ///
     /// # Errors
     /// When the text makes no sense.
-    pub fn parse(text: &str) -> Result<(LayerConfig, Option<String>), SpecError> {
+    pub fn parse(text: &str) -> Result<LayerSpec, SpecError> {
         let spec = Spec::parse(Role::Layer, KINDS, text)?;
         let config = match spec.kind() {
             "linear" => LayerConfig::Linear {
                 offset: spec.get_or("offset", Size(0))?.0,
                 len: spec.get("len")?.map(|Size(len)| len),
             },
+            "concat" => {
+                let devices = spec.get("devices")?.map(|Names(names)| names);
+                return Ok(LayerSpec::Join(JoinSpec {
+                    config: JoinConfig::Concat,
+                    devices,
+                    id: spec.get("id")?,
+                }));
+            }
             "stats" => LayerConfig::Stats,
             "fault" => LayerConfig::Fault(fault_rules(&spec)?),
             kind => unreachable!("{kind} stands in no table"),
         };
-        Ok((config, spec.get("device")?))
+        Ok(LayerSpec::Over(config, spec.get("device")?))
     }
+}
 
+/// `device`, watched in debug builds: a layer above that breaks the rules ends the program.
+fn checked(device: Arc<dyn Device>) -> Arc<dyn Device> {
+    if cfg!(debug_assertions) { Arc::new(Checker::new(device)) } else { device }
+}
+
+impl LayerConfig {
     /// Puts the layer on `device`, and a stats layer's counters among `counters`. Debug builds put a checker
     /// in between.
     ///
@@ -95,8 +163,7 @@ impl LayerConfig {
         device: Arc<dyn Device>,
         counters: &mut Vec<Arc<Stats>>,
     ) -> Result<Arc<dyn Device>, DeviceError> {
-        let child: Arc<dyn Device> =
-            if cfg!(debug_assertions) { Arc::new(Checker::new(device)) } else { device };
+        let child = checked(device);
         Ok(match self {
             LayerConfig::Linear { offset, len } => Arc::new(Partition::new(child, *offset, *len)?),
             LayerConfig::Stats => {
@@ -166,6 +233,21 @@ impl Value for ErrorName {
     }
 }
 
+/// Ids joined by `+`.
+struct Names(Vec<String>);
+
+impl Value for Names {
+    fn expected() -> String {
+        "ids joined by +, each once".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let names: Vec<String> = text.split('+').map(str::to_owned).collect();
+        let is_new = |(i, name): (usize, &String)| !name.is_empty() && !names[..i].contains(name);
+        names.iter().enumerate().all(is_new).then_some(Names(names))
+    }
+}
+
 struct Ops(Vec<Op>);
 
 impl Value for Ops {
@@ -198,8 +280,8 @@ mod tests {
     use super::*;
 
     fn rules(text: &str) -> Result<Vec<Rule>, String> {
-        match LayerConfig::parse(text) {
-            Ok((LayerConfig::Fault(rules), _)) => Ok(rules),
+        match LayerSpec::parse(text) {
+            Ok(LayerSpec::Over(LayerConfig::Fault(rules), _)) => Ok(rules),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error.to_string()),
         }
