@@ -24,6 +24,7 @@ mod permits;
 mod queue_channel;
 mod remote;
 mod rng;
+mod serving_slots;
 mod source;
 mod task;
 mod timer;
@@ -36,6 +37,7 @@ pub use park::{Park, UringPark, VirtualPark};
 pub use permits::{Acquire, Permits};
 pub use queue_channel::QueueChannel;
 pub use remote::{CoreRef, CoreStopped};
+pub use serving_slots::ServingSlots;
 pub use source::{PollWindow, Source, SourceHandle};
 pub use timer::Sleep;
 

@@ -13,7 +13,7 @@
 use super::Error;
 use super::request::{Target, TargetConfig};
 use super::stats::QueueStats;
-use reactor::{Core, CoreRef, Source, SourceHandle, current};
+use reactor::{Core, CoreRef, ServingSlots, Source, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -22,7 +22,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use virtio::blk::ParseError;
 use virtio::device::{Chain, RingState, VirtQueue};
 
@@ -107,14 +107,8 @@ struct Served {
     is_dirty: Cell<bool>,
     /// The device has completed the last request at once: a single slot is enough.
     is_inline: Cell<bool>,
-    /// Slots without work.
-    idle: RefCell<Vec<Waker>>,
-    /// Slots that were woken and have not looked at the ring yet.
-    woken: Cell<usize>,
-    slots: Cell<usize>,
+    slots: ServingSlots,
     max_slots: usize,
-    /// Who waits for the last slot to end.
-    drained: RefCell<Option<Waker>>,
     handle: OnceCell<SourceHandle>,
     weak: std::rc::Weak<Served>,
     kick: Option<Arc<OwnedFd>>,
@@ -135,11 +129,8 @@ impl Served {
             // The first look publishes: a predecessor may have died before it could interrupt.
             is_dirty: Cell::new(true),
             is_inline: Cell::new(true),
-            idle: RefCell::default(),
-            woken: Cell::new(0),
-            slots: Cell::new(0),
+            slots: ServingSlots::new(parts.size.into()),
             max_slots: parts.size.into(),
-            drained: RefCell::default(),
             handle: OnceCell::new(),
             weak: weak.clone(),
             kick: parts.kick,
@@ -156,26 +147,18 @@ impl Served {
 
     async fn stop(self: Rc<Self>) -> RingState {
         self.state.set(State::Stopping);
-        self.idle.take().into_iter().for_each(Waker::wake);
-        poll_fn(|cx| {
-            if self.slots.get() == 0 {
-                return Poll::Ready(());
-            }
-            self.drained.replace(Some(cx.waker().clone()));
-            Poll::Pending
-        })
-        .await;
+        self.slots.wake_all();
+        self.slots.all_ended().await;
         self.publish();
         self.ring.borrow().state()
     }
 
     /// A slot's life.
-    async fn serve(self: Rc<Self>) {
+    async fn serve(self: Rc<Self>, slot: u32) {
         let mut chain = Chain::default();
-        let mut is_woken = true;
         let mut batch = 0;
         loop {
-            let next = Next { served: &self, chain: &mut chain, is_woken: &mut is_woken, batch: &mut batch };
+            let next = Next { served: &self, slot, chain: &mut chain, batch: &mut batch };
             if !next.await {
                 break;
             }
@@ -192,12 +175,7 @@ impl Served {
                 }
             }
         }
-        self.slots.set(self.slots.get() - 1);
-        if self.slots.get() == 0
-            && let Some(waker) = self.drained.take()
-        {
-            waker.wake();
-        }
+        self.slots.end();
     }
 
     /// Carries a request out, and notes whether the device lets us wait.
@@ -221,19 +199,9 @@ impl Served {
         self.handle.get().expect("set before any slot runs")
     }
 
-    /// Wakes an idle slot, or makes one; `false` when every slot is busy.
-    fn wake_slot(&self) -> bool {
-        if let Some(waker) = self.idle.borrow_mut().pop() {
-            waker.wake();
-        } else if self.slots.get() < self.max_slots {
-            self.slots.set(self.slots.get() + 1);
-            let served = self.weak.upgrade().expect("somebody calls us");
-            current().spawn(served.serve());
-        } else {
-            return false;
-        }
-        self.woken.set(self.woken.get() + 1);
-        true
+    fn start_slot(&self, slot: u32) {
+        let served = self.weak.upgrade().expect("somebody calls us");
+        current().spawn(served.serve(slot));
     }
 
     /// The guest broke its ring: it is left alone from now on, and whoever watches is told.
@@ -272,11 +240,7 @@ impl Source for Served {
         }
         let wanted = if self.is_inline.get() { 1 } else { self.max_slots };
         let available = self.ring.borrow().available_hint(wanted);
-        for _ in self.woken.get()..available {
-            if !self.wake_slot() {
-                break;
-            }
-        }
+        self.slots.wake_for(available, |slot| self.start_slot(slot));
         available
     }
 
@@ -300,9 +264,8 @@ impl Source for Served {
 /// Waits for the next chain; `false` when the slot is to end.
 struct Next<'a> {
     served: &'a Served,
+    slot: u32,
     chain: &'a mut Chain,
-    /// The slot was counted in `woken` and has not been polled since.
-    is_woken: &'a mut bool,
     /// Requests completed since the slot last waited for anything.
     batch: &'a mut u32,
 }
@@ -312,21 +275,19 @@ impl Future for Next<'_> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<bool> {
-        let Next { served, chain, is_woken, batch } = self.get_mut();
-        if std::mem::take(*is_woken) {
-            served.woken.set(served.woken.get().saturating_sub(1));
+        let Next { served, slot, chain, batch } = self.get_mut();
+        if !served.slots.may_look(*slot) {
+            return Poll::Pending;
         }
         match served.state.get() {
             State::Running if **batch < BATCH => {}
             State::Running => {
                 **batch = 0;
-                **is_woken = true;
-                served.woken.set(served.woken.get() + 1);
-                cx.waker().wake_by_ref();
+                served.slots.look_again(*slot, cx.waker());
                 return Poll::Pending;
             }
             State::Stopping => return Poll::Ready(false),
-            State::Broken => return served.wait(cx, is_woken, batch),
+            State::Broken => return served.wait(cx, *slot, batch),
         }
         match served.ring.borrow_mut().pop(chain) {
             Ok(true) => {
@@ -336,15 +297,14 @@ impl Future for Next<'_> {
             Ok(false) => {}
             Err(error) => served.break_ring(&error),
         }
-        served.wait(cx, is_woken, batch)
+        served.wait(cx, *slot, batch)
     }
 }
 
 impl Served {
-    fn wait(&self, cx: &Context<'_>, is_woken: &mut bool, batch: &mut u32) -> Poll<bool> {
+    fn wait(&self, cx: &Context<'_>, slot: u32, batch: &mut u32) -> Poll<bool> {
         *batch = 0;
-        *is_woken = true;
-        self.idle.borrow_mut().push(cx.waker().clone());
+        self.slots.wait(slot, cx.waker());
         Poll::Pending
     }
 }
