@@ -10,6 +10,7 @@
 //! Drivers never depend on each other, nor on layers or exports.
 
 pub mod bare_queue;
+mod bridge;
 pub mod direct;
 pub mod io_uring;
 pub mod mem;

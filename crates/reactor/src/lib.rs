@@ -15,6 +15,7 @@
 //! code under virtual time. A core is used by its own thread alone; other threads send it messages
 //! ([`CoreRef`]) or wake its tasks.
 
+pub mod bridge;
 mod buffer;
 mod clock;
 mod core;

@@ -40,7 +40,7 @@ impl PollWindow {
         PollWindow { max_ns, start_ns: if max_ns == u64::MAX { max_ns } else { max_ns / 8 } }
     }
 
-    fn after_sleep(&self, window_ns: u64, slept_ns: u64) -> u64 {
+    pub(crate) fn after_sleep(&self, window_ns: u64, slept_ns: u64) -> u64 {
         if slept_ns <= self.max_ns {
             return window_ns.saturating_mul(2).clamp(self.start_ns, self.max_ns);
         }

@@ -1,0 +1,165 @@
+//! A ring from one thread to another, without a look at whether it is full: whoever uses it has bounded how
+//! much is in it.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Keeps what one thread writes off the cache lines of what the other does. Two lines: processors fetch them
+/// in pairs.
+#[repr(align(128))]
+#[derive(Default)]
+pub(super) struct Padded<T>(pub(super) T);
+
+struct Ring<T> {
+    cells: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    /// How many values were published in all.
+    tail: Padded<AtomicU64>,
+}
+
+// SAFETY: a cell is written by the one producer before it is published, and read by the one consumer after
+// that; by the contract of `Producer::push` it is not written again before it was read.
+unsafe impl<T: Copy + Send> Sync for Ring<T> {}
+
+impl<T> Ring<T> {
+    fn cell(&self, position: u64) -> *mut MaybeUninit<T> {
+        self.cells[position as usize & (self.cells.len() - 1)].get()
+    }
+}
+
+/// Both ends of a ring that holds `capacity` values or a few more.
+pub(super) fn ring<T: Copy + Send>(capacity: u32) -> (Producer<T>, Consumer<T>) {
+    let cells = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
+    let ring = Arc::new(Ring { cells, tail: Padded::default() });
+    (Producer { ring: ring.clone(), next: 0, published: 0 }, Consumer { ring, next: 0, seen: 0 })
+}
+
+/// The end that values are put into.
+pub(super) struct Producer<T> {
+    ring: Arc<Ring<T>>,
+    next: u64,
+    published: u64,
+}
+
+impl<T: Copy + Send> Producer<T> {
+    /// Puts a value in; the consumer sees it after the next [`Producer::publish`].
+    ///
+    /// # Safety
+    /// Fewer than the ring's capacity are in it, and this thread knows that from the consumer: through
+    /// something that the consumer published after it had taken values out.
+    #[inline]
+    pub(super) unsafe fn push(&mut self, value: T) {
+        // SAFETY: by contract the cell's last value has been read, and that read happened before now.
+        unsafe { (*self.ring.cell(self.next)).write(value) };
+        self.next += 1;
+    }
+
+    /// Shows the consumer what was put in; whether there was anything new.
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        let is_new = self.published != self.next;
+        if is_new {
+            self.published = self.next;
+            self.ring.tail.0.store(self.next, Ordering::Release);
+        }
+        is_new
+    }
+
+    /// How many values were published in all.
+    #[inline]
+    pub(super) fn published(&self) -> u64 {
+        self.published
+    }
+}
+
+/// The end that values are taken from.
+pub(super) struct Consumer<T> {
+    ring: Arc<Ring<T>>,
+    next: u64,
+    seen: u64,
+}
+
+impl<T: Copy + Send> Consumer<T> {
+    /// Takes the oldest value out.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<T> {
+        if self.next == self.seen && self.available() == 0 {
+            return None;
+        }
+        // SAFETY: the producer wrote the cell before it published it, and will not write it again before it
+        // learns of this read.
+        let value = unsafe { (*self.ring.cell(self.next)).assume_init_read() };
+        self.next += 1;
+        Some(value)
+    }
+
+    /// How many values can be taken out.
+    #[inline]
+    pub(super) fn available(&mut self) -> usize {
+        self.seen = self.ring.tail.0.load(Ordering::Acquire);
+        (self.seen - self.next) as usize
+    }
+
+    /// How many values were taken out in all.
+    #[inline]
+    pub(super) fn taken(&self) -> u64 {
+        self.next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_out_once_and_in_order_while_both_ends_work() {
+        const COUNT: u64 = 200_000;
+        let (mut there, mut here) = ring::<u64>(5);
+        let (mut back, mut answers) = ring::<u64>(5);
+        let echo = std::thread::spawn(move || {
+            let mut expected = 0;
+            while expected < COUNT {
+                while let Some(value) = here.pop() {
+                    assert_eq!(value, expected);
+                    expected += 1;
+                    // SAFETY: an answer is for a value, of which there are at most five.
+                    unsafe { back.push(!value) };
+                }
+                if !back.publish() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let (mut sent, mut answered) = (0, 0);
+        while answered < COUNT {
+            while sent < COUNT && sent - answered < 5 {
+                // SAFETY: fewer than five have no answer yet.
+                unsafe { there.push(sent) };
+                sent += 1;
+            }
+            there.publish();
+            match answers.pop() {
+                Some(value) => {
+                    assert_eq!(value, !answered);
+                    answered += 1;
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+        echo.join().unwrap();
+        assert!(answers.pop().is_none());
+    }
+
+    #[test]
+    fn nothing_is_seen_before_it_is_published() {
+        let (mut there, mut here) = ring::<u8>(1);
+        assert!(!there.publish());
+        // SAFETY: the ring is empty.
+        unsafe { there.push(7) };
+        assert_eq!((here.available(), here.pop()), (0, None));
+        assert!(there.publish() && !there.publish());
+        assert_eq!((here.available(), here.pop(), here.pop()), (1, Some(7), None));
+        assert_eq!((there.published(), here.taken()), (1, 1));
+    }
+}
