@@ -151,6 +151,22 @@ impl DevicePlan {
         Ok(Stack { id: self.id.clone(), device, stats })
     }
 
+    /// Whether what `has` asks holds for one of the leaves.
+    pub fn any_leaf(&self, has: &dyn Fn(&DeviceConfig) -> bool) -> bool {
+        match &self.base {
+            Base::Leaf(config) => has(config),
+            Base::Join(_, children) => children.iter().any(|child| child.any_leaf(has)),
+        }
+    }
+
+    /// Has every leaf opened for reading only, as far as its kind can.
+    pub fn make_read_only(&mut self) {
+        match &mut self.base {
+            Base::Leaf(config) => config.make_read_only(),
+            Base::Join(_, children) => children.iter_mut().for_each(DevicePlan::make_read_only),
+        }
+    }
+
     fn open_counted(&self, stats: &mut Vec<Arc<Stats>>) -> Result<Arc<dyn Device>, DeviceError> {
         let base = match &self.base {
             Base::Leaf(config) => config.open()?,

@@ -1,5 +1,6 @@
 //! The drivers by name: what each asks of its user, and how its facts become properties.
 
+mod freestone;
 mod io_uring;
 
 use crate::driver::Driver;
@@ -13,6 +14,7 @@ use std::os::fd::RawFd;
 /// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
 pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
     match name {
+        "freestone" => Ok(Box::new(freestone::Freestone::new())),
         "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
         _ => Err(Error::new(libc::ENOENT, format!("unknown driver '{name}'"))),
     }

@@ -119,6 +119,33 @@ impl DeviceConfig {
             DeviceConfig::VirtioBlk(options) => Arc::new(virtio_blk::VirtioBlk::open(options)?),
         })
     }
+
+    /// Whether requests may only use memory that the device was told about, and that lies in a file.
+    pub fn needs_regions(&self) -> bool {
+        match self {
+            DeviceConfig::VirtioBlk(_) => true,
+            DeviceConfig::IoUring(_) | DeviceConfig::Mem(_) | DeviceConfig::Null(_) => false,
+        }
+    }
+
+    /// Whether memory that the device was told about stays in memory until it is taken back.
+    pub fn pins_regions(&self) -> bool {
+        match self {
+            DeviceConfig::IoUring(options) => options.fixed_buffers,
+            DeviceConfig::Mem(_) | DeviceConfig::Null(_) | DeviceConfig::VirtioBlk(_) => false,
+        }
+    }
+
+    /// Has the device opened for reading only, as far as its kind can.
+    pub fn make_read_only(&mut self) {
+        match self {
+            DeviceConfig::IoUring(options) => options.read_only = true,
+            DeviceConfig::Mem(options) => options.read_only = true,
+            DeviceConfig::Null(options) => options.read_only = true,
+            // The server decides.
+            DeviceConfig::VirtioBlk(_) => {}
+        }
+    }
 }
 
 fn io_uring_options(spec: &Spec) -> Result<io_uring::Options, SpecError> {

@@ -1,0 +1,188 @@
+//! Driver `freestone`: any device of this project with layers on it, run by threads of the library's own.
+//!
+//! ```text
+//!   graph (text) ─► connect: opens the devices ─► start: engine threads ─► each queue a bridge to one of them
+//! ```
+
+use crate::driver::{Capacity, Driver};
+use crate::property::{Properties, Spec};
+use crate::{Error, Region, Result, Value, signals};
+use block::{Device, DeviceError, MemoryRegion};
+use drivers::direct::DirectQueue;
+use graph::DevicePlan;
+use graph::kinds::device::DeviceConfig;
+use graph::spec::{CpuList, Value as _};
+use reactor::bridge::{BridgeOptions, BridgeQueue};
+use reactor::{CoreConfig, Cores, PollWindow};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+/// Most engine threads: more than any machine has processors.
+const MAX_CORES: i32 = 1024;
+
+/// Longest polling window, in microseconds: what is longer is meant to be for ever.
+const MAX_POLL_US: i32 = 1_000_000;
+
+pub(super) struct Freestone {
+    device: Option<Arc<dyn Device>>,
+    cores: Option<Arc<Cores>>,
+    /// Which core serves the next queue, before it is reduced to their number.
+    next_core: usize,
+}
+
+impl Freestone {
+    pub fn new() -> Freestone {
+        Freestone { device: None, cores: None, next_core: 0 }
+    }
+
+    fn device(&self) -> &Arc<dyn Device> {
+        self.device.as_ref().expect("the instance is connected")
+    }
+}
+
+impl Driver for Freestone {
+    fn specs(&self) -> Vec<Spec> {
+        let BridgeOptions { depth, .. } = BridgeOptions::default();
+        vec![
+            Spec::setting("graph", ""),
+            Spec::tuning("cpus", ""),
+            Spec::tuning("num-cores", 0),
+            Spec::tuning("poll-us", 50),
+            Spec::tuning("queue-size", depth as i32),
+        ]
+    }
+
+    fn can_add_queues(&self) -> bool {
+        true
+    }
+
+    fn check(&self, name: &str, value: &Value) -> Result<()> {
+        let refuse = |expected: String| {
+            Err(Error::new(libc::EINVAL, format!("property {name}: '{value}' is not {expected}")))
+        };
+        match (name, value) {
+            ("graph", Value::Str(text)) if !text.is_empty() => plan(text).map(drop),
+            ("cpus", Value::Str(text)) if !text.is_empty() && CpuList::parse(text).is_none() => {
+                refuse(format!("a list of {}", CpuList::expected()))
+            }
+            ("num-cores", Value::Int(count)) if !(0..=MAX_CORES).contains(count) => {
+                refuse(format!("from 0 (as many as cpus names, or 1) to {MAX_CORES}"))
+            }
+            ("poll-us", Value::Int(us)) if !(-1..=MAX_POLL_US).contains(us) => {
+                refuse(format!("from 0 (never) to {MAX_POLL_US}, or -1 (always)"))
+            }
+            ("queue-size", Value::Int(size)) if !(1..=BridgeOptions::MAX_DEPTH as i32).contains(size) => {
+                refuse(format!("from 1 to {}", BridgeOptions::MAX_DEPTH))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connect(&mut self, p: &mut Properties) -> Result<()> {
+        let mut plan = plan(p.str("graph"))?;
+        if p.bool("read-only") {
+            plan.make_read_only();
+        }
+        let device = signals::start_threads_without(|| plan.open()).map_err(|e| device_error(&e))?.device;
+        state_facts(p, &plan, &*device);
+        self.device = Some(device);
+        Ok(())
+    }
+
+    fn start(&mut self, p: &Properties) -> Result<()> {
+        let configs = core_configs(p)?;
+        let cores = signals::start_threads_without(|| Cores::start(&configs))
+            .map_err(|e| Error::os("cannot start an engine thread", &e))?;
+        self.cores = Some(Arc::new(cores));
+        Ok(())
+    }
+
+    fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
+        let cores = self.cores.as_ref().expect("the instance is started");
+        let core = self.next_core % cores.len();
+        let depth = p.int("queue-size") as u32;
+        let options = BridgeOptions { depth, is_polled: is_poll, ..BridgeOptions::default() };
+        let queue = BridgeQueue::open(cores, core, self.device().clone(), &options);
+        let queue = queue.map_err(|e| device_error(&e))?;
+        self.next_core += 1;
+        Ok(Box::new(queue))
+    }
+
+    fn capacity(&self) -> Capacity {
+        let device = self.device().clone();
+        Arc::new(move || Ok(device.refresh().map_err(|e| device_error(&e))?.capacity))
+    }
+
+    fn map_region(&mut self, region: &Region) -> Result<()> {
+        self.device().map_region(&memory_region(region)).map_err(|e| device_error(&e))
+    }
+
+    fn unmap_region(&mut self, region: &Region) {
+        self.device().unmap_region(&memory_region(region));
+    }
+
+    fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        None
+    }
+}
+
+fn plan(text: &str) -> Result<DevicePlan> {
+    graph::parse(text).map_err(|e| Error::new(libc::EINVAL, e.to_string()))
+}
+
+/// What a device of the graph said. Where no system call lies beneath, the graph asks for what cannot be.
+fn device_error(error: &DeviceError) -> Error {
+    Error::device(error, libc::EINVAL)
+}
+
+fn memory_region(region: &Region) -> MemoryRegion {
+    let Region { addr, len, fd, fd_offset, .. } = *region;
+    let fd: Option<RawFd> = (fd >= 0).then_some(fd);
+    MemoryRegion { addr, len, fd, fd_offset: if fd.is_some() { fd_offset as u64 } else { 0 } }
+}
+
+/// One thread for each processor that is named, or as many as are asked for, wherever the scheduler puts them.
+fn core_configs(p: &Properties) -> Result<Vec<CoreConfig>> {
+    let poll = match p.int("poll-us") {
+        -1 => PollWindow::up_to(u64::MAX),
+        us => PollWindow::up_to(us as u64 * 1000),
+    };
+    let count = p.int("num-cores") as usize;
+    let core = |cpu| CoreConfig { cpu, poll, ..CoreConfig::default() };
+    let Some(CpuList(cpus)) = CpuList::parse(p.str("cpus")) else {
+        return Ok(vec![core(None); count.max(1)]);
+    };
+    if count != 0 && count != cpus.len() {
+        let message = format!("num-cores is {count}, but cpus ({}) names {}", p.str("cpus"), cpus.len());
+        return Err(Error::new(libc::EINVAL, message));
+    }
+    Ok(cpus.into_iter().map(|cpu| core(Some(cpu))).collect())
+}
+
+fn state_facts(p: &mut Properties, plan: &DevicePlan, device: &dyn Device) {
+    let limits = device.limits();
+    let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    let needs_regions = plan.any_leaf(&DeviceConfig::needs_regions);
+    let region_alignment = if needs_regions { 4096 } else { 1 }; // the other process maps pages
+    let optimal = limits.physical_block_size.max(limits.block_size);
+    let optimal_size =
+        if limits.optimal_io_size.is_multiple_of(optimal) { limits.optimal_io_size } else { 0 };
+    p.put("read-only", p.bool("read-only") || limits.read_only);
+    p.put("supports-poll-queues", true);
+    p.put("supports-fua-natively", limits.native_fua);
+    p.put("flush-needed", limits.volatile_cache);
+    p.put("request-alignment", int(limits.block_size));
+    p.put("buf-alignment", int(limits.memory_alignment));
+    p.put("optimal-buf-alignment", int(limits.memory_alignment.max(4096)));
+    p.put("optimal-io-alignment", int(optimal));
+    p.put("optimal-io-size", int(optimal_size));
+    p.put("max-segments", i32::from(limits.max_segments));
+    p.put("max-transfer", int(limits.max_transfer));
+    p.put("max-discard-len", limits.max_discard);
+    p.put("max-write-zeroes-len", limits.max_write_zeroes);
+    p.put("discard-alignment", int(limits.discard_alignment));
+    p.put("needs-mem-regions", needs_regions);
+    p.put("needs-mem-region-fd", needs_regions);
+    p.put("may-pin-mem-regions", plan.any_leaf(&DeviceConfig::pins_regions));
+    p.put("mem-region-alignment", u64::from(limits.memory_alignment.max(region_alignment)));
+}
