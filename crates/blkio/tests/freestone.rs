@@ -210,8 +210,11 @@ fn graphs_that_make_no_sense_are_refused_by_name() {
     instance.set("graph", "mem:size=1M linear:offset=2M".into()).unwrap();
     let (errno, message) = refused(instance.connect());
     assert!(errno == libc::EINVAL && message.contains("2097152"), "{errno} {message}");
-    // It can be tried again.
-    instance.set("graph", "null".into()).unwrap();
+    instance.set("path", "null".into()).unwrap();
+    let message = "graph (mem:size=1M linear:offset=2M) and path (null) cannot be set at the same time";
+    assert_eq!(refused(instance.connect()), (libc::EINVAL, message.into()));
+    // It can be tried again, and either says what to open.
+    instance.set("graph", "".into()).unwrap();
     instance.connect().unwrap();
     assert_eq!(refused(instance.set("graph", "null".into())).0, libc::EBUSY);
 }

@@ -45,6 +45,8 @@ impl Driver for Freestone {
         let BridgeOptions { depth, .. } = BridgeOptions::default();
         vec![
             Spec::setting("graph", ""),
+            // For programs that set nothing but this before they connect.
+            Spec::setting("path", ""),
             Spec::tuning("cpus", ""),
             Spec::tuning("num-cores", 0),
             Spec::tuning("poll-us", 50),
@@ -61,7 +63,7 @@ impl Driver for Freestone {
             Err(Error::new(libc::EINVAL, format!("property {name}: '{value}' is not {expected}")))
         };
         match (name, value) {
-            ("graph", Value::Str(text)) if !text.is_empty() => plan(text).map(drop),
+            ("graph" | "path", Value::Str(text)) if !text.is_empty() => plan(text).map(drop),
             ("cpus", Value::Str(text)) if !text.is_empty() && CpuList::parse(text).is_none() => {
                 refuse(format!("a list of {}", CpuList::expected()))
             }
@@ -79,7 +81,14 @@ impl Driver for Freestone {
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
-        let mut plan = plan(p.str("graph"))?;
+        let text = match (p.str("graph"), p.str("path")) {
+            (text, "") | ("", text) => text,
+            (graph, path) => {
+                let message = format!("graph ({graph}) and path ({path}) cannot be set at the same time");
+                return Err(Error::new(libc::EINVAL, message));
+            }
+        };
+        let mut plan = plan(text)?;
         if p.bool("read-only") {
             plan.make_read_only();
         }
