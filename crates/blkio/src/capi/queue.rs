@@ -8,9 +8,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// Longest wait: what a `time_t` of 32 bits holds.
-const LONGEST: Duration = Duration::from_secs(i32::MAX as u64);
-
 /// `void blkioq_read(struct blkioq *q, uint64_t start, void *buf, size_t len, void *user_data, uint32_t flags)`
 ///
 /// # Safety
@@ -298,7 +295,7 @@ unsafe fn do_io(
 
 fn duration(time: &libc::timespec) -> Result<Duration> {
     match (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec)) {
-        (Ok(secs), Ok(nanos)) if nanos < 1_000_000_000 => Ok(Duration::new(secs, nanos).min(LONGEST)),
+        (Ok(secs), Ok(nanos)) if nanos < 1_000_000_000 => Ok(Duration::new(secs, nanos)),
         _ => {
             let message = format!("timeout of {} s and {} ns", time.tv_sec, time.tv_nsec);
             Err(Error::new(libc::EINVAL, message))

@@ -4,17 +4,17 @@
 //!   graph (text) ─► connect: opens the devices ─► start: engine threads ─► each queue a bridge to one of them
 //! ```
 
+use super::memory_region;
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value, signals};
-use block::{Device, DeviceError, MemoryRegion};
+use block::{Device, DeviceError};
 use drivers::direct::DirectQueue;
 use graph::DevicePlan;
 use graph::kinds::device::DeviceConfig;
 use graph::spec::{CpuList, Value as _};
 use reactor::bridge::{BridgeOptions, BridgeQueue};
 use reactor::{CoreConfig, Cores, PollWindow};
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
 /// Most engine threads: more than any machine has processors.
@@ -142,12 +142,6 @@ fn plan(text: &str) -> Result<DevicePlan> {
 /// What a device of the graph said. Where no system call lies beneath, the graph asks for what cannot be.
 fn device_error(error: &DeviceError) -> Error {
     Error::device(error, libc::EINVAL)
-}
-
-fn memory_region(region: &Region) -> MemoryRegion {
-    let Region { addr, len, fd, fd_offset, .. } = *region;
-    let fd: Option<RawFd> = (fd >= 0).then_some(fd);
-    MemoryRegion { addr, len, fd, fd_offset: if fd.is_some() { fd_offset as u64 } else { 0 } }
 }
 
 /// One thread for each processor that is named, or as many as are asked for, wherever the scheduler puts them.

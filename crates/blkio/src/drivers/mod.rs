@@ -2,10 +2,12 @@
 
 mod freestone;
 mod io_uring;
+mod virtio_blk;
 
 use crate::driver::Driver;
 use crate::property::Properties;
-use crate::{Error, Result};
+use crate::{Error, Region, Result};
+use block::MemoryRegion;
 use std::os::fd::RawFd;
 
 /// The driver called `name`.
@@ -16,6 +18,7 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
     match name {
         "freestone" => Ok(Box::new(freestone::Freestone::new())),
         "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
+        "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(virtio_blk::Transport::VhostUser))),
         _ => Err(Error::new(libc::ENOENT, format!("unknown driver '{name}'"))),
     }
 }
@@ -40,4 +43,11 @@ fn source(properties: &Properties) -> Result<Source> {
             Err(Error::new(libc::EINVAL, message))
         }
     }
+}
+
+/// A region as devices know it.
+fn memory_region(region: &Region) -> MemoryRegion {
+    let Region { addr, len, fd, fd_offset, .. } = *region;
+    let fd: Option<RawFd> = (fd >= 0).then_some(fd);
+    MemoryRegion { addr, len, fd, fd_offset: if fd.is_some() { fd_offset as u64 } else { 0 } }
 }

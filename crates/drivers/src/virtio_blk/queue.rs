@@ -34,6 +34,10 @@ pub(super) struct QueueTraits {
     pub(super) has_flush: bool,
     /// Writes may sit in a cache.
     pub(super) is_write_back: bool,
+    /// There is a discard.
+    pub(super) has_discard: bool,
+    /// There is a write zeroes.
+    pub(super) has_write_zeroes: bool,
     /// A write zeroes may deallocate.
     pub(super) may_unmap: bool,
     /// Longest segment.
@@ -409,6 +413,14 @@ impl Queue for VirtioBlkQueue {
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
         if self.is_broken {
             return Err(IoError::DeviceGone);
+        }
+        let is_missing = match req.op {
+            Op::Discard => !self.traits.has_discard,
+            Op::WriteZeroes => !self.traits.has_write_zeroes,
+            Op::Read | Op::Write | Op::Flush => false,
+        };
+        if is_missing {
+            return Err(IoError::Unsupported);
         }
         let slot = slot as u16;
         let Some(wire) = self.wire(req, offset) else {

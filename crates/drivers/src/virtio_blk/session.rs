@@ -483,6 +483,8 @@ impl Session {
         QueueTraits {
             has_flush: self.features & VIRTIO_BLK_F_FLUSH != 0,
             is_write_back: limits::is_write_back(self.features, &config),
+            has_discard: self.limits.max_discard > 0,
+            has_write_zeroes: self.limits.max_write_zeroes > 0,
             may_unmap: config.write_zeroes_may_unmap != 0,
             size_max: limits::size_max(self.features, &config),
             block_size: self.limits.block_size,

@@ -1,0 +1,150 @@
+//! Drivers `virtio-blk-*`: virtio-blk devices over vhost-user, vhost-vdpa and VFIO.
+
+use super::{Source, memory_region, source};
+use crate::driver::{Capacity, Driver};
+use crate::property::{Properties, Spec};
+use crate::{Error, Region, Result, Value, signals};
+use block::DeviceError;
+use drivers::direct::DirectQueue;
+use drivers::virtio_blk::{Options, Session};
+use std::sync::Arc;
+
+/// Largest virtqueue of the specification.
+const MAX_QUEUE_SIZE: i32 = 32768;
+
+/// The way to the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transport {
+    VhostUser,
+}
+
+impl Transport {
+    fn takes_fd(self) -> bool {
+        false
+    }
+
+    fn driver_name(self) -> &'static str {
+        match self {
+            Transport::VhostUser => "virtio-blk-vhost-user",
+        }
+    }
+}
+
+pub(super) struct VirtioBlk {
+    transport: Transport,
+    session: Option<Arc<Session>>,
+}
+
+impl VirtioBlk {
+    pub fn new(transport: Transport) -> VirtioBlk {
+        VirtioBlk { transport, session: None }
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.session.as_ref().expect("the instance is connected")
+    }
+}
+
+impl Driver for VirtioBlk {
+    fn specs(&self) -> Vec<Spec> {
+        vec![
+            Spec::setting("fd", -1),
+            Spec::setting("path", ""),
+            Spec::fact("max-queue-size", MAX_QUEUE_SIZE),
+            Spec::tuning("queue-size", 256),
+        ]
+    }
+
+    fn can_add_queues(&self) -> bool {
+        false
+    }
+
+    fn check(&self, name: &str, value: &Value) -> Result<()> {
+        match (name, value) {
+            ("fd", _) if !self.transport.takes_fd() => {
+                let message = format!("{} does not support the property fd", self.transport.driver_name());
+                Err(Error::new(libc::ENOENT, message))
+            }
+            ("queue-size", Value::Int(size))
+                if !(1..=MAX_QUEUE_SIZE).contains(size) || !(*size as u32).is_power_of_two() =>
+            {
+                let message =
+                    format!("property queue-size: {size} is not a power of two from 1 to {MAX_QUEUE_SIZE}");
+                Err(Error::new(libc::EINVAL, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connect(&mut self, p: &mut Properties) -> Result<()> {
+        let options = match source(p)? {
+            Source::Path(path) => Options::new(path),
+            Source::Fd(fd) => unreachable!("fd {fd} was refused"),
+        };
+        let session =
+            signals::start_threads_without(|| Session::connect(&options)).map_err(|e| failed(&e))?;
+        state_facts(p, &session);
+        self.session = Some(session);
+        Ok(())
+    }
+
+    fn start(&mut self, p: &Properties) -> Result<()> {
+        let session = self.session();
+        if session.limits().read_only && !p.bool("read-only") {
+            let message = format!("{} is read-only, but the property read-only is false", session.name());
+            return Err(Error::new(libc::EROFS, message));
+        }
+        let queues = p.int("num-queues") + p.int("num-poll-queues");
+        session.start(queues as u16, p.int("queue-size") as u16).map_err(|e| failed(&e))
+    }
+
+    fn open_queue(&mut self, _: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
+        let session = self.session();
+        let queue = if is_poll { session.start_poll_queue() } else { session.start_queue() };
+        Ok(Box::new(queue.map_err(|e| failed(&e))?))
+    }
+
+    fn capacity(&self) -> Capacity {
+        let session = self.session().clone();
+        Arc::new(move || session.refresh().map_err(|e| failed(&e)))
+    }
+
+    fn map_region(&mut self, region: &Region) -> Result<()> {
+        self.session().add_region(&memory_region(region)).map_err(|e| failed(&e))
+    }
+
+    fn unmap_region(&mut self, region: &Region) {
+        self.session().remove_region(&memory_region(region));
+    }
+
+    fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        None
+    }
+}
+
+fn failed(error: &DeviceError) -> Error {
+    Error::device(error, libc::EIO)
+}
+
+fn state_facts(p: &mut Properties, session: &Session) {
+    let (facts, limits) = (session.facts(), session.limits());
+    // What is unlimited, or more than a property can say, is unspecified.
+    let int = |value: u32| i32::try_from(value).unwrap_or(0);
+    p.put("max-queues", i32::from(facts.max_queues));
+    p.put("max-queue-size", i32::from(facts.max_queue_size));
+    p.put("supports-poll-queues", true);
+    p.put("max-mem-regions", facts.max_regions);
+    p.put("may-pin-mem-regions", facts.may_pin_regions);
+    p.put("mem-region-alignment", facts.region_alignment);
+    p.put("needs-mem-regions", true);
+    p.put("needs-mem-region-fd", facts.needs_region_fd);
+    p.put("request-alignment", int(limits.block_size));
+    p.put("optimal-io-alignment", int(limits.physical_block_size.max(limits.block_size)));
+    p.put("optimal-io-size", int(limits.optimal_io_size));
+    p.put("flush-needed", limits.volatile_cache);
+    p.put("max-segments", int(facts.max_segments).max(1));
+    p.put("max-segment-len", int(facts.max_segment_len));
+    p.put("max-write-zeroes-len", limits.max_write_zeroes);
+    p.put("max-discard-len", limits.max_discard);
+    p.put("discard-alignment", int(limits.discard_alignment));
+}
