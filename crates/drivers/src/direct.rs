@@ -123,7 +123,25 @@ pub fn poll_readable(
     timeout: Option<Duration>,
     signal_mask: Option<&libc::sigset_t>,
 ) -> io::Result<()> {
-    let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    poll_events(fd, libc::POLLIN, timeout, signal_mask)?;
+    let mut counter = 0u64;
+    // SAFETY: eight bytes of our own. The descriptor does not block unless its owner changed that, and then it
+    // is readable.
+    unsafe { libc::read(fd, (&raw mut counter).cast(), 8) };
+    Ok(())
+}
+
+/// Waits until any of `events` (as in `poll(2)`) holds of `fd`, or its other end is gone.
+///
+/// # Errors
+/// As [`DirectQueue::wait`].
+pub fn poll_events(
+    fd: RawFd,
+    events: libc::c_short,
+    timeout: Option<Duration>,
+    signal_mask: Option<&libc::sigset_t>,
+) -> io::Result<()> {
+    let mut wanted = libc::pollfd { fd, events, revents: 0 };
     let timeout = timeout.map(|t| libc::timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: t.subsec_nanos().into(),
@@ -134,12 +152,6 @@ pub fn poll_readable(
     match unsafe { libc::ppoll(&raw mut wanted, 1, timeout, mask) } {
         0 => Err(io::Error::from_raw_os_error(libc::ETIME)),
         count if count < 0 => Err(io::Error::last_os_error()),
-        _ => {
-            let mut counter = 0u64;
-            // SAFETY: eight bytes of our own. The descriptor does not block unless its owner changed that, and
-            // then it is readable.
-            unsafe { libc::read(fd, (&raw mut counter).cast(), 8) };
-            Ok(())
-        }
+        _ => Ok(()),
     }
 }

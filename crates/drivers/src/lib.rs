@@ -5,6 +5,7 @@
 //! | [`null`] | nothing: reads and writes end at once, or as slowly as a modelled drive |
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
+//! | [`nbd`] | an export of an NBD server, over TCP or a Unix socket |
 //! | [`virtio_blk`] | a virtio-blk device that another process serves over vhost-user |
 //!
 //! Drivers never depend on each other, nor on layers or exports.
@@ -14,6 +15,7 @@ mod bridge;
 pub mod direct;
 pub mod io_uring;
 pub mod mem;
+pub mod nbd;
 pub mod null;
 pub mod shared_buffer;
 pub mod shared_memory;

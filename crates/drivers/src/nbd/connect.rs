@@ -1,0 +1,225 @@
+//! From an address to a connected socket, and whole messages over it while both sides agree on how to talk. Nothing
+//! here takes longer than its deadline, and another thread can end it at any time.
+
+use super::error::OpenError;
+use super::options::Address;
+use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// How often to knock at a Unix socket whose line is full: nothing tells when there is room.
+const RETRY: Duration = Duration::from_millis(10);
+/// A server's host that does not answer is taken for dead after this long without a sign of life, and three
+/// questions in between.
+const DEAD_AFTER: Duration = Duration::from_secs(40);
+const ASK_AFTER: Duration = Duration::from_secs(10);
+
+/// Ends what takes long, from any thread. Clones end the same.
+#[derive(Clone, Debug)]
+pub struct Cancel {
+    event: Option<Arc<EventFd>>,
+}
+
+impl Cancel {
+    /// Something to be cancelled with [`Cancel::cancel`].
+    ///
+    /// # Errors
+    /// Without a file descriptor.
+    pub fn new() -> io::Result<Cancel> {
+        let event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+        Ok(Cancel { event: Some(Arc::new(event)) })
+    }
+
+    /// Something that nobody cancels.
+    pub const fn never() -> Cancel {
+        Cancel { event: None }
+    }
+
+    /// Whatever uses this, or a clone, ends with [`OpenError::Cancelled`], now or as soon as it starts.
+    pub fn cancel(&self) {
+        if let Some(event) = &self.event {
+            // Fails only when the counter is full, and then it has been raised.
+            let _ = event.write(1);
+        }
+    }
+}
+
+/// How long to wait, and for whom to stop.
+#[derive(Debug)]
+pub(super) struct Patience<'c> {
+    timeout_ms: u64,
+    deadline: Instant,
+    cancel: &'c Cancel,
+}
+
+impl<'c> Patience<'c> {
+    pub(super) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Patience<'c> {
+        // A year is as good as for ever, and no sum with it overflows.
+        let timeout = Duration::from_millis(timeout_ms).min(Duration::from_secs(365 * 86400));
+        Patience { timeout_ms, deadline: Instant::now() + timeout, cancel }
+    }
+
+    /// Waits until `fd` is ready, or for `at_most`.
+    fn wait(&self, fd: RawFd, events: libc::c_short, at_most: Option<Duration>) -> Result<(), OpenError> {
+        let cancel = self.cancel.event.as_ref().map_or(-1, |event| event.as_raw_fd());
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let timeout = at_most.map_or(left, |most| most.min(left));
+            // Rounded up, or the last millisecond would be spent spinning.
+            let timeout_ms = i32::try_from(timeout.as_millis() + 1).unwrap_or(i32::MAX);
+            let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+            let mut fds = [entry(fd, events), entry(cancel, libc::POLLIN)];
+            // SAFETY: the array outlives the call.
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, timeout_ms) };
+            if fds[1].revents != 0 {
+                return Err(OpenError::Cancelled);
+            }
+            if ready > 0 || (ready == 0 && at_most.is_some()) && Instant::now() < self.deadline {
+                return Ok(());
+            }
+            if ready < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(OpenError::System(error));
+                }
+            }
+            if Instant::now() >= self.deadline {
+                return Err(OpenError::TimedOut(self.timeout_ms));
+            }
+        }
+    }
+}
+
+/// A connected socket while the handshake lasts. It does not block; waiting is up to [`Patience`].
+pub(super) struct Stream<'p, 'c> {
+    socket: Socket,
+    patience: &'p Patience<'c>,
+}
+
+impl<'p, 'c> Stream<'p, 'c> {
+    /// Connects to `address`.
+    pub(super) fn connect(
+        address: &Address,
+        patience: &'p Patience<'c>,
+    ) -> Result<Stream<'p, 'c>, OpenError> {
+        let failed = |error| OpenError::Connect { address: address.to_string(), error };
+        let socket = match address {
+            Address::Unix(path) => {
+                let to = SockAddr::unix(path).map_err(failed)?;
+                connect_to(&to, Domain::UNIX, patience)?.map_err(failed)?
+            }
+            Address::Tcp { host, port } => {
+                let addresses = resolve(host, *port, patience)?.map_err(failed)?;
+                let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                let mut connected = None;
+                for to in addresses {
+                    match connect_to(&to.into(), Domain::for_address(to), patience)? {
+                        Ok(socket) => {
+                            connected = Some(socket);
+                            break;
+                        }
+                        Err(error) => last = error,
+                    }
+                }
+                let socket = connected.ok_or_else(|| failed(last))?;
+                set_up_tcp(&socket).map_err(failed)?;
+                socket
+            }
+        };
+        Ok(Stream { socket, patience })
+    }
+
+    /// Reads exactly as many bytes as `to` holds.
+    pub(super) fn read(&mut self, mut to: &mut [u8]) -> Result<(), OpenError> {
+        while !to.is_empty() {
+            self.patience.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
+            match self.socket.read(to) {
+                Ok(0) => return Err(OpenError::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => to = &mut to[count..],
+                Err(error) => passing(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes`.
+    pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), OpenError> {
+        while !bytes.is_empty() {
+            match self.socket.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) => {
+                    passing(error)?;
+                    self.patience.wait(self.socket.as_raw_fd(), libc::POLLOUT, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The socket, once the handshake is over.
+    pub(super) fn into_socket(self) -> Socket {
+        self.socket
+    }
+}
+
+/// Nothing, if an error only says to try again.
+fn passing(error: io::Error) -> Result<(), OpenError> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        _ => Err(OpenError::Io(error)),
+    }
+}
+
+/// Connects, or says what the system says; the outer error ends the whole attempt.
+fn connect_to(
+    to: &SockAddr,
+    domain: Domain,
+    patience: &Patience<'_>,
+) -> Result<io::Result<Socket>, OpenError> {
+    let socket =
+        Socket::new(domain, Type::STREAM.nonblocking().cloexec(), None).map_err(OpenError::System)?;
+    loop {
+        match socket.connect(to).map_err(|error| (error.raw_os_error(), error)) {
+            Ok(()) => return Ok(Ok(socket)),
+            Err((Some(libc::EINPROGRESS | libc::EINTR), _)) => break,
+            // A Unix socket whose line is full.
+            Err((Some(libc::EAGAIN), _)) => patience.wait(-1, 0, Some(RETRY))?,
+            Err((_, error)) => return Ok(Err(error)),
+        }
+    }
+    patience.wait(socket.as_raw_fd(), libc::POLLOUT, None)?;
+    Ok(match socket.take_error() {
+        Ok(None) => Ok(socket),
+        Ok(Some(error)) | Err(error) => Err(error),
+    })
+}
+
+/// The addresses of a host. The system's resolver can be neither hurried nor interrupted, so it runs on a thread
+/// that is left behind when nobody waits for it any more.
+fn resolve(host: &str, port: u16, patience: &Patience<'_>) -> Result<io::Result<Vec<SocketAddr>>, OpenError> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(Ok(vec![SocketAddr::new(ip, port)]));
+    }
+    let done = Arc::new(EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(OpenError::System)?);
+    let (sender, receiver) = mpsc::channel();
+    let (name, event) = (host.to_owned(), done.clone());
+    let look_up = move || {
+        let _ = sender.send((name, port).to_socket_addrs().map(Iterator::collect));
+        let _ = event.write(1);
+    };
+    std::thread::Builder::new().name("nbd-resolve".into()).spawn(look_up).map_err(OpenError::System)?;
+    patience.wait(done.as_raw_fd(), libc::POLLIN, None)?;
+    Ok(receiver.recv().unwrap_or_else(|_| Err(io::Error::other("the resolver failed"))))
+}
+
+fn set_up_tcp(socket: &Socket) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    // A host that is gone answers nothing at all; without these, requests to it would never end.
+    let keepalive = TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_AFTER).with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(DEAD_AFTER))
+}

@@ -1,0 +1,332 @@
+//! The handshake: both sides agree on the form of replies and on the export.
+//!
+//! ```text
+//!   greeting ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► GO ─► requests
+//!                (if unknown)        (if unknown)       └► EXPORT_NAME, for servers that know no GO
+//! ```
+//!
+//! Source: the NBD protocol, "Handshake", "Option types", "Option reply types", "Size constraints".
+
+use super::connect::Stream;
+use super::error::OpenError;
+use super::wire::{
+    FLAG_CAN_MULTI_CONN, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH,
+    FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Replies,
+};
+use std::io;
+
+/// `NBDMAGIC`, and what follows it: the magic of options, or of servers that know none.
+const GREETING: u64 = 0x4e42_444d_4147_4943;
+const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+const OLD_STYLE: u64 = 0x0000_4202_8186_1253;
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+
+const FLAG_FIXED_NEWSTYLE: u16 = 1;
+const FLAG_NO_ZEROES: u16 = 2;
+
+const REP_ACK: u32 = 1;
+const REP_INFO: u32 = 3;
+const REP_ERR: u32 = 1 << 31;
+const REP_ERR_UNSUP: u32 = REP_ERR + 1;
+const REP_ERR_TLS_REQD: u32 = REP_ERR + 5;
+const REP_ERR_UNKNOWN: u32 = REP_ERR + 6;
+
+const INFO_EXPORT: u16 = 0;
+const INFO_BLOCK_SIZE: u16 = 3;
+
+/// Longest reply to an option: strings have at most 4096 bytes.
+const MAX_REPLY: u32 = 16 << 10;
+/// Most replies to one option.
+const MAX_REPLIES: usize = 64;
+/// How much of a server's text goes into a message.
+const MAX_TEXT: usize = 200;
+
+/// Payload that every server takes.
+const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
+
+/// An option, by its number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Opt {
+    ExportName = 1,
+    Go = 7,
+    StructuredReply = 8,
+    ExtendedHeaders = 11,
+}
+
+impl Opt {
+    fn name(self) -> &'static str {
+        match self {
+            Opt::ExportName => "NBD_OPT_EXPORT_NAME",
+            Opt::Go => "NBD_OPT_GO",
+            Opt::StructuredReply => "NBD_OPT_STRUCTURED_REPLY",
+            Opt::ExtendedHeaders => "NBD_OPT_EXTENDED_HEADERS",
+        }
+    }
+}
+
+/// What the server said about the export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes that the export holds.
+    pub size: u64,
+    /// The form of replies that both agreed on.
+    pub replies: Replies,
+    /// Smallest request and alignment; 512 where the server says less or nothing.
+    pub min_block: u32,
+    /// What works best.
+    pub preferred_block: u32,
+    /// Longest read or write.
+    pub max_payload: u32,
+    /// The transmission flags, for those that have no method here.
+    pub flags: u16,
+}
+
+impl Facts {
+    /// Writes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.flags & FLAG_READ_ONLY != 0
+    }
+
+    /// There is a flush, and with it a cache.
+    pub fn has_flush(&self) -> bool {
+        self.flags & FLAG_SEND_FLUSH != 0
+    }
+
+    /// Writes can be durable when they complete.
+    pub fn has_fua(&self) -> bool {
+        self.flags & FLAG_SEND_FUA != 0
+    }
+
+    /// The medium rotates.
+    pub fn is_rotational(&self) -> bool {
+        self.flags & FLAG_ROTATIONAL != 0
+    }
+
+    /// There is a discard.
+    pub fn has_trim(&self) -> bool {
+        self.flags & FLAG_SEND_TRIM != 0
+    }
+
+    /// Zeroes can be written without sending them.
+    pub fn has_write_zeroes(&self) -> bool {
+        self.flags & FLAG_SEND_WRITE_ZEROES != 0
+    }
+
+    /// The server can say whether that is faster than sending them.
+    pub fn has_fast_zero(&self) -> bool {
+        self.has_write_zeroes() && self.flags & FLAG_SEND_FAST_ZERO != 0
+    }
+
+    /// Several connections see one cache.
+    pub fn can_multi_conn(&self) -> bool {
+        self.flags & FLAG_CAN_MULTI_CONN != 0
+    }
+
+    fn new(size: u64, flags: u16, replies: Replies, sizes: Option<[u32; 3]>) -> Result<Facts, OpenError> {
+        let [min, preferred, max] = sizes.unwrap_or([512, 4096, DEFAULT_MAX_PAYLOAD]);
+        let is_sound = min.is_power_of_two()
+            && min <= 65536
+            && preferred.is_power_of_two()
+            && preferred >= min
+            && max >= min;
+        if !is_sound {
+            return Err(OpenError::Protocol(format!(
+                "its block sizes make no sense: least {min}, preferred {preferred}, most {max}"
+            )));
+        }
+        let min_block = min.max(512);
+        // Longer ones would keep others waiting, and gain nothing.
+        let max_payload = max.min(DEFAULT_MAX_PAYLOAD) & !(min_block - 1);
+        if max_payload == 0 {
+            return Err(OpenError::Export(format!(
+                "it takes at most {max} bytes at once, less than a block"
+            )));
+        }
+        Ok(Facts { size, replies, min_block, preferred_block: preferred.max(min_block), max_payload, flags })
+    }
+}
+
+/// Agrees on `export`, with replies of at most the form `richest`. Requests can follow on the stream.
+///
+/// # Errors
+/// When the server says no, or nonsense, or nothing in time.
+pub(super) fn negotiate(
+    stream: &mut Stream<'_, '_>,
+    export: &str,
+    richest: Replies,
+) -> Result<Facts, OpenError> {
+    let [greeting, style] = [number(stream)?, number(stream)?];
+    match (greeting, style) {
+        (GREETING, OPTION_MAGIC) => {}
+        (GREETING, OLD_STYLE) => {
+            return Err(OpenError::Protocol("it knows only the handshake of before 2009".into()));
+        }
+        _ => return Err(OpenError::Protocol(format!("it greets with {greeting:#x} {style:#x}"))),
+    }
+    let mut flags = [0; 2];
+    stream.read(&mut flags)?;
+    let known = u16::from_be_bytes(flags) & (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+    stream.write(&u32::from(known).to_be_bytes())?;
+    let has_zeroes = known & FLAG_NO_ZEROES == 0;
+    if known & FLAG_FIXED_NEWSTYLE == 0 {
+        return by_name(stream, export, Replies::Simple, has_zeroes);
+    }
+    let mut replies = Replies::Simple;
+    for (wanted, opt) in
+        [(Replies::Extended, Opt::ExtendedHeaders), (Replies::Structured, Opt::StructuredReply)]
+    {
+        if wanted <= richest && replies == Replies::Simple && is_granted(stream, opt)? {
+            replies = wanted;
+        }
+    }
+    match go(stream, export, replies)? {
+        Some(facts) => Ok(facts),
+        None if replies == Replies::Extended => {
+            Err(OpenError::Protocol("it knows extended headers, but not NBD_OPT_GO".into()))
+        }
+        None => by_name(stream, export, replies, has_zeroes),
+    }
+}
+
+/// Asks for something that a server may have or not.
+fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> {
+    ask(stream, opt, &[])?;
+    let reply = Reply::read(stream, opt)?;
+    match reply.kind {
+        REP_ACK => Ok(true),
+        REP_ERR_TLS_REQD => Err(reply.refusal(opt, "")),
+        kind if kind & REP_ERR != 0 => Ok(false),
+        kind => Err(OpenError::Protocol(format!("it answers {} with {kind:#x}", opt.name()))),
+    }
+}
+
+/// `NBD_OPT_GO`. `None`: the server does not know it.
+fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Option<Facts>, OpenError> {
+    let mut data = (export.len() as u32).to_be_bytes().to_vec();
+    data.extend(export.as_bytes());
+    // One kind of information is asked for.
+    data.extend(1u16.to_be_bytes());
+    data.extend(INFO_BLOCK_SIZE.to_be_bytes());
+    ask(stream, Opt::Go, &data)?;
+    let (mut about, mut sizes) = (None, None);
+    for _ in 0..MAX_REPLIES {
+        let reply = Reply::read(stream, Opt::Go)?;
+        match reply.kind {
+            REP_INFO => match (reply.be16(0), reply.data.len()) {
+                (Some(INFO_EXPORT), 12) => about = reply.be64(2).zip(reply.be16(10)),
+                (Some(INFO_BLOCK_SIZE), 14) => {
+                    sizes = reply.be32(2).zip(reply.be32(6)).zip(reply.be32(10));
+                }
+                (Some(kind @ (INFO_EXPORT | INFO_BLOCK_SIZE)), len) => {
+                    return Err(OpenError::Protocol(format!("its information {kind} has {len} bytes")));
+                }
+                _ => {}
+            },
+            REP_ACK => {
+                let Some((size, flags)) = about else {
+                    return Err(OpenError::Protocol("it says nothing about the export".into()));
+                };
+                return Facts::new(size, flags, replies, sizes.map(|((a, b), c)| [a, b, c])).map(Some);
+            }
+            REP_ERR_UNSUP => return Ok(None),
+            kind if kind & REP_ERR != 0 => return Err(reply.refusal(Opt::Go, export)),
+            kind => return Err(OpenError::Protocol(format!("it answers NBD_OPT_GO with {kind:#x}"))),
+        }
+    }
+    Err(OpenError::Protocol("it does not come to an end about the export".into()))
+}
+
+/// `NBD_OPT_EXPORT_NAME`, which a server refuses by hanging up.
+fn by_name(
+    stream: &mut Stream<'_, '_>,
+    export: &str,
+    replies: Replies,
+    has_zeroes: bool,
+) -> Result<Facts, OpenError> {
+    ask(stream, Opt::ExportName, export.as_bytes())?;
+    let size = number(stream).map_err(|error| match error {
+        OpenError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            OpenError::NoExport { export: export.to_owned(), text: " (it hung up)".into() }
+        }
+        error => error,
+    })?;
+    let mut flags = [0; 2];
+    stream.read(&mut flags)?;
+    if has_zeroes {
+        stream.read(&mut [0; 124])?;
+    }
+    Facts::new(size, u16::from_be_bytes(flags), replies, None)
+}
+
+fn ask(stream: &mut Stream<'_, '_>, opt: Opt, data: &[u8]) -> Result<(), OpenError> {
+    let mut message = OPTION_MAGIC.to_be_bytes().to_vec();
+    message.extend((opt as u32).to_be_bytes());
+    message.extend((data.len() as u32).to_be_bytes());
+    message.extend(data);
+    stream.write(&message)
+}
+
+fn number(stream: &mut Stream<'_, '_>) -> Result<u64, OpenError> {
+    let mut bytes = [0; 8];
+    stream.read(&mut bytes)?;
+    Ok(u64::from_be_bytes(bytes))
+}
+
+/// A server's reply to an option.
+struct Reply {
+    kind: u32,
+    data: Vec<u8>,
+}
+
+impl Reply {
+    fn read(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<Reply, OpenError> {
+        let mut header = [0; 20];
+        stream.read(&mut header)?;
+        let header = Reply { kind: 0, data: header.to_vec() };
+        let (magic, about) = (header.be64(0).unwrap_or(0), header.be32(8).unwrap_or(0));
+        let (kind, len) = (header.be32(12).unwrap_or(0), header.be32(16).unwrap_or(0));
+        if magic != OPTION_REPLY_MAGIC || about != opt as u32 {
+            let message = format!("it answers {} with a reply {magic:#x} to option {about}", opt.name());
+            return Err(OpenError::Protocol(message));
+        }
+        if len > MAX_REPLY {
+            return Err(OpenError::Protocol(format!("it answers {} with {len} bytes", opt.name())));
+        }
+        let mut data = vec![0; len as usize];
+        stream.read(&mut data)?;
+        Ok(Reply { kind, data })
+    }
+
+    /// The error that this reply is.
+    fn refusal(&self, opt: Opt, export: &str) -> OpenError {
+        let text = match &*self.data {
+            [] => String::new(),
+            data => {
+                let text: String = String::from_utf8_lossy(data).trim().chars().take(MAX_TEXT).collect();
+                // It ends up on terminals and in logs.
+                format!(" ({})", text.escape_debug())
+            }
+        };
+        match self.kind {
+            REP_ERR_TLS_REQD => OpenError::TlsRequired(text),
+            REP_ERR_UNKNOWN => OpenError::NoExport { export: export.to_owned(), text },
+            reply => OpenError::Refused { option: opt.name(), reply, text },
+        }
+    }
+
+    fn array<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
+        self.data.get(at..at + N)?.try_into().ok()
+    }
+
+    fn be16(&self, at: usize) -> Option<u16> {
+        self.array(at).map(u16::from_be_bytes)
+    }
+
+    fn be32(&self, at: usize) -> Option<u32> {
+        self.array(at).map(u32::from_be_bytes)
+    }
+
+    fn be64(&self, at: usize) -> Option<u64> {
+        self.array(at).map(u64::from_be_bytes)
+    }
+}

@@ -1,0 +1,155 @@
+//! What comes in: data straight to where it belongs, and everything else into a buffer that holds many replies.
+//!
+//! ```text
+//!   one recvmsg(2):  [ rest of the data that is due, to the caller ][ what follows, to the buffer ]
+//! ```
+
+use super::reply::MAX_FRONT;
+use block::{Data, Segment};
+use std::io;
+use std::os::fd::RawFd;
+
+/// The buffer: the replies to sixteen reads of 4 KiB, which are cheaper to copy than to ask for one by one.
+const BUFFER_BYTES: usize = 68 << 10;
+/// From here on data is worth a system call of its own, and must not land in the buffer.
+const LARGE_BYTES: usize = 16 << 10;
+/// Most pieces of the caller's memory for one system call.
+const MAX_PIECES: usize = 64;
+
+/// Bytes that came and were not used yet.
+pub(super) struct Inbox {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The data that came last was long, so the next may be.
+    expects_large: bool,
+}
+
+/// What one call brought.
+pub(super) struct Received {
+    /// Bytes that went straight to where they belong.
+    pub(super) direct: usize,
+    /// Whether the socket has nothing more now.
+    pub(super) is_drained: bool,
+}
+
+impl Inbox {
+    /// An empty inbox.
+    pub(super) fn new() -> Inbox {
+        Inbox { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0, expects_large: false }
+    }
+
+    /// What the buffer holds.
+    #[inline]
+    pub(super) fn unread(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// The first `len` bytes of the buffer were used.
+    #[inline]
+    pub(super) fn consume(&mut self, len: usize) {
+        assert!(len <= self.end - self.start, "{len} bytes of {}", self.end - self.start);
+        self.start += len;
+    }
+
+    /// Says how much data is about to come in one go.
+    #[inline]
+    pub(super) fn expect(&mut self, len: usize) {
+        self.expects_large = len >= LARGE_BYTES;
+    }
+
+    /// Receives once: first into `data`, then into the buffer. `Ok(None)`: nothing is there now.
+    ///
+    /// # Errors
+    /// What `recvmsg(2)` says; `UnexpectedEof` at the end of the stream.
+    pub(super) fn receive(&mut self, socket: RawFd, data: Data<'_>) -> io::Result<Option<Received>> {
+        // What is left is the start of a front, or nothing.
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let mut pieces = [Segment { base: std::ptr::null_mut(), len: 0 }; MAX_PIECES + 1];
+        let (mut count, mut direct_len) = (0, 0);
+        for segment in data.iter().take(MAX_PIECES) {
+            pieces[count] = segment;
+            count += 1;
+            direct_len += segment.len;
+        }
+        let mut room = if self.expects_large { MAX_FRONT } else { self.buffer.len() } - self.end;
+        if direct_len < data.len() {
+            room = 0;
+        } else {
+            pieces[count] = Segment { base: self.buffer[self.end..].as_mut_ptr(), len: room };
+            count += 1;
+        }
+        // SAFETY: all zeroes is a valid message without anything.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = pieces.as_mut_ptr().cast();
+        message.msg_iovlen = count;
+        let received = loop {
+            // SAFETY: the pieces are the caller's memory, valid until its request ends, and ours.
+            let received = unsafe { libc::recvmsg(socket, &raw mut message, libc::MSG_DONTWAIT) };
+            if received > 0 {
+                break received as usize;
+            }
+            if received == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => return Ok(None),
+                _ => return Err(error),
+            }
+        };
+        let direct = received.min(direct_len);
+        self.end += received - direct;
+        Ok(Some(Received { direct, is_drained: received < direct_len + room }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn data_goes_to_its_place_and_the_rest_into_the_buffer() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let socket = ours.as_raw_fd();
+        let mut inbox = Inbox::new();
+        assert!(inbox.receive(socket, Data::none()).unwrap().is_none());
+        theirs.write_all(b"head").unwrap();
+        let received = inbox.receive(socket, Data::none()).unwrap().unwrap();
+        assert!((received.direct, received.is_drained) == (0, true) && inbox.unread() == b"head");
+        inbox.consume(3);
+        theirs.write_all(b"abcdeXYZ").unwrap();
+        let mut memory = [0u8; 6];
+        let segments = [
+            Segment { base: memory.as_mut_ptr(), len: 2 },
+            Segment { base: memory[3..].as_mut_ptr(), len: 3 },
+        ];
+        // SAFETY: list and memory live to the end of the test.
+        let data = unsafe { Data::new(&segments) };
+        assert_eq!(inbox.receive(socket, data).unwrap().unwrap().direct, 5);
+        assert_eq!((&memory, inbox.unread()), (b"ab\0cde", &b"dXYZ"[..]));
+        drop(theirs);
+        inbox.consume(4);
+        let error = inbox.receive(socket, Data::none()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn behind_long_data_only_the_next_front_is_taken() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut inbox = Inbox::new();
+        inbox.expect(LARGE_BYTES);
+        theirs.write_all(&[7; 1000]).unwrap();
+        let mut memory = [0u8; 500];
+        let segments = [Segment { base: memory.as_mut_ptr(), len: 500 }];
+        // SAFETY: list and memory live to the end of the test.
+        let data = unsafe { Data::new(&segments) };
+        let received = inbox.receive(ours.as_raw_fd(), data).unwrap().unwrap();
+        assert_eq!((received.direct, received.is_drained, inbox.unread().len()), (500, false, MAX_FRONT));
+    }
+}

@@ -1,0 +1,104 @@
+//! An export of an NBD server, over TCP or a Unix socket: the client side.
+//!
+//! ```text
+//!   NbdDevice ── open_channel() ──► QueueChannel ─► NbdQueue ── one connection each ──►  server
+//!      │ control                                      Outbox: sendmsg(2), many requests
+//!   Session: address, handshake, facts                Inbox:  recvmsg(2), many replies, data in place
+//! ```
+//!
+//! The richest form of replies that the server knows is used: extended headers (64-bit ranges), structured replies
+//! (holes, errors in the middle of a read) or simple ones. Every channel has a connection of its own where the server
+//! says that this is safe (`CAN_MULTI_CONN`); else there is one channel.
+//!
+//! A server is not trusted: whatever breaks the protocol ends the connection, and every request in flight with
+//! `DeviceGone`. So does a server that vanishes; on TCP that is noticed within a minute. There is no encryption: a
+//! server that demands it is an error.
+//!
+//! The size is that of the moment of connecting: the protocol has no way to ask again.
+//!
+//! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended headers: its branch
+//! `extension-ext-header`.
+
+mod connect;
+mod coverage;
+mod error;
+mod handshake;
+mod inbox;
+mod operation;
+mod options;
+mod outbox;
+mod queue;
+pub mod reply;
+mod session;
+#[cfg(test)]
+mod tests;
+mod wakeup;
+mod wire;
+
+pub use connect::Cancel;
+pub use error::OpenError;
+pub use handshake::Facts;
+pub use options::{Address, DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options};
+pub use queue::NbdQueue;
+pub use session::Session;
+pub use wire::Replies;
+
+use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use reactor::QueueChannel;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A block device behind an NBD server.
+pub struct NbdDevice {
+    session: Arc<Session>,
+    limits: Arc<SharedLimits>,
+}
+
+impl NbdDevice {
+    /// Connects to the server and agrees on the export.
+    ///
+    /// # Errors
+    /// When nobody listens, or there is no such export, or it cannot be used.
+    pub fn open(options: &Options) -> Result<NbdDevice, DeviceError> {
+        let session = Session::open(options, &Cancel::never());
+        session.map(NbdDevice::over).map_err(|error| DeviceError::new(options.name(), error.to_string()))
+    }
+
+    /// The device over a session that is there already.
+    pub fn over(session: Arc<Session>) -> NbdDevice {
+        let limits = SharedLimits::new(session.limits().clone());
+        NbdDevice { session, limits }
+    }
+
+    /// The session below.
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+}
+
+impl Device for NbdDevice {
+    fn name(&self) -> &str {
+        self.session.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        match self.session.start_queue(&Cancel::never()) {
+            Ok(queue) => Ok(QueueChannel::open(queue, self.limits.clone())),
+            Err(error) => Err(DeviceError::new(self.name(), error.to_string())),
+        }
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits.get())
+    }
+
+    fn map_region(&self, _region: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _region: &MemoryRegion) {}
+}

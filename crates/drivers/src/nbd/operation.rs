@@ -1,0 +1,226 @@
+//! One slot: a request on its way through the server, part by part.
+
+use super::coverage::Coverage;
+use super::handshake::Facts;
+use super::reply::Violation;
+use super::wire::{
+    CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, EOVERFLOW, Replies, error_of,
+};
+use block::{Data, Flags, IoError, IoResult, Op, Request};
+
+/// Longest range in one request whose length has 32 bits: servers differ in what they make of the last of them.
+const MAX_COMPACT_RANGE: u64 = 1 << 30;
+
+/// What a slot needs to know of the export.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traits {
+    pub(super) has_flush: bool,
+    has_fua: bool,
+    has_write_zeroes: bool,
+    has_fast_zero: bool,
+    max_payload: u64,
+    /// Longest range without data; shrinks when the server finds one too long.
+    max_range: u64,
+}
+
+impl Traits {
+    pub(super) fn new(facts: &Facts) -> Traits {
+        let is_extended = facts.replies == Replies::Extended;
+        Traits {
+            has_flush: facts.has_flush(),
+            has_fua: facts.has_fua(),
+            has_write_zeroes: facts.has_write_zeroes(),
+            has_fast_zero: facts.has_fast_zero(),
+            max_payload: facts.max_payload.into(),
+            max_range: if is_extended { u64::MAX } else { MAX_COMPACT_RANGE },
+        }
+    }
+}
+
+/// What a slot does when a part has ended.
+pub(super) enum Next {
+    /// The next part goes to the server.
+    Issue,
+    /// The request is over.
+    End(IoResult),
+}
+
+/// A request, or nothing.
+pub(super) struct Operation {
+    pub(super) is_busy: bool,
+    pub(super) command: Command,
+    pub(super) flags: u16,
+    /// Where the part in flight starts, and how long it is.
+    pub(super) offset: u64,
+    pub(super) part: u64,
+    /// Bytes behind that part; before the first part: all.
+    rest: u64,
+    /// The caller's memory from the part in flight on.
+    pub(super) data: Data<'static>,
+    /// The data of a write are zeroes.
+    pub(super) writes_zeroes: bool,
+    /// A flush comes behind the last part.
+    then_flush: bool,
+    /// Where the outbox has sent all of the part in flight.
+    pub(super) sent_at: u64,
+    /// The first error of the part in flight, by the protocol's number; 0: none.
+    pub(super) error: u32,
+    covered: Coverage,
+    generation: u32,
+    is_answered: bool,
+}
+
+// SAFETY: the window's pointers belong to whoever owns the request, on whatever thread that is.
+unsafe impl Send for Operation {}
+
+impl Operation {
+    /// A free slot.
+    pub(super) fn idle() -> Operation {
+        Operation {
+            is_busy: false,
+            command: Command::Flush,
+            flags: 0,
+            offset: 0,
+            part: 0,
+            rest: 0,
+            data: Data::none(),
+            writes_zeroes: false,
+            then_flush: false,
+            sent_at: 0,
+            error: 0,
+            covered: Coverage::default(),
+            generation: 0,
+            is_answered: false,
+        }
+    }
+
+    /// Takes a request in; its first part can be begun.
+    ///
+    /// # Errors
+    /// When the server cannot do it.
+    ///
+    /// # Safety
+    /// The request's memory obeys the contract of [`Data::new`] until the request has ended.
+    #[inline]
+    pub(super) unsafe fn begin(&mut self, req: &Request<'_>, offset: u64, traits: &Traits) -> IoResult {
+        let mut flags = 0;
+        self.writes_zeroes = false;
+        self.command = match req.op {
+            Op::Read => Command::Read,
+            Op::Write => Command::Write,
+            Op::Flush => Command::Flush,
+            Op::Discard => Command::Trim,
+            Op::WriteZeroes => {
+                let must_be_fast = req.flags.contains(Flags::NO_FALLBACK);
+                if must_be_fast && !traits.has_fast_zero {
+                    return Err(IoError::Unsupported);
+                }
+                flags |= if must_be_fast { CMD_FLAG_FAST_ZERO } else { 0 };
+                self.writes_zeroes = !traits.has_write_zeroes;
+                if req.flags.contains(Flags::NO_UNMAP) && !self.writes_zeroes {
+                    flags |= CMD_FLAG_NO_HOLE;
+                }
+                if self.writes_zeroes { Command::Write } else { Command::WriteZeroes }
+            }
+        };
+        let is_fua = req.is_fua() && matches!(req.op, Op::Write | Op::WriteZeroes);
+        if is_fua && traits.has_fua {
+            flags |= CMD_FLAG_FUA;
+        }
+        self.then_flush = is_fua && !traits.has_fua && traits.has_flush;
+        self.flags = flags;
+        self.offset = if req.op == Op::Flush { 0 } else { offset };
+        self.rest = req.len;
+        // SAFETY: by contract the list and the memory live until the request has ended, and the slot forgets
+        // them then.
+        self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
+        self.is_busy = true;
+        Ok(())
+    }
+
+    /// Begins the next part; returns what its replies must name.
+    #[inline]
+    pub(super) fn begin_part(&mut self, traits: &Traits) -> u32 {
+        let most = match self.command {
+            Command::Read | Command::Write => traits.max_payload,
+            Command::Trim | Command::WriteZeroes => traits.max_range,
+            Command::Flush | Command::Disconnect => 0,
+        };
+        self.part = self.rest.min(most);
+        self.rest -= self.part;
+        self.error = 0;
+        self.is_answered = false;
+        self.covered.clear();
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
+    /// Whether a reply to what was asked in this slot, counted by `generation`, is still to come.
+    #[inline]
+    pub(super) fn awaits(&self, generation: u32) -> bool {
+        self.is_busy && !self.is_answered && self.generation == generation
+    }
+
+    /// All data of the part in flight comes in one piece; returns how much.
+    #[inline]
+    pub(super) fn expect_all(&mut self) -> Result<usize, Violation> {
+        self.covered.add(0, self.part)?;
+        Ok(self.part as usize)
+    }
+
+    /// Data for `len` bytes at `offset` of the export comes; returns where that is in the part in flight.
+    #[inline]
+    pub(super) fn cover(&mut self, offset: u64, len: u32) -> Result<usize, Violation> {
+        let len = u64::from(len);
+        let outside = Violation::Outside { offset, len };
+        let at = offset.checked_sub(self.offset).ok_or(outside)?;
+        if at >= self.part || len > self.part - at {
+            return Err(outside);
+        }
+        match self.covered.add(at, at + len) {
+            Err(Violation::Overlap { .. }) => Err(Violation::Overlap { offset, len }),
+            added => added.map(|()| at as usize),
+        }
+    }
+
+    /// No more replies come for the part in flight.
+    #[inline]
+    pub(super) fn answer(&mut self) -> Result<(), Violation> {
+        if self.command == Command::Read && self.error == 0 && !self.covered.is_whole(self.part) {
+            return Err(Violation::Incomplete);
+        }
+        self.is_answered = true;
+        Ok(())
+    }
+
+    /// What comes behind the part that was in flight.
+    #[inline]
+    pub(super) fn conclude(&mut self, traits: &mut Traits) -> Next {
+        if self.error != 0 {
+            return self.conclude_error(traits);
+        }
+        if self.rest > 0 {
+            self.offset += self.part;
+            if !self.data.is_empty() {
+                self.data = self.data.part(self.part as usize, self.rest as usize);
+            }
+            return Next::Issue;
+        }
+        if self.then_flush {
+            (self.command, self.flags, self.offset, self.then_flush) = (Command::Flush, 0, 0, false);
+            return Next::Issue;
+        }
+        Next::End(Ok(()))
+    }
+
+    #[cold]
+    fn conclude_error(&mut self, traits: &mut Traits) -> Next {
+        let is_range = matches!(self.command, Command::Trim | Command::WriteZeroes);
+        if self.error == EOVERFLOW && is_range && self.part > traits.max_payload {
+            traits.max_range = traits.max_payload;
+            self.rest += self.part;
+            return Next::Issue;
+        }
+        Next::End(Err(error_of(self.error)))
+    }
+}

@@ -1,0 +1,269 @@
+//! How to open an export, and its URI.
+//!
+//! Source: the NBD protocol's companion, "The NBD Uniform Resource Indicator (URI) format".
+
+use super::wire::Replies;
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// The port that belongs to the protocol.
+pub const DEFAULT_PORT: u16 = 10809;
+/// Most connections to one export, each with a queue: more than a server has threads.
+pub const MAX_CONNECTIONS: u32 = 64;
+/// Most requests in flight on a connection: more only wait in the server's socket.
+pub const MAX_QUEUE_DEPTH: u32 = 4096;
+/// Longest name of an export, by the protocol.
+const MAX_NAME: usize = 4096;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A host by name or IP address, and a port.
+    Tcp {
+        /// Name or address, without brackets.
+        host: String,
+        /// TCP port.
+        port: u16,
+    },
+    /// A Unix socket. A path that starts with a zero byte is an abstract name.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "{}", path.display().to_string().replace('\0', "@")),
+        }
+    }
+}
+
+/// How to open an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where the server listens.
+    pub address: Address,
+    /// Name of the export; empty for the server's default.
+    pub export: String,
+    /// Refuse writes, whatever the server allows.
+    pub read_only: bool,
+    /// Most connections, and with that queues; 0: as many as the server allows. A server that does not say that
+    /// several are safe (`CAN_MULTI_CONN`) gets one; more than one is an error then.
+    pub connections: u32,
+    /// Requests in flight on each connection: 1 to [`MAX_QUEUE_DEPTH`].
+    pub queue_depth: u32,
+    /// How long connecting and the handshake may take together, in milliseconds.
+    pub timeout_ms: u64,
+    /// The richest form of replies to ask for.
+    pub replies: Replies,
+}
+
+impl Options {
+    /// The defaults for the default export of the server at `address`.
+    pub fn new(address: Address) -> Options {
+        Options {
+            address,
+            export: String::new(),
+            read_only: false,
+            connections: 0,
+            queue_depth: 128,
+            timeout_ms: 10_000,
+            replies: Replies::default(),
+        }
+    }
+
+    /// The defaults for the export that `uri` names: `nbd://HOST[:PORT]/EXPORT` or
+    /// `nbd+unix:///EXPORT?socket=PATH`.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it.
+    pub fn from_uri(uri: &str) -> Result<Options, String> {
+        parse(uri).map_err(|why| format!("{uri}: {why}"))
+    }
+
+    /// Name for people: the export as a URI.
+    pub fn name(&self) -> String {
+        match &self.address {
+            address @ Address::Tcp { .. } => format!("nbd://{address}/{}", self.export),
+            address @ Address::Unix(_) => format!("nbd+unix:///{}?socket={address}", self.export),
+        }
+    }
+
+    /// What is wrong with the options, if anything is.
+    pub(super) fn check(&self) -> Result<(), String> {
+        if !(1..=MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
+            return Err(format!("queue depth {}: 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
+        }
+        if self.connections > MAX_CONNECTIONS {
+            return Err(format!("{} connections: at most {MAX_CONNECTIONS}", self.connections));
+        }
+        if self.timeout_ms == 0 {
+            return Err("a timeout of 0 ms leaves no time to connect".into());
+        }
+        if self.export.len() > MAX_NAME || self.export.contains('\0') {
+            return Err(format!("export {:?}: at most {MAX_NAME} bytes, none of them zero", self.export));
+        }
+        Ok(())
+    }
+}
+
+fn parse(uri: &str) -> Result<Options, String> {
+    let (scheme, rest) = uri
+        .split_once("://")
+        .ok_or("an NBD URI is nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH")?;
+    let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+    let mut socket = None;
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        match part.split_once('=').unwrap_or((part, "")) {
+            ("socket", path) => socket = Some(decode(path)?),
+            (key, _) if key.starts_with("tls-") => return Err(format!("{key}: there is no TLS here")),
+            (key, _) => return Err(format!("{key} is no parameter of an NBD URI (socket is)")),
+        }
+    }
+    let address = match (scheme, socket) {
+        ("nbd", None) => tcp(authority)?,
+        ("nbd", Some(_)) => return Err("socket= belongs to nbd+unix://".into()),
+        ("nbd+unix", Some(path)) if !path.is_empty() && authority.is_empty() => {
+            Address::Unix(PathBuf::from(OsString::from_vec(path)))
+        }
+        ("nbd+unix", Some(path)) if !path.is_empty() => {
+            return Err(format!(
+                "nbd+unix:// takes no host ({authority:?}); three slashes come before the export"
+            ));
+        }
+        ("nbd+unix", _) => return Err("nbd+unix:// needs ?socket=PATH".into()),
+        ("nbds" | "nbds+unix", _) => return Err(format!("{scheme}://: there is no TLS here")),
+        _ => return Err(format!("{scheme:?} is no scheme of NBD (nbd and nbd+unix are)")),
+    };
+    let export = String::from_utf8(decode(export)?).map_err(|_| "the export's name is not UTF-8")?;
+    Ok(Options { export, ..Options::new(address) })
+}
+
+fn tcp(authority: &str) -> Result<Address, String> {
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']').ok_or("an IPv6 address ends with ]")?;
+            (host, port)
+        }
+        None => authority.find(':').map_or((authority, ""), |at| authority.split_at(at)),
+    };
+    let host = String::from_utf8(decode(host)?).map_err(|_| "the host's name is not UTF-8")?;
+    if host.is_empty() || host.contains('\0') {
+        return Err("nbd:// needs a host".into());
+    }
+    let port = match port {
+        "" | ":" => DEFAULT_PORT,
+        port => match port.strip_prefix(':').and_then(|digits| digits.parse().ok()) {
+            Some(port) if port != 0 => port,
+            _ => return Err(format!("{port:?} is no port")),
+        },
+    };
+    Ok(Address::Tcp { host, port })
+}
+
+/// Resolves `%XX`.
+fn decode(text: &str) -> Result<Vec<u8>, String> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((first, tail)) = rest.split_first() {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let digit = |at: usize| tail.get(at).and_then(|byte| char::from(*byte).to_digit(16));
+        let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+            return Err(format!("{text:?} has a % without two hexadecimal digits"));
+        };
+        bytes.push((high * 16 + low) as u8);
+        rest = &tail[2..];
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp_uri(uri: &str) -> (String, u16, String) {
+        let options = Options::from_uri(uri).unwrap();
+        let Address::Tcp { host, port } = options.address else { panic!("{uri}: {:?}", options.address) };
+        (host, port, options.export)
+    }
+
+    #[test]
+    fn uris_name_host_port_and_export() {
+        let cases = [
+            ("nbd://example.com/disk", "example.com", 10809, "disk"),
+            ("nbd://example.com", "example.com", 10809, ""),
+            ("nbd://example.com:1234/", "example.com", 1234, ""),
+            ("nbd://example.com//disk", "example.com", 10809, "/disk"),
+            ("nbd://example.com/hello%20world", "example.com", 10809, "hello world"),
+            ("nbd://user@127.0.0.1:10809/a/b", "127.0.0.1", 10809, "a/b"),
+            ("nbd://[::1]:99/x", "::1", 99, "x"),
+            ("nbd://[fe80::1]", "fe80::1", 10809, ""),
+        ];
+        for (uri, host, port, export) in cases {
+            assert_eq!(tcp_uri(uri), (host.into(), port, export.into()), "{uri}");
+        }
+        let name = Options::from_uri("nbd://[::1]:99/x").unwrap().name();
+        assert_eq!(name, "nbd://[::1]:99/x");
+    }
+
+    #[test]
+    fn uris_name_a_socket() {
+        let options = Options::from_uri("nbd+unix:///disk?socket=/run/a%20b").unwrap();
+        assert_eq!((options.address, &*options.export), (Address::Unix("/run/a b".into()), "disk"));
+        let options = Options::from_uri("nbd+unix:///?socket=%00name").unwrap();
+        assert_eq!(options.name(), "nbd+unix:///?socket=@name");
+        assert_eq!((options.address, &*options.export), (Address::Unix("\0name".into()), ""));
+    }
+
+    #[test]
+    fn a_uri_that_makes_no_sense_is_an_error_that_names_it() {
+        let cases = [
+            ("disk.img", "nbd://HOST"),
+            ("http://a/b", "\"http\" is no scheme"),
+            ("nbds://a/b", "no TLS"),
+            ("nbd://a/b?tls-type=psk", "no TLS"),
+            ("nbd:///b", "needs a host"),
+            ("nbd://a:0/b", "\":0\" is no port"),
+            ("nbd://a:70000/b", "is no port"),
+            ("nbd://[::1/b", "ends with ]"),
+            ("nbd://a/%zz", "two hexadecimal digits"),
+            ("nbd://a/%f", "two hexadecimal digits"),
+            ("nbd://a/%ff", "not UTF-8"),
+            ("nbd://a/b?socket=/x", "belongs to nbd+unix"),
+            ("nbd+unix:///b", "needs ?socket=PATH"),
+            ("nbd+unix:///b?socket=", "needs ?socket=PATH"),
+            ("nbd+unix://host/b?socket=/x", "takes no host"),
+            ("nbd+unix:///b?path=/x", "path is no parameter"),
+        ];
+        for (uri, why) in cases {
+            let error = Options::from_uri(uri).unwrap_err();
+            assert!(error.starts_with(uri) && error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn options_out_of_range_are_errors_that_name_the_value() {
+        let good = Options::from_uri("nbd://a").unwrap();
+        assert_eq!(good.check(), Ok(()));
+        let cases = [
+            (Options { queue_depth: 0, ..good.clone() }, "queue depth 0"),
+            (Options { queue_depth: 5000, ..good.clone() }, "queue depth 5000"),
+            (Options { connections: 65, ..good.clone() }, "65 connections"),
+            (Options { timeout_ms: 0, ..good.clone() }, "0 ms"),
+            (Options { export: "x\0".into(), ..good.clone() }, "none of them zero"),
+            (Options { export: "x".repeat(5000), ..good }, "at most 4096"),
+        ];
+        for (options, why) in cases {
+            assert!(options.check().unwrap_err().contains(why), "{options:?}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What is to be sent: headers of our own and the callers' memory, in order, in as few system calls as it takes.
+//!
+//! Headers lie side by side in a ring, so that a run of requests without data is one piece.
+
+use super::wire::MAX_REQUEST_HEADER;
+use block::Segment;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+
+/// Most pieces for one system call: the kernel's limit.
+const MAX_PIECES: usize = 1024;
+
+/// Bytes on their way to the server.
+pub(super) struct Outbox {
+    headers: Box<[[u8; MAX_REQUEST_HEADER]]>,
+    next: usize,
+    pieces: VecDeque<Segment>,
+    queued: u64,
+    sent: u64,
+}
+
+impl Outbox {
+    /// An outbox for at most `requests` that have not been sent at a time, each of one header.
+    pub(super) fn new(requests: u32) -> Outbox {
+        Outbox {
+            headers: vec![[0; MAX_REQUEST_HEADER]; requests as usize + 1].into(),
+            next: 0,
+            pieces: VecDeque::with_capacity(2 * requests as usize),
+            queued: 0,
+            sent: 0,
+        }
+    }
+
+    /// Adds a header, which `encode` writes; it returns its length.
+    #[inline]
+    pub(super) fn push_header(&mut self, encode: impl FnOnce(&mut [u8; MAX_REQUEST_HEADER]) -> usize) {
+        let header = &mut self.headers[self.next];
+        let len = encode(header);
+        let base = header.as_mut_ptr();
+        self.next = (self.next + 1) % self.headers.len();
+        self.push(Segment { base, len });
+    }
+
+    /// Adds memory, which must stay valid until [`Outbox::sent`] has passed it.
+    #[inline]
+    pub(super) fn push(&mut self, piece: Segment) {
+        self.queued += piece.len as u64;
+        if let Some(last) = self.pieces.back_mut()
+            && last.base.wrapping_add(last.len) == piece.base
+        {
+            last.len += piece.len;
+            return;
+        }
+        self.pieces.push_back(piece);
+    }
+
+    /// Whether something waits to be sent.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// How many bytes were added so far: where what was added last ends.
+    #[inline]
+    pub(super) fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    /// How many bytes the kernel has taken so far.
+    #[inline]
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Sends what the socket takes now.
+    ///
+    /// # Errors
+    /// What `sendmsg(2)` says, except that it cannot take more now.
+    pub(super) fn send(&mut self, socket: RawFd) -> io::Result<()> {
+        while !self.pieces.is_empty() {
+            let (front, _) = self.pieces.as_slices();
+            let count = front.len().min(MAX_PIECES);
+            // SAFETY: all zeroes is a valid message without anything.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            // A `Segment` is laid out as an iovec.
+            message.msg_iov = front.as_ptr().cast_mut().cast();
+            message.msg_iovlen = count;
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+            // SAFETY: the pieces are headers of ours that were not reused, and memory that is valid until it
+            // was sent.
+            let sent = unsafe { libc::sendmsg(socket, &raw const message, flags) };
+            if sent < 0 {
+                let error = io::Error::last_os_error();
+                match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => return Ok(()),
+                    _ => return Err(error),
+                }
+            }
+            if !self.advance(sent as usize, count) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `sent` bytes of the first `count` pieces out. Whether that was all of them.
+    fn advance(&mut self, mut sent: usize, count: usize) -> bool {
+        self.sent += sent as u64;
+        for _ in 0..count {
+            let piece = self.pieces.front_mut().expect("there were as many pieces");
+            if sent < piece.len {
+                piece.base = piece.base.wrapping_add(sent);
+                piece.len -= sent;
+                return false;
+            }
+            sent -= piece.len;
+            self.pieces.pop_front();
+        }
+        true
+    }
+
+    /// Forgets everything: nobody listens any more.
+    pub(super) fn clear(&mut self) {
+        self.pieces.clear();
+        self.sent = self.queued;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn everything_arrives_in_order_through_a_socket_that_is_full_at_times() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut outbox = Outbox::new(4);
+        let mut payload: Vec<u8> = (0..3_000_000u32).map(|i| (i / 7) as u8).collect();
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; 2 * 4 * 28 + 2 * 3_000_000];
+            theirs.read_exact(&mut got).unwrap();
+            got
+        });
+        let mut expected = Vec::new();
+        for round in 0..2u8 {
+            for i in 0..4u8 {
+                outbox.push_header(|to| {
+                    to[..28].fill(round * 4 + i);
+                    28
+                });
+                expected.extend([round * 4 + i; 28]);
+            }
+            outbox.push(Segment { base: payload.as_mut_ptr(), len: 1_000_000 });
+            outbox.push(Segment { base: payload[1_000_000..].as_mut_ptr(), len: 2_000_000 });
+            expected.extend(&payload);
+            let mut calls = 0;
+            while !outbox.is_empty() {
+                outbox.send(ours.as_raw_fd()).unwrap();
+                calls += 1;
+                std::thread::yield_now();
+            }
+            assert!(calls > 1, "the socket took all at once");
+            assert_eq!(outbox.sent(), outbox.queued());
+        }
+        assert!(reader.join().unwrap() == expected);
+    }
+
+    #[test]
+    fn headers_side_by_side_are_one_piece() {
+        let mut outbox = Outbox::new(8);
+        for _ in 0..8 {
+            outbox.push_header(|_| MAX_REQUEST_HEADER);
+        }
+        assert_eq!(outbox.pieces.len(), 1);
+        assert_eq!(outbox.queued(), 8 * MAX_REQUEST_HEADER as u64);
+    }
+}

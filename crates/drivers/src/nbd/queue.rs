@@ -1,0 +1,451 @@
+//! One connection as a leaf's rings.
+//!
+//! ```text
+//!   push ─► Outbox     kick ─► one sendmsg(2) for all
+//!   reap ◄─ Operation ◄─ reply::decode ◄─ Inbox ◄─ recvmsg(2), data straight to the caller
+//! ```
+//!
+//! A request may go to the server several times in its slot: what is longer than the server takes goes part by part,
+//! and a flush follows a write with FUA where the server has no FUA. A cookie holds the slot and a count of what was
+//! asked in it, so that no reply counts twice. A request ends only after the last byte of it was sent, even when the
+//! server answers earlier: until then its memory is still being read.
+
+use super::inbox::Inbox;
+use super::operation::{Next, Operation, Traits};
+use super::outbox::Outbox;
+use super::reply::{Content, Front, Violation, decode};
+use super::session::{Lease, Session};
+use super::wakeup::Wakeup;
+use super::wire::{Command, ESHUTDOWN, Header, Replies};
+use crate::direct::{DirectQueue, ZoneRequest, poll_events};
+use block::{Data, IoError, IoResult, Op, Queue, Request, Segment};
+use socket2::Socket;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most looks at the socket in one [`Queue::reap`]: a server that never stops talking keeps nobody else waiting.
+const MAX_RECEIVES: usize = 64;
+
+/// What is sent where the server cannot write zeroes by itself.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// What comes next on the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// The front of a reply.
+    Front,
+    /// Data for a read, from byte `at` of it on.
+    Data { slot: u32, at: usize, left: usize, is_last: bool },
+    /// Bytes that nobody wants.
+    Skip { left: usize },
+}
+
+/// A connection to an export. Dropping it takes leave of the server.
+pub struct NbdQueue {
+    socket: Socket,
+    lease: Lease,
+    traits: Traits,
+    replies: Replies,
+    outbox: Outbox,
+    inbox: Inbox,
+    wakeup: Wakeup,
+    operations: Box<[Operation]>,
+    due: Due,
+    /// Answered, but not sent to the end yet.
+    held: Vec<u32>,
+    /// What [`Queue::reap`] hands over.
+    ended: Vec<(u32, IoResult)>,
+    /// The server said that it is about to go: it gets no more requests.
+    is_closing: bool,
+    /// Why the connection is lost.
+    lost: Option<Box<str>>,
+}
+
+// SAFETY: the pointers in it belong to requests, whose memory any thread may use, and to buffers of its own.
+unsafe impl Send for NbdQueue {}
+
+impl NbdQueue {
+    pub(super) fn new(socket: Socket, lease: Lease) -> io::Result<NbdQueue> {
+        let session = lease.session();
+        let (depth, facts) = (session.queue_depth(), *session.facts());
+        Ok(NbdQueue {
+            socket,
+            traits: Traits::new(&facts),
+            replies: facts.replies,
+            outbox: Outbox::new(depth),
+            inbox: Inbox::new(),
+            wakeup: Wakeup::new()?,
+            operations: (0..depth).map(|_| Operation::idle()).collect(),
+            due: Due::Front,
+            held: Vec::with_capacity(depth as usize),
+            ended: Vec::with_capacity(depth as usize),
+            is_closing: false,
+            lost: None,
+            lease,
+        })
+    }
+
+    /// The session it belongs to.
+    pub fn session(&self) -> &Arc<Session> {
+        self.lease.session()
+    }
+
+    /// Why the connection is lost, if it is: every request ends with [`IoError::DeviceGone`].
+    pub fn lost(&self) -> Option<&str> {
+        self.lost.as_deref()
+    }
+
+    fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Puts the next part of a slot's request into the outbox.
+    #[inline]
+    fn issue(&mut self, slot: u32) {
+        let operation = &mut self.operations[slot as usize];
+        let generation = operation.begin_part(&self.traits);
+        let cookie = u64::from(generation) << 32 | u64::from(slot);
+        let header = Header {
+            command: operation.command,
+            flags: operation.flags,
+            cookie,
+            offset: operation.offset,
+            len: operation.part,
+        };
+        let replies = self.replies;
+        self.outbox.push_header(|to| header.encode(replies, to));
+        if operation.command == Command::Write {
+            if operation.writes_zeroes {
+                let mut left = operation.part as usize;
+                while left > 0 {
+                    let len = left.min(ZEROES.len());
+                    // Only ever read: it is sent.
+                    self.outbox.push(Segment { base: ZEROES.as_ptr().cast_mut(), len });
+                    left -= len;
+                }
+            } else {
+                operation.data.part(0, operation.part as usize).iter().for_each(|s| self.outbox.push(s));
+            }
+        }
+        operation.sent_at = self.outbox.queued();
+    }
+
+    /// The last reply to a slot's part has come.
+    #[inline]
+    fn answered(&mut self, slot: u32) -> Result<(), Violation> {
+        let operation = &mut self.operations[slot as usize];
+        operation.answer()?;
+        if self.outbox.sent() < operation.sent_at {
+            self.held.push(slot);
+        } else {
+            self.conclude(slot);
+        }
+        Ok(())
+    }
+
+    /// Goes on with a slot whose part was sent and answered.
+    #[inline]
+    fn conclude(&mut self, slot: u32) {
+        match self.operations[slot as usize].conclude(&mut self.traits) {
+            Next::Issue => self.issue(slot),
+            Next::End(result) => self.end(slot, result),
+        }
+    }
+
+    #[inline]
+    fn end(&mut self, slot: u32, result: IoResult) {
+        self.operations[slot as usize].is_busy = false;
+        self.ended.push((slot, result));
+    }
+
+    #[cold]
+    fn conclude_held(&mut self) {
+        let mut i = 0;
+        while let Some(slot) = self.held.get(i).copied() {
+            if self.outbox.sent() < self.operations[slot as usize].sent_at {
+                i += 1;
+            } else {
+                self.held.swap_remove(i);
+                self.conclude(slot);
+            }
+        }
+    }
+
+    /// Sends what the socket takes.
+    #[inline]
+    fn send(&mut self) {
+        while !self.outbox.is_empty() {
+            let before = self.outbox.sent();
+            if let Err(error) = self.outbox.send(self.fd()) {
+                // What the server did before it went is done.
+                let _ = self.receive();
+                self.break_off(&error);
+                return;
+            }
+            if !self.held.is_empty() {
+                self.conclude_held();
+            }
+            if self.outbox.sent() == before {
+                return;
+            }
+        }
+    }
+
+    /// Takes in what the socket has.
+    fn receive(&mut self) -> Result<(), Lost> {
+        for _ in 0..MAX_RECEIVES {
+            let data = match self.due {
+                Due::Data { slot, at, left, .. } => self.operations[slot as usize].data.part(at, left),
+                Due::Front | Due::Skip { .. } => Data::none(),
+            };
+            let Some(received) = self.inbox.receive(self.socket.as_raw_fd(), data)? else { return Ok(()) };
+            if received.direct > 0 {
+                self.advance(received.direct)?;
+            }
+            self.digest()?;
+            if received.is_drained {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses what the inbox holds, as far as it goes.
+    fn digest(&mut self) -> Result<(), Violation> {
+        loop {
+            let unread = self.inbox.unread();
+            let used = match self.due {
+                Due::Front => match decode(unread, self.replies)? {
+                    Some((front, len)) => {
+                        self.inbox.consume(len);
+                        self.accept(front)?;
+                        continue;
+                    }
+                    None => return Ok(()),
+                },
+                Due::Data { slot, at, left, .. } => {
+                    let len = left.min(unread.len());
+                    self.operations[slot as usize].data.part(at, len).copy_from(&unread[..len])
+                }
+                Due::Skip { left } => left.min(unread.len()),
+            };
+            if used == 0 {
+                return Ok(());
+            }
+            self.inbox.consume(used);
+            self.advance(used)?;
+        }
+    }
+
+    /// `len` bytes of what was due have come.
+    fn advance(&mut self, len: usize) -> Result<(), Violation> {
+        self.due = match self.due {
+            Due::Data { slot, left, is_last, .. } if left == len => {
+                self.due = Due::Front;
+                return if is_last { self.answered(slot) } else { Ok(()) };
+            }
+            Due::Data { slot, at, left, is_last } => {
+                Due::Data { slot, at: at + len, left: left - len, is_last }
+            }
+            Due::Skip { left } if left > len => Due::Skip { left: left - len },
+            Due::Skip { .. } | Due::Front => Due::Front,
+        };
+        Ok(())
+    }
+
+    /// Acts on the front of a reply.
+    #[inline]
+    fn accept(&mut self, front: Front) -> Result<(), Violation> {
+        let slot = self.slot_of(front.cookie)?;
+        let operation = &mut self.operations[slot as usize];
+        if front.request_offset.is_some_and(|offset| offset != operation.offset) {
+            return Err(Violation::Mismatch);
+        }
+        let is_read = operation.command == Command::Read;
+        match front.content {
+            Content::Simple { .. } if is_read && self.replies != Replies::Simple => {
+                return Err(Violation::Mismatch);
+            }
+            Content::Data { .. } | Content::Hole { .. } if !is_read => return Err(Violation::Mismatch),
+            Content::Simple { error: 0 } if is_read => {
+                let left = operation.expect_all()?;
+                self.inbox.expect(left);
+                self.due = Due::Data { slot, at: 0, left, is_last: true };
+                return Ok(());
+            }
+            Content::Data { offset, len } => {
+                let at = operation.cover(offset, len)?;
+                let left = len as usize;
+                self.inbox.expect(left);
+                self.due = Due::Data { slot, at, left, is_last: front.is_last };
+                return Ok(());
+            }
+            Content::Hole { offset, len } => {
+                let at = operation.cover(offset, len)?;
+                operation.data.part(at, len as usize).fill(0);
+            }
+            Content::Simple { error } => self.failed(slot, error),
+            Content::Error { error, rest } => {
+                self.failed(slot, error);
+                self.due = if rest > 0 { Due::Skip { left: rest as usize } } else { Due::Front };
+            }
+            Content::Nothing => {}
+        }
+        if !is_read {
+            self.inbox.expect(0);
+        }
+        if front.is_last { self.answered(slot) } else { Ok(()) }
+    }
+
+    /// Remembers a slot's first error.
+    #[inline]
+    fn failed(&mut self, slot: u32, error: u32) {
+        let operation = &mut self.operations[slot as usize];
+        if operation.error == 0 {
+            operation.error = error;
+        }
+        self.is_closing |= error == ESHUTDOWN;
+    }
+
+    #[inline]
+    fn slot_of(&self, cookie: u64) -> Result<u32, Violation> {
+        let (slot, generation) = (cookie as u32, (cookie >> 32) as u32);
+        match self.operations.get(slot as usize) {
+            Some(operation) if operation.awaits(generation) => Ok(slot),
+            _ => Err(Violation::Cookie(cookie)),
+        }
+    }
+
+    /// Ends the connection and everything in flight: the server is gone, or not to be trusted.
+    #[cold]
+    fn break_off(&mut self, why: &dyn std::fmt::Display) {
+        if self.lost.is_some() {
+            return;
+        }
+        tracing::error!(device = %self.session().name(), %why, "the connection is lost");
+        self.lost = Some(why.to_string().into());
+        // Fails only when the other side has done it already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.outbox.clear();
+        self.held.clear();
+        for slot in 0..self.operations.len() as u32 {
+            if self.operations[slot as usize].is_busy {
+                self.end(slot, Err(IoError::DeviceGone));
+            }
+        }
+    }
+}
+
+impl Queue for NbdQueue {
+    fn depth(&self) -> u32 {
+        self.operations.len() as u32
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
+        if self.lost.is_some() || self.is_closing {
+            return Err(IoError::DeviceGone);
+        }
+        if (req.len == 0 && req.op != Op::Flush) || (req.op == Op::Flush && !self.traits.has_flush) {
+            self.ended.push((slot, Ok(())));
+            return Ok(());
+        }
+        // SAFETY: by the contract of this function.
+        unsafe { self.operations[slot as usize].begin(req, offset, &self.traits)? };
+        self.issue(slot);
+        Ok(())
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        self.send();
+    }
+
+    #[inline]
+    fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+        if self.lost.is_none() {
+            self.send();
+            if let Err(why) = self.receive() {
+                self.break_off(&why);
+            }
+            self.send();
+        }
+        let count = self.ended.len();
+        for (slot, result) in self.ended.drain(..) {
+            done(slot, result);
+        }
+        count
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.wakeup.event_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.ended.is_empty() || self.lost.is_some() {
+            return self.ended.is_empty();
+        }
+        let wants_room = !self.outbox.is_empty();
+        self.wakeup.arm(self.socket.as_raw_fd(), wants_room)
+    }
+
+    fn disarm(&mut self) {
+        self.wakeup.disarm();
+    }
+}
+
+impl DirectQueue for NbdQueue {
+    /// Sleeps on the socket itself, which costs one system call less than its eventfd.
+    fn wait(
+        &mut self,
+        _at_least: u32,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()> {
+        self.kick();
+        if !self.ended.is_empty() {
+            return Ok(());
+        }
+        let room = if self.outbox.is_empty() { 0 } else { libc::POLLOUT };
+        poll_events(self.fd(), libc::POLLIN | room, timeout, signal_mask)
+    }
+
+    unsafe fn push_zone(&mut self, _slot: u32, _req: ZoneRequest) -> IoResult {
+        Err(IoError::Unsupported)
+    }
+}
+
+impl Drop for NbdQueue {
+    fn drop(&mut self) {
+        if self.lost.is_none() && self.outbox.is_empty() {
+            let header = Header { command: Command::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0 };
+            let replies = self.replies;
+            self.outbox.push_header(|to| header.encode(replies, to));
+            // Leave is taken as well as it goes; the server sees the end of the connection in any case.
+            let _ = self.outbox.send(self.fd());
+        }
+        // The wakeup's ring lets go of the socket some time later; the server should know now.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// Why a connection is lost.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl From<io::Error> for Lost {
+    fn from(error: io::Error) -> Lost {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Lost::Violation(Violation::Closed),
+            _ => Lost::Io(error),
+        }
+    }
+}

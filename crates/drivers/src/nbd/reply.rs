@@ -1,0 +1,343 @@
+//! The front of a reply: everything but data and error texts. Pure, so that a fuzzer can play the server.
+//!
+//! Source: the NBD protocol, "Simple reply message", "Structured reply chunk message", "Structured reply types";
+//! its extension "extended headers".
+
+use super::wire::Replies;
+
+const SIMPLE_MAGIC: u32 = 0x6744_6698;
+const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
+const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
+
+const FLAG_DONE: u16 = 1;
+
+const TYPE_NONE: u16 = 0;
+const TYPE_DATA: u16 = 1;
+const TYPE_HOLE: u16 = 2;
+const TYPE_ERROR: u16 = 0x8001;
+const TYPE_ERROR_OFFSET: u16 = 0x8002;
+const IS_ERROR: u16 = 0x8000;
+
+/// Longest front of a reply: an extended header and a hole.
+pub const MAX_FRONT: usize = 32 + 12;
+/// Longest text of an error, by the protocol.
+const MAX_TEXT: u32 = 4096;
+/// Most bytes that an error may carry beside its text. Known ones have 8.
+const MAX_ERROR_FIELDS: u32 = 4096;
+
+/// What a reply, or one part of it, says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Front {
+    /// Which request it answers.
+    pub cookie: u64,
+    /// Whether it is the last of its request.
+    pub is_last: bool,
+    /// The offset of the request, which extended headers repeat.
+    pub request_offset: Option<u64>,
+    /// What it brings.
+    pub content: Content,
+}
+
+/// What a reply, or one part of it, brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A simple reply. For a read without error the data follows, as long as it was asked for.
+    Simple {
+        /// 0, or what went wrong.
+        error: u32,
+    },
+    /// Nothing more.
+    Nothing,
+    /// `len` bytes of data follow.
+    Data {
+        /// Where they lie on the export.
+        offset: u64,
+        /// How many; not 0.
+        len: u32,
+    },
+    /// Zeroes, which do not follow.
+    Hole {
+        /// Where they lie on the export.
+        offset: u64,
+        /// How many; not 0.
+        len: u32,
+    },
+    /// The request fails. `rest` bytes for people follow.
+    Error {
+        /// What went wrong; not 0.
+        error: u32,
+        /// Text and fields to be skipped.
+        rest: u32,
+    },
+}
+
+/// How the server broke the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// No reply starts like this.
+    #[error("a reply starts with {0:#010x}")]
+    Magic(u32),
+    /// A part of an unknown type.
+    #[error("a reply has a part of type {0:#06x}")]
+    Type(u16),
+    /// A part whose length is not that of its type.
+    #[error("a part of type {kind:#06x} is {len} bytes long")]
+    Length {
+        /// Its type.
+        kind: u16,
+        /// Its length.
+        len: u64,
+    },
+    /// An error that says nothing went wrong, or whose text is longer than itself.
+    #[error("an error is malformed: number {error}, text of {text} bytes")]
+    Error {
+        /// Its number.
+        error: u32,
+        /// How long its text says it is.
+        text: u16,
+    },
+    /// An empty part that is not the last.
+    #[error("an empty part is not the last of its reply")]
+    EmptyNotLast,
+    /// Nobody asked.
+    #[error("a reply to nothing: cookie {0:#x}")]
+    Cookie(u64),
+    /// The form of the reply does not fit its request.
+    #[error("a reply does not fit its request")]
+    Mismatch,
+    /// Data outside of what was asked for.
+    #[error("a reply of {len} bytes at {offset} lies outside its request")]
+    Outside {
+        /// Where.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// The same data twice.
+    #[error("a reply brings {len} bytes at {offset} again")]
+    Overlap {
+        /// Where.
+        offset: u64,
+        /// How many.
+        len: u64,
+    },
+    /// A read that ended before all of its data was there.
+    #[error("a reply ends before all of its data has come")]
+    Incomplete,
+    /// More parts than anybody needs.
+    #[error("a reply comes in too many pieces")]
+    Scattered,
+    /// The connection ended.
+    #[error("the server closed the connection")]
+    Closed,
+}
+
+/// Reads the front of a reply from the start of `bytes`: it and its length, or `None` when there is more to come.
+/// Of a [`Replies::Structured`] server simple replies are taken as well; whoever knows the request judges.
+///
+/// # Errors
+/// When no more bytes can make it a reply.
+#[inline]
+pub fn decode(bytes: &[u8], replies: Replies) -> Result<Option<(Front, usize)>, Violation> {
+    let Some(magic) = be32(bytes, 0) else { return Ok(None) };
+    match (magic, replies) {
+        (SIMPLE_MAGIC, Replies::Simple | Replies::Structured) => Ok(simple(bytes)),
+        (STRUCTURED_MAGIC, Replies::Structured) => {
+            let Some(len) = be32(bytes, 16) else { return Ok(None) };
+            part(bytes, None, len.into(), 20)
+        }
+        (EXTENDED_MAGIC, Replies::Extended) => {
+            let (Some(offset), Some(len)) = (be64(bytes, 16), be64(bytes, 24)) else { return Ok(None) };
+            part(bytes, Some(offset), len, 32)
+        }
+        _ => Err(Violation::Magic(magic)),
+    }
+}
+
+fn simple(bytes: &[u8]) -> Option<(Front, usize)> {
+    let (error, cookie) = (be32(bytes, 4)?, be64(bytes, 8)?);
+    let content = Content::Simple { error };
+    Some((Front { cookie, is_last: true, request_offset: None, content }, 16))
+}
+
+/// A part of a reply, whose header is `at` bytes long and whose payload is `len`.
+#[inline]
+fn part(
+    bytes: &[u8],
+    request_offset: Option<u64>,
+    len: u64,
+    at: usize,
+) -> Result<Option<(Front, usize)>, Violation> {
+    let (Some(flags), Some(kind), Some(cookie)) = (be16(bytes, 4), be16(bytes, 6), be64(bytes, 8)) else {
+        return Ok(None);
+    };
+    let wrong = Violation::Length { kind, len };
+    let Ok(len) = u32::try_from(len) else { return Err(wrong) };
+    let is_last = flags & FLAG_DONE != 0;
+    let (content, fields) = match kind {
+        TYPE_NONE if len != 0 => return Err(wrong),
+        TYPE_NONE if !is_last => return Err(Violation::EmptyNotLast),
+        TYPE_NONE => (Content::Nothing, 0),
+        TYPE_DATA if len < 9 => return Err(wrong),
+        TYPE_DATA => {
+            let Some(offset) = be64(bytes, at) else { return Ok(None) };
+            (Content::Data { offset, len: len - 8 }, 8)
+        }
+        TYPE_HOLE if len != 12 => return Err(wrong),
+        TYPE_HOLE => {
+            let (Some(offset), Some(hole)) = (be64(bytes, at), be32(bytes, at + 8)) else { return Ok(None) };
+            if hole == 0 {
+                return Err(Violation::Length { kind, len: 0 });
+            }
+            (Content::Hole { offset, len: hole }, 12)
+        }
+        _ if kind & IS_ERROR == 0 => return Err(Violation::Type(kind)),
+        _ => {
+            let least = if kind == TYPE_ERROR_OFFSET { 14 } else { 6 };
+            if len < least || len > least + MAX_TEXT + MAX_ERROR_FIELDS {
+                return Err(wrong);
+            }
+            let (Some(error), Some(text)) = (be32(bytes, at), be16(bytes, at + 4)) else { return Ok(None) };
+            let is_known = matches!(kind, TYPE_ERROR | TYPE_ERROR_OFFSET);
+            if error == 0 || u32::from(text) > len - least || (is_known && u32::from(text) > MAX_TEXT) {
+                return Err(Violation::Error { error, text });
+            }
+            (Content::Error { error, rest: len - 6 }, 6)
+        }
+    };
+    Ok(Some((Front { cookie, is_last, request_offset, content }, at + fields)))
+}
+
+#[inline]
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+#[inline]
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    array(bytes, at).map(u16::from_be_bytes)
+}
+
+#[inline]
+fn be32(bytes: &[u8], at: usize) -> Option<u32> {
+    array(bytes, at).map(u32::from_be_bytes)
+}
+
+#[inline]
+fn be64(bytes: &[u8], at: usize) -> Option<u64> {
+    array(bytes, at).map(u64::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn structured(flags: u16, kind: u16, len: u32, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = STRUCTURED_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(7u64.to_be_bytes());
+        bytes.extend(len.to_be_bytes());
+        bytes.extend(payload);
+        bytes
+    }
+
+    fn extended(flags: u16, kind: u16, len: u64, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = EXTENDED_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(7u64.to_be_bytes());
+        bytes.extend(4096u64.to_be_bytes());
+        bytes.extend(len.to_be_bytes());
+        bytes.extend(payload);
+        bytes
+    }
+
+    fn at(offset: u64, tail: &[u8]) -> Vec<u8> {
+        [&offset.to_be_bytes(), tail].concat()
+    }
+
+    #[test]
+    fn every_form_is_read_whole_and_waits_for_its_last_byte() {
+        let simple = [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5][..], &7u64.to_be_bytes()].concat();
+        let cases = [
+            (Replies::Simple, simple.clone(), Content::Simple { error: 5 }, true),
+            (Replies::Structured, simple, Content::Simple { error: 5 }, true),
+            (Replies::Structured, structured(1, 0, 0, &[]), Content::Nothing, true),
+            (
+                Replies::Structured,
+                structured(0, 1, 520, &at(512, &[])),
+                Content::Data { offset: 512, len: 512 },
+                false,
+            ),
+            (
+                Replies::Extended,
+                extended(1, 2, 12, &at(512, &[0, 1, 0, 0])),
+                Content::Hole { offset: 512, len: 65536 },
+                true,
+            ),
+            (
+                Replies::Structured,
+                structured(1, 0x8001, 9, &[0, 0, 0, 5, 0, 3]),
+                Content::Error { error: 5, rest: 3 },
+                true,
+            ),
+            (
+                Replies::Structured,
+                structured(0, 0x8002, 14, &[0, 0, 0, 5, 0, 0]),
+                Content::Error { error: 5, rest: 8 },
+                false,
+            ),
+            (
+                Replies::Structured,
+                structured(1, 0x9999, 6, &[0, 0, 0, 99, 0, 0]),
+                Content::Error { error: 99, rest: 0 },
+                true,
+            ),
+        ];
+        for (replies, bytes, content, is_last) in cases {
+            for len in 0..bytes.len() {
+                assert_eq!(decode(&bytes[..len], replies), Ok(None), "{len} bytes of {content:?}");
+            }
+            let request_offset = (replies == Replies::Extended).then_some(4096);
+            let front = Front { cookie: 7, is_last, request_offset, content };
+            assert!(bytes.len() <= MAX_FRONT);
+            let more = [&bytes[..], &[1, 2, 3]].concat();
+            assert_eq!(decode(&more, replies), Ok(Some((front, bytes.len()))));
+        }
+    }
+
+    #[test]
+    fn what_no_server_may_say_is_refused() {
+        let simple = [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0];
+        let refused = |bytes: &[u8], replies| decode(bytes, replies).unwrap_err();
+        assert_eq!(refused(&simple, Replies::Extended), Violation::Magic(SIMPLE_MAGIC));
+        assert_eq!(refused(&structured(1, 0, 0, &[]), Replies::Simple), Violation::Magic(STRUCTURED_MAGIC));
+        assert_eq!(refused(&[0; 4], Replies::Structured), Violation::Magic(0));
+        assert_eq!(refused(&structured(0, 0, 0, &[]), Replies::Structured), Violation::EmptyNotLast);
+        assert_eq!(refused(&structured(1, 7, 0, &[]), Replies::Structured), Violation::Type(7));
+        for (kind, len) in [
+            (0, 1),
+            (1, 8),
+            (1, 0),
+            (2, 11),
+            (2, 13),
+            (0x8001, 5),
+            (0x8002, 13),
+            (0x8003, 5),
+            (0x8001, u32::MAX),
+        ] {
+            let wrong = Violation::Length { kind, len: len.into() };
+            assert_eq!(refused(&structured(1, kind, len, &[]), Replies::Structured), wrong);
+        }
+        let wrong = Violation::Length { kind: 1, len: 1 << 32 };
+        assert_eq!(refused(&extended(1, 1, 1 << 32, &[]), Replies::Extended), wrong);
+        let empty_hole = structured(1, 2, 12, &at(0, &[0; 4]));
+        assert_eq!(refused(&empty_hole, Replies::Structured), Violation::Length { kind: 2, len: 0 });
+        for (number, text) in [(0u8, 0u8), (5, 4)] {
+            let bytes = structured(1, 0x8001, 9, &[0, 0, 0, number, 0, text]);
+            let wrong = Violation::Error { error: number.into(), text: text.into() };
+            assert_eq!(refused(&bytes, Replies::Structured), wrong);
+        }
+    }
+}

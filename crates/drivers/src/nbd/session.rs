@@ -1,0 +1,181 @@
+//! An export that was opened: what it promises, and its connections, one a queue.
+
+use super::connect::{Cancel, Patience, Stream};
+use super::error::OpenError;
+use super::handshake::{Facts, negotiate};
+use super::options::{MAX_CONNECTIONS, Options};
+use super::queue::NbdQueue;
+use block::Limits;
+use socket2::Socket;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a physical block is at most: a preferred size beyond it (a cluster, a stripe) is a wish, not a sector.
+const MAX_PHYSICAL_BLOCK: u32 = 4096;
+/// Longest range of a discard or of zeroes. Parts of it go to the server one after the other.
+const MAX_RANGE: u64 = 1 << 40;
+/// Longest read or write; longer than any payload, so parts of it go one after the other, too.
+const MAX_TRANSFER: u32 = 1 << 30;
+
+/// An open export. Connections are made and given back as queues come and go; the first is there from the start.
+#[derive(Debug)]
+pub struct Session {
+    name: String,
+    options: Options,
+    facts: Facts,
+    limits: Limits,
+    connections: Mutex<Connections>,
+}
+
+#[derive(Debug)]
+struct Connections {
+    /// The first connection, until a queue takes it.
+    spare: Option<Socket>,
+    in_use: u32,
+}
+
+impl Session {
+    /// Connects and agrees with the server. Blocks for at most the options' timeout.
+    ///
+    /// # Errors
+    /// When there is no server, no such export, or `cancel` was called.
+    pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
+        options.check().map_err(OpenError::Options)?;
+        let (socket, facts) = connect(options, cancel)?;
+        if options.connections > 1 && !facts.can_multi_conn() {
+            return Err(OpenError::Export(format!(
+                "{} connections are wanted, but the server does not say that more than one is safe (CAN_MULTI_CONN)",
+                options.connections
+            )));
+        }
+        let limits = limits(&facts, options)?;
+        let name = options.name();
+        tracing::info!(device = %name, size = facts.size, replies = ?facts.replies, flags = facts.flags, "connected");
+        let connections = Mutex::new(Connections { spare: Some(socket), in_use: 0 });
+        Ok(Arc::new(Session { name, options: options.clone(), facts, limits, connections }))
+    }
+
+    /// Name for people: the export as a URI.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the server said about the export.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// What the export promises as a device.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Requests in flight on each queue.
+    pub fn queue_depth(&self) -> u32 {
+        self.options.queue_depth
+    }
+
+    /// How many queues there can be at a time.
+    pub fn max_queues(&self) -> u32 {
+        match self.options.connections {
+            _ if !self.facts.can_multi_conn() => 1,
+            0 => MAX_CONNECTIONS,
+            connections => connections,
+        }
+    }
+
+    /// A queue on a connection of its own. All but the first one connect for it, which blocks as
+    /// [`Session::open`] does.
+    ///
+    /// # Errors
+    /// As [`Session::open`]; when all connections are in use; when the export is not the same any more.
+    pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
+        let lease = Lease::take(self)?;
+        let spare = self.lock().spare.take().filter(is_alive);
+        let socket = match spare {
+            Some(socket) => socket,
+            None => {
+                let (socket, facts) = connect(&self.options, cancel)?;
+                if facts != self.facts {
+                    let message = format!("it has changed from {:?} to {facts:?}", self.facts);
+                    return Err(OpenError::Export(message));
+                }
+                socket
+            }
+        };
+        NbdQueue::new(socket, lease).map_err(OpenError::System)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to a connection; comes back when dropped.
+#[derive(Debug)]
+pub(super) struct Lease {
+    session: Arc<Session>,
+}
+
+impl Lease {
+    fn take(session: &Arc<Session>) -> Result<Lease, OpenError> {
+        let (mut connections, most) = (session.lock(), session.max_queues());
+        if connections.in_use >= most {
+            return Err(OpenError::AllInUse(most));
+        }
+        connections.in_use += 1;
+        Ok(Lease { session: session.clone() })
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.session.lock().in_use -= 1;
+    }
+}
+
+fn connect(options: &Options, cancel: &Cancel) -> Result<(Socket, Facts), OpenError> {
+    let patience = Patience::new(options.timeout_ms, cancel);
+    let mut stream = Stream::connect(&options.address, &patience)?;
+    let facts = negotiate(&mut stream, &options.export, options.replies)?;
+    Ok((stream.into_socket(), facts))
+}
+
+/// Whether a connection on which nothing is due is still there.
+fn is_alive(socket: &Socket) -> bool {
+    let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
+    peeked.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {
+    let block = facts.min_block;
+    let capacity = facts.size & !(u64::from(block) - 1);
+    if capacity == 0 {
+        return Err(OpenError::Export(format!(
+            "its {} bytes are less than one block of {block}",
+            facts.size
+        )));
+    }
+    let physical = facts.preferred_block.min(MAX_PHYSICAL_BLOCK).max(block);
+    let is_read_only = facts.is_read_only() || options.read_only;
+    Ok(Limits {
+        block_size: block,
+        physical_block_size: physical,
+        optimal_io_size: if facts.preferred_block > physical { facts.preferred_block } else { 0 },
+        memory_alignment: 1,
+        max_transfer: MAX_TRANSFER & !(block - 1),
+        max_segments: 1024,
+        max_discard: if facts.has_trim() { MAX_RANGE } else { 0 },
+        discard_alignment: physical,
+        max_write_zeroes: MAX_RANGE,
+        read_only: is_read_only,
+        volatile_cache: facts.has_flush() && !is_read_only,
+        native_fua: facts.has_fua(),
+        rotational: facts.is_rotational(),
+        ..Limits::new(capacity)
+    })
+}

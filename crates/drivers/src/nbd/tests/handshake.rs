@@ -1,0 +1,229 @@
+//! Servers that cannot be used, and why.
+
+use super::*;
+use server::SIZE;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+
+fn refusal(options: &Options) -> OpenError {
+    Session::open(options, &Cancel::never()).expect_err("an error")
+}
+
+/// What opening says when the server does this.
+fn when(serve: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
+    let mut server = Server::raw(|mut client| {
+        serve(&mut client);
+        client.linger();
+    });
+    (server.options.export, server.options.replies) = ("disk".into(), Replies::Simple);
+    refusal(&server.options)
+}
+
+/// As [`when`], from the answer to `NBD_OPT_GO` on.
+fn when_asked(answer: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
+    when(|client| {
+        client.greet(3);
+        let (option, data) = client.option();
+        assert_eq!((option, &data[..]), (7, &b"\0\0\0\x04disk\0\x01\0\x03"[..]));
+        answer(client);
+    })
+}
+
+#[test]
+fn a_greeting_that_is_none_is_refused() {
+    let error = when(|client| client.send(b"SSH-2.0-OpenSSH_9.2 "));
+    assert!(matches!(&error, OpenError::Protocol(why) if why.contains("greets with")), "{error}");
+    let error = when(|client| client.send(b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53"));
+    assert!(error.to_string().contains("before 2009"), "{error}");
+    assert_eq!(error.errno(), libc::EPROTO);
+}
+
+#[test]
+fn a_server_that_says_no_is_quoted() {
+    let error = when_asked(|client| client.answer(7, 1 << 31 | 5, b"use TLS\x1b[2J"));
+    assert!(matches!(error, OpenError::TlsRequired(_)), "{error}");
+    assert!(error.to_string().ends_with(r"demands TLS, which this client does not have (use TLS\u{1b}[2J)"));
+    assert_eq!(error.errno(), libc::EPROTONOSUPPORT);
+    let error = when_asked(|client| client.answer(7, 1 << 31 | 6, &[]));
+    assert_eq!(error.to_string(), "the server has no export \"disk\"");
+    assert_eq!(error.errno(), libc::ENOENT);
+    let error = when_asked(|client| client.answer(7, 1 << 31 | 2, b"not you"));
+    assert_eq!(error.to_string(), "the server refuses NBD_OPT_GO with error 0x80000002 (not you)");
+    assert_eq!(error.errno(), libc::EACCES);
+}
+
+#[test]
+fn tls_may_be_demanded_from_the_first_option_on() {
+    let server = Server::raw(|mut client| {
+        client.greet(3);
+        assert_eq!(client.option().0, 11);
+        client.answer(11, 1 << 31 | 5, &[]);
+    });
+    assert!(matches!(refusal(&server.options), OpenError::TlsRequired(_)));
+}
+
+#[test]
+fn nonsense_about_the_export_is_refused() {
+    let protocol = |error: OpenError, why: &str| {
+        assert!(matches!(&error, OpenError::Protocol(text) if text.contains(why)), "{error}");
+    };
+    protocol(when_asked(|client| client.answer(7, 1, &[])), "nothing about the export");
+    protocol(when_asked(|client| client.answer(6, 1, &[])), "to option 6");
+    protocol(when_asked(|client| client.answer(7, 2, &[])), "answers NBD_OPT_GO with 0x2");
+    protocol(when_asked(|client| client.answer(7, 3, &[0, 0, 1])), "information 0 has 3 bytes");
+    protocol(when_asked(|client| client.answer(7, 3, &vec![9; 20000])), "with 20000 bytes");
+    protocol(
+        when_asked(|client| (0..100).for_each(|_| client.answer(7, 3, &[0, 1, b'x']))),
+        "does not come to an end",
+    );
+    for blocks in
+        [[0, 512, 512], [3, 512, 512], [1 << 17, 1 << 17, 1 << 20], [512, 256, 512], [512, 4096, 256]]
+    {
+        let error = when_asked(move |client| {
+            client.about_export(SIZE, 1);
+            client.about_blocks(blocks);
+            client.answer(7, 1, &[]);
+        });
+        protocol(error, "block sizes make no sense");
+    }
+    let error = when_asked(|client| {
+        client.about_export(300, 1);
+        client.answer(7, 1, &[]);
+    });
+    assert!(matches!(&error, OpenError::Export(why) if why.contains("300 bytes")), "{error}");
+}
+
+#[test]
+fn a_server_that_hangs_up_is_an_error() {
+    for bytes in [0, 5, 16, 18] {
+        let server = Server::raw(move |mut client| client.send(&b"NBDMAGICIHAVEOPT\0\x03"[..bytes]));
+        let error = refusal(&server.options);
+        assert!(matches!(error, OpenError::Io(_)), "{error}");
+    }
+}
+
+#[test]
+fn an_old_server_is_asked_by_name() {
+    // With and without the padding; a server that knows options, but not this one.
+    for (flags, is_fixed) in [(0, false), (2, false), (3, true), (1, true)] {
+        let mut server = Server::raw(move |mut client| {
+            assert_eq!(client.greet(flags), u32::from(flags));
+            if is_fixed {
+                for _ in 0..3 {
+                    let (option, _) = client.option();
+                    client.answer(option, 1 << 31 | 1, &[]);
+                }
+            }
+            assert_eq!(client.option(), (1, b"old".to_vec()));
+            client.send(&[&SIZE.to_be_bytes()[..], &ALL_FLAGS.to_be_bytes()].concat());
+            if flags & 2 == 0 {
+                client.send(&[0; 124]);
+            }
+            serve(&mut client, 1);
+        });
+        server.options.export = "old".into();
+        let session = Session::open(&server.options, &Cancel::never()).unwrap();
+        let facts = session.facts();
+        assert_eq!((facts.replies, facts.size, facts.min_block), (Replies::Simple, SIZE, 512));
+        let mut queue = session.start_queue(&Cancel::never()).unwrap();
+        let mut memory = vec![0; 512];
+        let list = segment(&mut memory);
+        assert_eq!(push(&mut queue, 0, &Request::read(data(&list)), 0), Ok(()));
+        assert_eq!(ends(&mut queue, 1), [(0, Ok(()))]);
+        assert!(memory.iter().all(|byte| *byte == 7));
+    }
+    let server = Server::raw(|mut client| {
+        client.greet(0);
+        client.option();
+    });
+    assert!(matches!(refusal(&server.options), OpenError::NoExport { .. }));
+}
+
+#[test]
+fn a_silent_server_costs_no_more_than_the_timeout() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let mut options = Options::new(Address::Unix(path));
+    options.timeout_ms = 100;
+    let start = Instant::now();
+    let error = refusal(&options);
+    assert!(matches!(error, OpenError::TimedOut(100)), "{error}");
+    assert_eq!(error.errno(), libc::ETIMEDOUT);
+    assert!(start.elapsed() >= Duration::from_millis(100) && start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn another_thread_ends_an_attempt_in_every_phase() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    // Silent servers; the line of the last one gets full, so that not even the connection comes about.
+    let mut crowd = Vec::new();
+    for is_crowded in [false, true] {
+        for address in [Address::Unix(path.clone()), Address::Tcp { host: "127.0.0.1".into(), port }] {
+            let options = Options { timeout_ms: 60_000, ..Options::new(address) };
+            let cancel = Cancel::new().unwrap();
+            let other = cancel.clone();
+            let start = Instant::now();
+            let attempt = std::thread::spawn(move || Session::open(&options, &other).err().unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!attempt.is_finished(), "crowded: {is_crowded}");
+            cancel.cancel();
+            let error = attempt.join().unwrap();
+            assert!(matches!(error, OpenError::Cancelled), "{error}");
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+        fill(&path, &mut crowd);
+    }
+    drop(listener);
+    // What was cancelled before it started does not start.
+    let cancel = Cancel::new().unwrap();
+    cancel.cancel();
+    let server =
+        Server::raw(|mut client| drop(client.stream.set_nonblocking(true).map(|()| client.greet(3))));
+    let options = server.options.clone();
+    std::mem::forget(server);
+    assert!(matches!(Session::open(&options, &cancel), Err(OpenError::Cancelled)));
+}
+
+/// Connects until nobody else can.
+fn fill(path: &std::path::Path, crowd: &mut Vec<socket2::Socket>) {
+    loop {
+        let kind = socket2::Type::STREAM.nonblocking();
+        let socket = socket2::Socket::new(socket2::Domain::UNIX, kind, None).unwrap();
+        if socket.connect(&socket2::SockAddr::unix(path).unwrap()).is_err() {
+            return;
+        }
+        crowd.push(socket);
+    }
+}
+
+#[test]
+fn nobody_there_is_an_error_that_names_the_address() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let cases = [
+        (Address::Unix("/nonexistent/socket".into()), "/nonexistent/socket: No such file", libc::ENOENT),
+        (Address::Unix("/x".repeat(100).into()), "path", 0),
+        (Address::Tcp { host: "127.0.0.1".into(), port }, "127.0.0.1:", libc::ECONNREFUSED),
+        (Address::Tcp { host: "no.such.host.invalid".into(), port: 1 }, "no.such.host.invalid:1", 0),
+    ];
+    for (address, why, errno) in cases {
+        let error = refusal(&Options::new(address));
+        assert!(matches!(error, OpenError::Connect { .. } | OpenError::TimedOut(_)), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(errno == 0 || error.errno() == errno, "{error}: {}", error.errno());
+    }
+}
+
+#[test]
+fn what_the_server_says_about_blocks_becomes_limits() {
+    let export =
+        Export { size: SIZE + 5000, blocks: Some([4096, 65536, 100_000]), ..Export::good(Replies::Simple) };
+    let (_server, session, _queue) = Server::start(export, Client::linger);
+    let limits = session.limits();
+    assert_eq!((limits.block_size, limits.physical_block_size, limits.optimal_io_size), (4096, 4096, 65536));
+    assert_eq!((limits.capacity, session.facts().max_payload), (SIZE + 4096, 98304));
+}

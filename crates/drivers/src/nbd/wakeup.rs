@@ -1,0 +1,136 @@
+//! An eventfd that rises when the socket has something for a queue.
+//!
+//! Whoever sleeps on a queue reads an eventfd, but what happens, happens to a socket. A small io_uring stands in
+//! between: while the queue is armed it polls the socket, and a completion raises the eventfd. A poll that was asked
+//! for stays until it fires, so a queue that is armed again and again asks once for each event, not once for each
+//! time. No data goes through the ring, so nothing of it can reach into a caller's memory.
+
+use io_uring::{IoUring, opcode::PollAdd, types::Fd};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+use vmm_sys_util::eventfd::EventFd;
+
+/// What is polled for, and what the completion carries.
+const WAYS: [libc::c_short; 2] = [libc::POLLIN, libc::POLLOUT];
+
+/// The eventfd and the ring that raises it.
+pub(super) struct Wakeup {
+    ring: IoUring,
+    event: EventFd,
+    /// Which of [`WAYS`] the kernel watches for now.
+    is_watched: [bool; WAYS.len()],
+}
+
+impl Wakeup {
+    /// Nothing is watched yet.
+    ///
+    /// # Errors
+    /// Where io_uring or another descriptor is not to be had.
+    pub(super) fn new() -> io::Result<Wakeup> {
+        // Any thread may use the queue next, so neither a single issuer nor work that waits for the owner.
+        let ring = IoUring::builder().dontfork().build(4)?;
+        let event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+        ring.submitter().register_eventfd(event.as_raw_fd())?;
+        let mut wakeup = Wakeup { ring, event, is_watched: [false; WAYS.len()] };
+        wakeup.disarm();
+        Ok(wakeup)
+    }
+
+    /// The eventfd; does not block.
+    pub(super) fn event_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+
+    /// Asks for an event as soon as `socket` can be read, or written if `wants_room`. `false`: maybe it can now.
+    pub(super) fn arm(&mut self, socket: RawFd, wants_room: bool) -> bool {
+        for fired in self.ring.completion() {
+            if let Some(is_watched) = self.is_watched.get_mut(fired.user_data() as usize) {
+                *is_watched = false;
+            }
+        }
+        self.ring.completion().enable_eventfd();
+        // The kernel adds a completion and then looks at the flag; we set the flag and then look for completions.
+        fence(Ordering::SeqCst);
+        for (way, is_wanted) in [true, wants_room].into_iter().enumerate() {
+            if is_wanted && !self.is_watched[way] {
+                let poll = PollAdd::new(Fd(socket), WAYS[way] as u32).build().user_data(way as u64);
+                // SAFETY: a poll points at nothing.
+                let pushed = unsafe { self.ring.submission().push(&poll) };
+                pushed.expect("the ring has room for every way");
+                self.is_watched[way] = true;
+            }
+        }
+        // What the kernel cannot take now stays in the ring for the next time.
+        let is_taken = self.ring.submission().is_empty() || self.ring.submit().is_ok();
+        is_taken && self.ring.submission().is_empty() && self.ring.completion().is_empty()
+    }
+
+    /// Stops events.
+    pub(super) fn disarm(&mut self) {
+        self.ring.completion().disable_eventfd();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::direct::poll_readable;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    fn is_raised(wakeup: &Wakeup, timeout_ms: u64) -> bool {
+        poll_readable(wakeup.event_fd(), Some(Duration::from_millis(timeout_ms)), None).is_ok()
+    }
+
+    #[test]
+    fn an_armed_wakeup_rises_with_each_event_and_a_disarmed_one_does_not() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut wakeup = Wakeup::new().unwrap();
+        let mut byte = [0];
+        for _ in 0..3 {
+            assert!(wakeup.arm(ours.as_raw_fd(), false));
+            assert!(!is_raised(&wakeup, 10));
+            theirs.write_all(&[1]).unwrap();
+            assert!(is_raised(&wakeup, 10_000));
+            wakeup.disarm();
+            (&ours).read_exact(&mut byte).unwrap();
+        }
+        assert!(wakeup.arm(ours.as_raw_fd(), false));
+        wakeup.disarm();
+        theirs.write_all(&[1]).unwrap();
+        assert!(!is_raised(&wakeup, 50));
+        assert!(!wakeup.arm(ours.as_raw_fd(), false), "there is something to read");
+        (&ours).read_exact(&mut byte).unwrap();
+        wakeup.arm(ours.as_raw_fd(), false);
+        drop(theirs);
+        assert!(is_raised(&wakeup, 10_000), "the end of the connection is an event");
+    }
+
+    #[test]
+    fn it_rises_for_room_in_the_socket_and_on_another_thread() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut filled = 0;
+        while let Ok(sent) = (&ours).write(&[0; 65536]) {
+            filled += sent;
+        }
+        let mut wakeup = Wakeup::new().unwrap();
+        // The thread that armed it is gone by the time of the event.
+        let wakeup = std::thread::spawn(move || {
+            let mut armed = wakeup.arm(ours.as_raw_fd(), true);
+            while !armed {
+                armed = wakeup.arm(ours.as_raw_fd(), true);
+            }
+            (wakeup, ours)
+        });
+        let (mut wakeup, ours) = wakeup.join().unwrap();
+        let reader = std::thread::spawn(move || theirs.read_exact(&mut vec![0; filled]).map(|()| theirs));
+        assert!(is_raised(&wakeup, 10_000));
+        let _theirs = reader.join().unwrap().unwrap();
+        while wakeup.arm(ours.as_raw_fd(), true) {
+            assert!(is_raised(&wakeup, 10_000), "there is room");
+        }
+    }
+}
