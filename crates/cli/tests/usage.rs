@@ -10,7 +10,7 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
     let cases: &[(&[&str], &str)] = &[
         (
             &["serve", "--device", "disk:path=x", export[0], export[1]],
-            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, null, virtio-blk-vhost-user",
+            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, virtio-blk-vhost-user",
         ),
         (
             &["info", "--device", "mem:sise=1G"],
@@ -24,6 +24,18 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
         (
             &["info", "--device", "io_uring:path=x,direct=perhaps"],
             "--device io_uring:path=x,direct=perhaps: direct=perhaps: expected on or off",
+        ),
+        (
+            &["info", "--device", "nbd:uri=nbds://a/b"],
+            "--device nbd:uri=nbds://a/b: nbds://a/b: nbds://: there is no TLS here",
+        ),
+        (
+            &["info", "--device", "nbd:host=a,path=/b"],
+            "--device nbd:host=a,path=/b: one of uri=, path= and host= is needed",
+        ),
+        (
+            &["info", "--device", "nbd:path=/b,replies=rich"],
+            "--device nbd:path=/b,replies=rich: replies=rich: expected simple, structured or extended",
         ),
         (
             &["info", "--device", "virtio-blk-vhost-user:path=x,packed=maybe"],

@@ -3,12 +3,12 @@
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
 use block::{Device, DeviceError};
-use drivers::{io_uring, mem, null, virtio_blk};
+use drivers::{io_uring, mem, nbd, null, virtio_blk};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Every kind of device.
-pub const KINDS: &[&Kind] = &[&IO_URING, &MEM, &NULL, &VIRTIO_BLK];
+pub const KINDS: &[&Kind] = &[&IO_URING, &MEM, &NBD, &NULL, &VIRTIO_BLK];
 
 static IO_URING: Kind = Kind {
     name: "io_uring",
@@ -33,6 +33,24 @@ static MEM: Kind = Kind {
         key("size", "SIZE", "bytes"),
         key("block-size", "SIZE", "logical block size [512]"),
         READ_ONLY,
+        ID,
+    ],
+};
+
+static NBD: Kind = Kind {
+    name: "nbd",
+    about: "an export of an NBD server",
+    keys: &[
+        key("uri", "URI", "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; or the next four"),
+        key("host", "HOST", "the server's name or address"),
+        key("port", "N", "the server's port [10809]"),
+        key("path", "PATH", "the server's Unix socket"),
+        key("export", "NAME", "the export [the server's default]"),
+        READ_ONLY,
+        key("connections", "N", "connections at most, one for each core; 0: what the server allows [0]"),
+        key("queue-depth", "N", "requests in flight on each connection [128]"),
+        key("replies", "simple|structured|extended", "the richest form of replies to ask for [extended]"),
+        key("timeout-ms", "N", "how long it may take to connect [10000]"),
         ID,
     ],
 };
@@ -74,6 +92,8 @@ pub enum DeviceConfig {
     IoUring(io_uring::Options),
     /// A RAM disk.
     Mem(mem::Options),
+    /// An export of an NBD server.
+    Nbd(nbd::Options),
     /// Nothing.
     Null(null::Options),
     /// A disk behind a vhost-user socket.
@@ -100,6 +120,7 @@ impl DeviceConfig {
                     ..mem::Options::new(size)
                 })
             }
+            "nbd" => DeviceConfig::Nbd(nbd_options(&spec)?),
             "null" => DeviceConfig::Null(null_options(&spec)?),
             "virtio-blk-vhost-user" => DeviceConfig::VirtioBlk(virtio_blk_options(&spec)?),
             kind => unreachable!("{kind} stands in no table"),
@@ -115,6 +136,7 @@ impl DeviceConfig {
         Ok(match self {
             DeviceConfig::IoUring(options) => Arc::new(io_uring::UringDevice::open(options)?),
             DeviceConfig::Mem(options) => Arc::new(mem::MemDevice::new(options)?),
+            DeviceConfig::Nbd(options) => Arc::new(nbd::NbdDevice::open(options)?),
             DeviceConfig::Null(options) => Arc::new(null::NullDevice::new(options)?),
             DeviceConfig::VirtioBlk(options) => Arc::new(virtio_blk::VirtioBlk::open(options)?),
         })
@@ -158,6 +180,50 @@ fn io_uring_options(spec: &Spec) -> Result<io_uring::Options, SpecError> {
     options.fixed_buffers = is_on(spec, "fixed-buffers")?;
     options.block_size = block_size(spec)?;
     Ok(options)
+}
+
+fn nbd_options(spec: &Spec) -> Result<nbd::Options, SpecError> {
+    let mut options = match (spec.get::<String>("uri")?, spec.get::<PathBuf>("path")?, spec.get("host")?) {
+        (Some(uri), None, None) => nbd::Options::from_uri(&uri).map_err(|why| spec.refuse(why))?,
+        (None, Some(path), None) => nbd::Options::new(nbd::Address::Unix(path)),
+        (None, None, Some(host)) => {
+            nbd::Options::new(nbd::Address::Tcp { host, port: spec.get_or("port", nbd::DEFAULT_PORT)? })
+        }
+        _ => return Err(spec.refuse("one of uri=, path= and host= is needed")),
+    };
+    if spec.get::<u16>("port")?.is_some() && spec.get::<String>("host")?.is_none() {
+        return Err(spec.refuse("port= belongs to host="));
+    }
+    if let Some(export) = spec.get("export")? {
+        if spec.get::<String>("uri")?.is_some() {
+            return Err(spec.refuse("export= and uri= both name the export"));
+        }
+        options.export = export;
+    }
+    options.read_only = is_on(spec, "readonly")?;
+    options.connections = spec.get_or("connections", options.connections)?;
+    options.queue_depth = spec.get_or("queue-depth", options.queue_depth)?;
+    options.replies = spec.get_or("replies", Replies::default())?.0;
+    options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
+    Ok(options)
+}
+
+#[derive(Default)]
+struct Replies(nbd::Replies);
+
+impl Value for Replies {
+    fn expected() -> String {
+        "simple, structured or extended".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Some(Replies(match text {
+            "simple" => nbd::Replies::Simple,
+            "structured" => nbd::Replies::Structured,
+            "extended" => nbd::Replies::Extended,
+            _ => return None,
+        }))
+    }
 }
 
 fn null_options(spec: &Spec) -> Result<null::Options, SpecError> {
