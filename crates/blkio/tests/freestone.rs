@@ -113,7 +113,7 @@ fn data_comes_back_through_layers_from_event_and_poll_queues() {
     ];
     for graph in graphs {
         let tuning =
-            [("num-queues", "2"), ("num-poll-queues", "2"), ("num-cores", "2"), ("queue-size", "32")];
+            [("num-queues", "2"), ("num-poll-queues", "2"), ("num-cores", "2"), ("num-entries", "32")];
         let mut instance = started(&graph, &tuning);
         check_data(&mut instance, false);
         check_data(&mut instance, true);
@@ -138,7 +138,7 @@ fn facts_are_those_of_the_topmost_device() {
         ("can-add-queues", true.into()),
         ("can-grow", false.into()),
         ("driver", "freestone".into()),
-        ("queue-size", 128.into()),
+        ("num-entries", 128.into()),
         ("poll-us", 50.into()),
     ] {
         assert_eq!(instance.get(name), Ok(value), "{name}");
@@ -225,7 +225,7 @@ fn tuning_that_makes_no_sense_is_refused_by_name() {
     for (name, value, message) in [
         ("num-cores", "-1", "property num-cores: '-1' is not from 0 (as many as cpus names, or 1) to 1024"),
         ("poll-us", "-2", "property poll-us: '-2' is not from 0 (never) to 1000000, or -1 (always)"),
-        ("queue-size", "0", "property queue-size: '0' is not from 1 to 65536"),
+        ("num-entries", "0", "property queue-size: '0' is not from 1 to 65536"),
         ("cpus", "1-0", "property cpus: '1-0' is not a list of processors such as 0, 0+1 or 0-3, each once"),
     ] {
         assert_eq!(refused(instance.set(name, value.into())), (libc::EINVAL, message.into()));

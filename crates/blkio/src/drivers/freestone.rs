@@ -50,7 +50,7 @@ impl Driver for Freestone {
             Spec::tuning("cpus", ""),
             Spec::tuning("num-cores", 0),
             Spec::tuning("poll-us", 50),
-            Spec::tuning("queue-size", depth as i32),
+            Spec::tuning("num-entries", depth as i32),
         ]
     }
 
@@ -73,7 +73,7 @@ impl Driver for Freestone {
             ("poll-us", Value::Int(us)) if !(-1..=MAX_POLL_US).contains(us) => {
                 refuse(format!("from 0 (never) to {MAX_POLL_US}, or -1 (always)"))
             }
-            ("queue-size", Value::Int(size)) if !(1..=BridgeOptions::MAX_DEPTH as i32).contains(size) => {
+            ("num-entries", Value::Int(size)) if !(1..=BridgeOptions::MAX_DEPTH as i32).contains(size) => {
                 refuse(format!("from 1 to {}", BridgeOptions::MAX_DEPTH))
             }
             _ => Ok(()),
@@ -109,7 +109,7 @@ impl Driver for Freestone {
     fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
         let cores = self.cores.as_ref().expect("the instance is started");
         let core = self.next_core % cores.len();
-        let depth = p.int("queue-size") as u32;
+        let depth = p.int("num-entries") as u32;
         let options = BridgeOptions { depth, is_polled: is_poll, ..BridgeOptions::default() };
         let queue = BridgeQueue::open(cores, core, self.device().clone(), &options);
         let queue = queue.map_err(|e| device_error(&e))?;

@@ -2,6 +2,7 @@
 
 mod freestone;
 mod io_uring;
+mod nbd;
 mod virtio_blk;
 
 use crate::driver::Driver;
@@ -18,6 +19,7 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
     match name {
         "freestone" => Ok(Box::new(freestone::Freestone::new())),
         "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
+        "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
         "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(virtio_blk::Transport::VhostUser))),
         _ => Err(Error::new(libc::ENOENT, format!("unknown driver '{name}'"))),
     }

@@ -15,6 +15,7 @@ const MAX_COMPACT_RANGE: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traits {
     pub(super) has_flush: bool,
+    has_trim: bool,
     has_fua: bool,
     has_write_zeroes: bool,
     has_fast_zero: bool,
@@ -28,6 +29,7 @@ impl Traits {
         let is_extended = facts.replies == Replies::Extended;
         Traits {
             has_flush: facts.has_flush(),
+            has_trim: facts.has_trim(),
             has_fua: facts.has_fua(),
             has_write_zeroes: facts.has_write_zeroes(),
             has_fast_zero: facts.has_fast_zero(),
@@ -109,6 +111,7 @@ impl Operation {
             Op::Read => Command::Read,
             Op::Write => Command::Write,
             Op::Flush => Command::Flush,
+            Op::Discard if !traits.has_trim => return Err(IoError::Unsupported),
             Op::Discard => Command::Trim,
             Op::WriteZeroes => {
                 let must_be_fast = req.flags.contains(Flags::NO_FALLBACK);

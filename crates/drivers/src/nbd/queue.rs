@@ -68,9 +68,8 @@ pub struct NbdQueue {
 unsafe impl Send for NbdQueue {}
 
 impl NbdQueue {
-    pub(super) fn new(socket: Socket, lease: Lease) -> io::Result<NbdQueue> {
-        let session = lease.session();
-        let (depth, facts) = (session.queue_depth(), *session.facts());
+    pub(super) fn new(socket: Socket, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
+        let facts = *lease.session().facts();
         Ok(NbdQueue {
             socket,
             traits: Traits::new(&facts),

@@ -70,11 +70,6 @@ impl Session {
         &self.limits
     }
 
-    /// Requests in flight on each queue.
-    pub fn queue_depth(&self) -> u32 {
-        self.options.queue_depth
-    }
-
     /// How many queues there can be at a time.
     pub fn max_queues(&self) -> u32 {
         match self.options.connections {
@@ -90,6 +85,16 @@ impl Session {
     /// # Errors
     /// As [`Session::open`]; when all connections are in use; when the export is not the same any more.
     pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
+        self.start_queue_of(self.options.queue_depth, cancel)
+    }
+
+    /// As [`Session::start_queue`], with room for another number of requests: 1 to
+    /// [`super::MAX_QUEUE_DEPTH`].
+    ///
+    /// # Errors
+    /// As [`Session::start_queue`].
+    pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
+        Options { queue_depth: depth, ..self.options.clone() }.check().map_err(OpenError::Options)?;
         let lease = Lease::take(self)?;
         let spare = self.lock().spare.take().filter(is_alive);
         let socket = match spare {
@@ -103,7 +108,7 @@ impl Session {
                 socket
             }
         };
-        NbdQueue::new(socket, lease).map_err(OpenError::System)
+        NbdQueue::new(socket, lease, depth).map_err(OpenError::System)
     }
 
     fn lock(&self) -> MutexGuard<'_, Connections> {

@@ -146,7 +146,10 @@ impl DeviceConfig {
     pub fn needs_regions(&self) -> bool {
         match self {
             DeviceConfig::VirtioBlk(_) => true,
-            DeviceConfig::IoUring(_) | DeviceConfig::Mem(_) | DeviceConfig::Null(_) => false,
+            DeviceConfig::IoUring(_)
+            | DeviceConfig::Mem(_)
+            | DeviceConfig::Null(_)
+            | DeviceConfig::Nbd(_) => false,
         }
     }
 
@@ -154,7 +157,10 @@ impl DeviceConfig {
     pub fn pins_regions(&self) -> bool {
         match self {
             DeviceConfig::IoUring(options) => options.fixed_buffers,
-            DeviceConfig::Mem(_) | DeviceConfig::Null(_) | DeviceConfig::VirtioBlk(_) => false,
+            DeviceConfig::Mem(_)
+            | DeviceConfig::Null(_)
+            | DeviceConfig::VirtioBlk(_)
+            | DeviceConfig::Nbd(_) => false,
         }
     }
 
@@ -164,6 +170,7 @@ impl DeviceConfig {
             DeviceConfig::IoUring(options) => options.read_only = true,
             DeviceConfig::Mem(options) => options.read_only = true,
             DeviceConfig::Null(options) => options.read_only = true,
+            DeviceConfig::Nbd(options) => options.read_only = true,
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
         }

@@ -1,0 +1,136 @@
+//! Driver `nbd`: an export of an NBD server. Connecting may take as long as a network does, and can be cancelled.
+
+use crate::driver::{Capacity, Driver};
+use crate::property::{Properties, Spec};
+use crate::{Error, Region, Result, Value};
+use drivers::direct::DirectQueue;
+use drivers::nbd::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session};
+use std::sync::Arc;
+
+pub(super) struct Nbd {
+    session: Option<Arc<Session>>,
+    cancel: Cancel,
+}
+
+impl Nbd {
+    pub fn new() -> Result<Nbd> {
+        let cancel = Cancel::new().map_err(|e| Error::os("nbd", &e))?;
+        Ok(Nbd { session: None, cancel })
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.session.as_ref().expect("the instance is connected")
+    }
+
+    /// A fresh one: what was cancelled stays so.
+    fn renew_cancel(&mut self, error: OpenError) -> Error {
+        if matches!(error, OpenError::Cancelled)
+            && let Ok(cancel) = Cancel::new()
+        {
+            self.cancel = cancel;
+        }
+        Error::new(error.errno(), error.to_string())
+    }
+}
+
+impl Driver for Nbd {
+    fn specs(&self) -> Vec<Spec> {
+        vec![
+            Spec::setting("uri", ""),
+            Spec::setting("path", ""),
+            Spec::setting("export", ""),
+            Spec::setting("connect-timeout-ms", 10_000),
+            Spec::tuning("num-entries", 128),
+        ]
+    }
+
+    fn can_add_queues(&self) -> bool {
+        true
+    }
+
+    fn check(&self, name: &str, value: &Value) -> Result<()> {
+        match (name, value) {
+            ("connect-timeout-ms" | "num-entries", Value::Int(number)) if *number <= 0 => {
+                Err(Error::new(libc::EINVAL, format!("property {name}: {number} is not positive")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connect(&mut self, p: &mut Properties) -> Result<()> {
+        let options = options(p)?;
+        let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
+        state_facts(p, &session);
+        self.session = Some(session);
+        Ok(())
+    }
+
+    fn start(&mut self, p: &Properties) -> Result<()> {
+        let entries = p.int("num-entries");
+        if entries > MAX_QUEUE_DEPTH as i32 {
+            let message = format!("num-entries is {entries}, a connection takes at most {MAX_QUEUE_DEPTH}");
+            return Err(Error::new(libc::EINVAL, message));
+        }
+        Ok(())
+    }
+
+    fn open_queue(&mut self, p: &Properties, _: bool) -> Result<Box<dyn DirectQueue>> {
+        let (session, entries) = (self.session().clone(), p.int("num-entries") as u32);
+        let queue = session.start_queue_of(entries, &self.cancel).map_err(|e| self.renew_cancel(e))?;
+        Ok(Box::new(queue))
+    }
+
+    fn capacity(&self) -> Capacity {
+        let capacity = self.session().limits().capacity;
+        Arc::new(move || Ok(capacity))
+    }
+
+    fn map_region(&mut self, _: &Region) -> Result<()> {
+        Ok(())
+    }
+
+    fn unmap_region(&mut self, _: &Region) {}
+
+    fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        let cancel = self.cancel.clone();
+        Some(Arc::new(move || cancel.cancel()))
+    }
+}
+
+/// What the settings name: an URI, or a Unix socket and an export.
+fn options(p: &Properties) -> Result<Options> {
+    let refuse = |message: String| Error::new(libc::EINVAL, message);
+    let export = p.str("export");
+    let mut options = match (p.str("uri"), p.str("path")) {
+        ("", "") => return Err(refuse("one of the properties uri and path must be set".into())),
+        ("", path) => {
+            let options = Options::new(Address::Unix(path.into()));
+            Options { export: export.to_owned(), ..options }
+        }
+        (uri, "") if export.is_empty() => Options::from_uri(uri).map_err(refuse)?,
+        (uri, "") => return Err(refuse(format!("uri ({uri}) and export ({export}) both name the export"))),
+        (uri, path) => {
+            return Err(refuse(format!("uri ({uri}) and path ({path}) cannot be set at the same time")));
+        }
+    };
+    options.read_only = p.bool("read-only");
+    options.timeout_ms = p.int("connect-timeout-ms") as u64;
+    Ok(options)
+}
+
+fn state_facts(p: &mut Properties, session: &Session) {
+    let limits = session.limits();
+    let int = |value: u32| i32::try_from(value).unwrap_or(0);
+    p.put("read-only", limits.read_only);
+    p.put("max-queues", int(session.max_queues()));
+    p.put("supports-fua-natively", limits.native_fua);
+    p.put("flush-needed", limits.volatile_cache);
+    p.put("request-alignment", int(limits.block_size));
+    p.put("optimal-io-alignment", int(limits.physical_block_size));
+    p.put("optimal-io-size", int(limits.optimal_io_size));
+    p.put("max-segments", i32::from(limits.max_segments));
+    p.put("max-transfer", int(limits.max_transfer));
+    p.put("max-discard-len", limits.max_discard);
+    p.put("max-write-zeroes-len", limits.max_write_zeroes);
+    p.put("discard-alignment", int(limits.discard_alignment));
+}
