@@ -225,7 +225,7 @@ fn tuning_that_makes_no_sense_is_refused_by_name() {
     for (name, value, message) in [
         ("num-cores", "-1", "property num-cores: '-1' is not from 0 (as many as cpus names, or 1) to 1024"),
         ("poll-us", "-2", "property poll-us: '-2' is not from 0 (never) to 1000000, or -1 (always)"),
-        ("num-entries", "0", "property queue-size: '0' is not from 1 to 65536"),
+        ("num-entries", "0", "property num-entries: '0' is not from 1 to 65536"),
         ("cpus", "1-0", "property cpus: '1-0' is not a list of processors such as 0, 0+1 or 0-3, each once"),
     ] {
         assert_eq!(refused(instance.set(name, value.into())), (libc::EINVAL, message.into()));
