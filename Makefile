@@ -10,6 +10,7 @@ help: ## What can be made
 
 build: ## The release binary, target/release/freestone
 	cargo build --release --locked -p freestone -p benches
+	cargo build --release --locked -p drivers --example virtio_blk_check
 
 run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
 	tests/lab/setup

@@ -45,11 +45,20 @@ class Lab:
         self.guest.attach_disks()
         return self.guest
 
+    def boot_alone(self, cpus=1, qemu_arguments=(), kernel_arguments=""):
+        """Boot a guest that has no disk of ours: Freestone runs in it. Returns the guest."""
+        self.guest = Guest(cpus=cpus, directory=self.directory, qemu_arguments=qemu_arguments,
+                           kernel_arguments=kernel_arguments)
+        self._ends.enter_context(self.guest)
+        return self.guest
+
     def check_end(self):
-        """What every test ends with: no complaint in the guest's kernel, a server that is alive and ends cleanly."""
+        """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
         errors = workload.kernel_errors(self.guest)
         assert not errors, f"the guest's kernel complains:\n{errors}"
         self.guest.close()
+        if self.server is None:
+            return
         self.server.stop()
         log = paths.tail(self.server.log, 10000)
         assert "panicked" not in log, "the server panicked"

@@ -15,6 +15,7 @@ VMLINUX = os.path.join(LAB, "kernel", "vmlinux")
 MODULES = os.path.join(LAB, "kernel", "lib", "modules")
 INITRAMFS = os.path.join(LAB, "initramfs.cpio")
 FREESTONE = os.environ.get("FREESTONE", os.path.join(REPO, "target", "release", "freestone"))
+VIRTIO_BLK_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "virtio_blk_check")  # built with it
 
 
 def require_setup():

@@ -94,13 +94,15 @@ class Job:
 class Guest:
     """One running guest. Use it in a `with`; it is ended by its own pid at the end, however the block ends."""
 
-    def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None):
-        """directory: where console.log and qemu.log are kept."""
+    def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None, qemu_arguments=(),
+                 kernel_arguments=""):
+        """directory: where console.log and qemu.log are kept. qemu_arguments, kernel_arguments: what is special."""
         paths.require_setup()
         self.disks, self.cpus, self.memory_mib = list(disks), cpus, memory_mib
         self.accel = accel or paths.accelerator()
         self.sockets = tempfile.mkdtemp(prefix="lab-")  # short: a Unix socket's path has at most 107 bytes
         self.directory = directory
+        self.qemu_arguments, self.kernel_arguments = list(qemu_arguments), kernel_arguments
         self.process = self.agent = self._qmp = None
         self.boot_s = None
 
@@ -180,7 +182,7 @@ class Guest:
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
     def _command(self):
-        kernel_arguments = f"{KERNEL_ARGUMENTS} lab.agent={paths.HERE}/guest/agent lab.modules={paths.MODULES}"
+        kernel_arguments = f"{KERNEL_ARGUMENTS} {self.kernel_arguments} lab.agent={paths.HERE}/guest/agent lab.modules={paths.MODULES}"
         command = [
             paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-accel", "kvm" if self.accel == "kvm" else "tcg,thread=multi",
@@ -199,7 +201,7 @@ class Guest:
         ]
         for number, disk in enumerate(self.disks):
             command += disk.arguments(number)
-        return command
+        return command + self.qemu_arguments
 
     def _connect(self, name):
         deadline = time.monotonic() + BOOT_TIMEOUT_S

@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = SharedMemory::new(deepest * settings.block_len)?;
     memory.write(0, &vec![1; memory.len()]);
     session.add_region(&memory.region())?;
-    println!("{}: features {:#x}, {:?}", session.name(), session.features(), session.protocol());
+    println!("{}: features {:#x}, {:?}", session.name(), session.features(), session.facts());
     for &depth in &settings.depths {
         let mut queue = session.start_queue()?;
         let result = measure(&mut queue, &memory, &settings, depth);

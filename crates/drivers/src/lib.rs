@@ -6,7 +6,7 @@
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
 //! | [`nbd`] | an export of an NBD server, over TCP or a Unix socket |
-//! | [`virtio_blk`] | a virtio-blk device that another process serves over vhost-user |
+//! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), one of the vDPA bus, a PCI function |
 //!
 //! Drivers never depend on each other, nor on layers or exports.
 

@@ -24,9 +24,7 @@ impl SharedMemory {
     /// # Errors
     /// What the operating system says.
     pub fn new(len: usize) -> io::Result<SharedMemory> {
-        // SAFETY: sysconf has no preconditions.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-        let len = len.max(1).next_multiple_of(page);
+        let len = len.max(1).next_multiple_of(page_size() as usize);
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string.
         let fd = check(unsafe { libc::memfd_create(c"freestone-shared".as_ptr(), flags) })?;
@@ -115,6 +113,12 @@ impl Drop for SharedMemory {
         let result = unsafe { libc::munmap(self.base.cast(), self.len) };
         debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());
     }
+}
+
+/// Bytes of a page of memory.
+pub fn page_size() -> u64 {
+    // SAFETY: sysconf has no preconditions.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
 fn check(result: i32) -> io::Result<i32> {

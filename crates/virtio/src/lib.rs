@@ -30,6 +30,7 @@ pub mod inflight;
 mod mapping;
 pub mod memory;
 pub mod ring;
+pub mod status;
 mod truncation;
 
 pub use truncation::contain_truncation;

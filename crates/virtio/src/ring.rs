@@ -9,6 +9,7 @@
 //! bytes, so that the other side may write at any time; the ordering is the caller's matter, who knows which
 //! store publishes what.
 
+pub mod barrier;
 mod packed;
 mod split;
 

@@ -1,51 +1,57 @@
-//! A virtio-blk device that another process serves over vhost-user: the client side.
+//! A virtio-blk device, driven from this process.
 //!
 //! ```text
 //!   VirtioBlk (Device) ── open_channel() ──► QueueChannel ─► VirtioBlkQueue ─► virtio::driver ─► rings
 //!      │ control                                                                                  │ shared
-//!   Session: features, memory, virtqueues ─► Frontend ── Unix socket ──►  server  ◄── memory ─────┘
-//!      └─ Listener thread: the end of the connection, changes of the configuration
+//!   Session: features, memory, virtqueues ─► Transport ── socket, ioctls, registers ──►  device ◄─┘
+//!      └─ Listener thread: the end of the device, changes of its configuration
 //! ```
 //!
-//! Every channel has a virtqueue of its own, so there are at most as many as the server has queues. Memory must be
-//! shared with the server ([`Device::map_region`], [`crate::shared_memory`]); a request whose memory is not fails
-//! with `Invalid`. When the server vanishes every request ends with `DeviceGone`. Polled, a queue makes no system
+//! The device is another process ([`TransportKind::VhostUser`]), a device of the kernel's vDPA bus
+//! ([`TransportKind::VhostVdpa`]) or a PCI function ([`TransportKind::VfioPci`]); only [`transport`]s know.
+//!
+//! Every channel has a virtqueue of its own, so there are at most as many as the device has queues. Memory must be
+//! known to the device ([`Device::map_region`], [`crate::shared_memory`]); a request whose memory is not fails
+//! with `Invalid`. When the device goes away every request ends with `DeviceGone`. Polled, a queue makes no system
 //! call; armed, it wakes up by an eventfd.
 //!
-//! Source: VIRTIO 1.3, 5.2; QEMU, docs/interop/vhost-user.rst.
+//! Source: VIRTIO 1.3, 5.2.
 
-mod frontend;
 mod limits;
-mod link;
 mod options;
+mod peer;
 mod queue;
 mod regions;
 mod session;
 #[cfg(test)]
 mod tests;
+mod transport;
+mod vfio_pci;
+mod vhost_user;
+mod vhost_vdpa;
 
-pub use frontend::{Frontend, FrontendError, FrontendReq, Reply};
-pub use options::{Choice, Options};
+pub use options::{Choice, Options, TransportKind};
 pub use queue::VirtioBlkQueue;
 pub use regions::{Region, Regions};
 pub use session::{Facts, Session};
+pub use vhost_user::{Frontend, FrontendError, FrontendReq, Reply};
 
 use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
 use reactor::QueueChannel;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A block device behind a vhost-user socket.
+/// A virtio-blk device as a block device.
 pub struct VirtioBlk {
     session: Arc<Session>,
     limits: Arc<SharedLimits>,
 }
 
 impl VirtioBlk {
-    /// Connects to the server and negotiates.
+    /// Connects to the device and negotiates.
     ///
     /// # Errors
-    /// When nobody listens, or the server lacks something that the options ask for.
+    /// When there is no device, or it lacks something that the options ask for.
     pub fn open(options: &Options) -> Result<VirtioBlk, DeviceError> {
         Ok(VirtioBlk::over(Session::open(options)?))
     }

@@ -1,19 +1,20 @@
-//! How to open a vhost-user device.
+//! How to open a virtio-blk device.
 
+use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::time::Duration;
 use virtio::blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
     VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio::{
-    VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED,
-    VIRTIO_F_VERSION_1,
+    VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_ORDER_PLATFORM,
+    VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
 };
 
-/// What is taken of a server whenever it has it.
+/// What is taken of a device whenever it has it.
 const WELCOME: u64 = VIRTIO_F_VERSION_1
-    | VHOST_USER_F_PROTOCOL_FEATURES
     | VIRTIO_BLK_F_SIZE_MAX
     | VIRTIO_BLK_F_SEG_MAX
     | VIRTIO_BLK_F_RO
@@ -23,6 +24,21 @@ const WELCOME: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_BLK_F_MQ
     | VIRTIO_BLK_F_DISCARD
     | VIRTIO_BLK_F_WRITE_ZEROES;
+
+/// What is taken, too, of a device that reaches memory by the addresses of an IOMMU and not as a process does.
+const WELCOME_OF_PLATFORM: u64 = VIRTIO_F_ACCESS_PLATFORM | VIRTIO_F_ORDER_PLATFORM;
+
+/// The way to the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportKind {
+    /// Another process, over its vhost-user socket.
+    #[default]
+    VhostUser,
+    /// A device of the kernel's vDPA bus, over `/dev/vhost-vdpa-N`.
+    VhostVdpa,
+    /// A PCI function that is bound to vfio-pci, by its directory in sysfs.
+    VfioPci,
+}
 
 /// Whether to use something that the server may or may not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,11 +52,16 @@ pub enum Choice {
     Off,
 }
 
-/// How to open a vhost-user device.
+/// How to open a virtio-blk device.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The server's socket.
+    /// The way to it.
+    pub transport: TransportKind,
+    /// The server's socket, the vhost-vdpa character device, or the PCI function's directory in sysfs
+    /// (`/sys/bus/pci/devices/0000:00:01.0`).
     pub path: PathBuf,
+    /// An open vhost-vdpa character device, which is used instead of the path. It is duplicated.
+    pub fd: Option<RawFd>,
     /// How many virtqueues to use; 0: all that the server has.
     pub queues: u16,
     /// Entries of each virtqueue: a power of two, as many as the server takes.
@@ -61,10 +82,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// The defaults for the server at `path`.
+    /// The defaults for the vhost-user server at `path`.
     pub fn new(path: impl Into<PathBuf>) -> Options {
         Options {
+            transport: TransportKind::VhostUser,
             path: path.into(),
+            fd: None,
             queues: 0,
             queue_size: 128,
             packed: Choice::Auto,
@@ -76,17 +99,38 @@ impl Options {
         }
     }
 
+    /// The defaults for the device that `transport` has at `path`.
+    pub fn with(transport: TransportKind, path: impl Into<PathBuf>) -> Options {
+        Options { transport, ..Options::new(path) }
+    }
+
+    /// The device's name.
+    pub(super) fn name(&self) -> String {
+        match self.fd {
+            Some(fd) => format!("virtio_blk:fd {fd}"),
+            None => format!("virtio_blk:{}", self.path.display()),
+        }
+    }
+
+    /// How long the device may take to answer.
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms.max(1))
+    }
+
     /// The features to use of those `offered`; an error says what is missing.
     pub(super) fn choose(&self, offered: u64) -> Result<u64, String> {
-        for (feature, name) in [
-            (VIRTIO_F_VERSION_1, "virtio 1.0"),
-            (VHOST_USER_F_PROTOCOL_FEATURES, "vhost-user protocol features"),
-        ] {
-            if offered & feature == 0 {
-                return Err(format!("the server does not know {name} (features {offered:#x})"));
-            }
+        let is_own_memory = self.transport == TransportKind::VhostUser;
+        if offered & VIRTIO_F_VERSION_1 == 0 {
+            return Err(format!("the device does not know virtio 1.0 (features {offered:#x})"));
         }
-        let mut features = WELCOME & offered;
+        // Without, a PCI function takes addresses for physical ones, and no IOMMU keeps it from memory of others.
+        if self.transport == TransportKind::VfioPci && offered & VIRTIO_F_ACCESS_PLATFORM == 0 {
+            return Err(format!(
+                "the device does not use the IOMMU's addresses (no VIRTIO_F_ACCESS_PLATFORM in features {offered:#x})"
+            ));
+        }
+        let welcome = if is_own_memory { WELCOME } else { WELCOME | WELCOME_OF_PLATFORM };
+        let mut features = welcome & offered;
         for (choice, feature, name, is_best) in [
             (self.packed, VIRTIO_F_RING_PACKED, "packed rings", false),
             (self.event_idx, VIRTIO_F_EVENT_IDX, "event indexes", true),
@@ -94,7 +138,7 @@ impl Options {
             (self.config_wce, VIRTIO_BLK_F_CONFIG_WCE, "switch for its cache", false),
         ] {
             features |= match choice {
-                Choice::On if offered & feature == 0 => return Err(format!("the server has no {name}")),
+                Choice::On if offered & feature == 0 => return Err(format!("the device has no {name}")),
                 Choice::On => feature,
                 Choice::Auto if is_best => offered & feature,
                 Choice::Auto | Choice::Off => 0,
@@ -110,18 +154,30 @@ mod tests {
 
     #[test]
     fn a_feature_that_must_be_there_and_is_not_is_an_error() {
-        let base = VIRTIO_F_VERSION_1 | VHOST_USER_F_PROTOCOL_FEATURES;
+        let base = VIRTIO_F_VERSION_1;
         let options = Options::new("/x");
         assert_eq!(options.choose(base), Ok(base));
         assert_eq!(options.choose(base | 1 << 63), Ok(base), "unknown features are left alone");
-        assert!(options.choose(VIRTIO_F_VERSION_1).is_err());
+        assert!(options.choose(VIRTIO_F_EVENT_IDX).is_err());
         let packed = Options { packed: Choice::On, ..options.clone() };
-        assert_eq!(packed.choose(base), Err("the server has no packed rings".into()));
+        assert_eq!(packed.choose(base), Err("the device has no packed rings".into()));
         assert_eq!(packed.choose(base | VIRTIO_F_RING_PACKED), Ok(base | VIRTIO_F_RING_PACKED));
         let off = Options { indirect: Choice::Off, ..options };
         assert_eq!(
             off.choose(base | VIRTIO_F_INDIRECT_DESC | VIRTIO_F_EVENT_IDX),
             Ok(base | VIRTIO_F_EVENT_IDX)
         );
+    }
+
+    #[test]
+    fn a_pci_function_that_an_iommu_does_not_hold_is_refused() {
+        let base = VIRTIO_F_VERSION_1;
+        let pci = Options::with(TransportKind::VfioPci, "/sys/x");
+        assert!(pci.choose(base).unwrap_err().contains("ACCESS_PLATFORM"));
+        let platform = base | WELCOME_OF_PLATFORM;
+        assert_eq!(pci.choose(platform), Ok(platform));
+        let vdpa = Options::with(TransportKind::VhostVdpa, "/dev/x");
+        assert_eq!((vdpa.choose(base), vdpa.choose(platform)), (Ok(base), Ok(platform)));
+        assert_eq!(Options::new("/x").choose(platform), Ok(base), "a process uses memory as we do");
     }
 }

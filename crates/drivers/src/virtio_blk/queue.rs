@@ -10,10 +10,12 @@
 
 use super::regions::RegionCache;
 use super::session::Session;
+use super::transport::Doorbell;
 use crate::direct::{DirectQueue, ZoneRequest, sleep_on_event};
 use block::{Data, Flags, IoError, IoResult, Op, Queue, Request};
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,23 +92,28 @@ enum Issued {
     Nothing,
 }
 
-/// The two events of a virtqueue.
-pub(super) struct Events {
-    /// Wakes the server.
-    pub(super) kick: EventFd,
+/// What a virtqueue is made of while it runs, whoever uses it.
+pub(super) struct Parts {
+    /// The rings.
+    pub(super) queue: BlkQueue,
+    /// Its number.
+    pub(super) index: u16,
+    /// Wakes the device.
+    pub(super) doorbell: Doorbell,
     /// Wakes whoever waits for completions.
     pub(super) call: EventFd,
-    /// Nobody sleeps on `call`.
-    pub(super) is_polled: bool,
+    /// Whether the device writes to `call`.
+    pub(super) has_event: bool,
 }
 
-/// A virtqueue of a vhost-user device. Dropping it stops the virtqueue and gives it back to its session.
+/// A virtqueue of a virtio-blk device. Dropping it gives it back to its session, after the device has let go of
+/// the memory of requests in flight.
 pub struct VirtioBlkQueue {
-    queue: BlkQueue,
+    /// Here until the queue is dropped.
+    parts: ManuallyDrop<Parts>,
     session: Arc<Session>,
-    index: u16,
     depth: u16,
-    events: Events,
+    is_polled: bool,
     traits: QueueTraits,
     regions: RegionCache,
     steps: Box<[Step]>,
@@ -123,22 +130,15 @@ pub struct VirtioBlkQueue {
 }
 
 impl VirtioBlkQueue {
-    pub(super) fn new(
-        queue: BlkQueue,
-        session: Arc<Session>,
-        index: u16,
-        depth: u16,
-        events: Events,
-    ) -> Self {
+    pub(super) fn new(parts: Parts, session: Arc<Session>, depth: u16, is_polled: bool) -> Self {
         let slots = usize::from(depth);
-        let max_segments = usize::from(queue.config().max_segments);
+        let max_segments = usize::from(parts.queue.config().max_segments);
         VirtioBlkQueue {
             traits: session.queue_traits(),
-            queue,
+            parts: ManuallyDrop::new(parts),
             session,
-            index,
             depth,
-            events,
+            is_polled,
             regions: RegionCache::new(),
             steps: vec![Step::Idle; slots].into(),
             ready: Vec::with_capacity(slots),
@@ -152,7 +152,7 @@ impl VirtioBlkQueue {
 
     /// Which virtqueue of the device this is.
     pub fn index(&self) -> u16 {
-        self.index
+        self.parts.index
     }
 
     /// The session it belongs to.
@@ -162,12 +162,7 @@ impl VirtioBlkQueue {
 
     /// The virtqueue below, for tests that say things to the server that no request says.
     pub fn virtqueue(&mut self) -> &mut BlkQueue {
-        &mut self.queue
-    }
-
-    /// The event that wakes the server, whether it asked for it or not.
-    pub fn kick_fd(&self) -> &EventFd {
-        &self.events.kick
+        &mut self.parts.queue
     }
 
     /// Asks the server for the device's identity (serial number) and waits for it; text up to the first zero
@@ -180,7 +175,7 @@ impl VirtioBlkQueue {
     /// When requests are in flight.
     pub fn read_id(&mut self, timeout: Duration) -> Result<String, IoError> {
         assert!(self.steps.iter().all(|step| *step == Step::Idle), "the queue is not idle");
-        if self.is_broken || self.queue.push_get_id(0).is_err() {
+        if self.is_broken || self.parts.queue.push_get_id(0).is_err() {
             return Err(IoError::DeviceGone);
         }
         self.steps[0] = Step::Last;
@@ -196,7 +191,7 @@ impl VirtioBlkQueue {
             std::thread::sleep(Duration::from_micros(50));
         }
         result.unwrap_or(Err(IoError::DeviceGone))?;
-        let id: [u8; ID_BYTES] = self.queue.id(0);
+        let id: [u8; ID_BYTES] = self.parts.queue.id(0);
         let text = id.split(|byte| *byte == 0).next().unwrap_or_default();
         Ok(String::from_utf8_lossy(text).into_owned())
     }
@@ -228,21 +223,24 @@ impl VirtioBlkQueue {
                 Some(segment) if segment.len <= self.traits.size_max as usize => {
                     let addr = self.guest_addr(segment.base, segment.len)?;
                     let buffer = Buffer { addr, len: segment.len as u32 };
-                    self.queue.push_single(slot, header, buffer, header.kind == VIRTIO_BLK_T_IN)
+                    self.parts.queue.push_single(slot, header, buffer, header.kind == VIRTIO_BLK_T_IN)
                 }
                 _ => return self.issue_scattered(slot, header, data),
             },
-            Wire::Range(kind, range) => self.queue.push_range(slot, kind, range),
-            Wire::Flush => {
-                self.queue.push(slot, Header { kind: VIRTIO_BLK_T_FLUSH, ioprio: 0, sector: 0 }, &[], false)
-            }
+            Wire::Range(kind, range) => self.parts.queue.push_range(slot, kind, range),
+            Wire::Flush => self.parts.queue.push(
+                slot,
+                Header { kind: VIRTIO_BLK_T_FLUSH, ioprio: 0, sector: 0 },
+                &[],
+                false,
+            ),
         };
         issued(pushed, Issued::Whole)
     }
 
     fn issue_scattered(&mut self, slot: u16, header: Header, data: Data<'_>) -> Result<Issued, IoError> {
         let len = self.gather(data)?;
-        let pushed = self.queue.push(slot, header, &self.buffers, header.kind == VIRTIO_BLK_T_IN);
+        let pushed = self.parts.queue.push(slot, header, &self.buffers, header.kind == VIRTIO_BLK_T_IN);
         issued(pushed, if len == data.len() { Issued::Whole } else { Issued::Part(len) })
     }
 
@@ -256,7 +254,7 @@ impl VirtioBlkQueue {
     fn gather(&mut self, data: Data<'_>) -> Result<usize, IoError> {
         self.buffers.clear();
         let (most, size_max) =
-            (usize::from(self.queue.config().max_segments), u64::from(self.traits.size_max));
+            (usize::from(self.parts.queue.config().max_segments), u64::from(self.traits.size_max));
         let mut total = 0;
         'segments: for segment in data.iter() {
             let mut addr = self.guest_addr(segment.base, segment.len)?;
@@ -338,6 +336,25 @@ impl VirtioBlkQueue {
         self.kick();
     }
 
+    /// Waits until the device has let go of every request, where giving the virtqueue back does not see to that.
+    /// A device that does not is taken out of use.
+    fn drain(&mut self) {
+        if !self.session.keeps_queues() {
+            return;
+        }
+        self.disarm();
+        self.kick();
+        let start = Instant::now();
+        while self.parts.queue.in_flight() > 0 && !self.session.is_gone() {
+            if self.parts.queue.reap(|_, _| ()).is_err() || start.elapsed() > self.session.timeout() {
+                tracing::error!(device = %self.session.name(), queue = self.parts.index, "requests do not end");
+                self.session.shutdown();
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Ends everything in flight: the server is gone, or broke the ring.
     #[cold]
     fn fail_all(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
@@ -359,7 +376,7 @@ impl VirtioBlkQueue {
     /// Spins for a moment; whether [`Queue::reap`] has something to hand over by then.
     fn has_ended(&self) -> bool {
         for _ in 0..SPINS {
-            if self.queue.has_used() || !self.ready.is_empty() {
+            if self.parts.queue.has_used() || !self.ready.is_empty() {
                 return true;
             }
             std::hint::spin_loop();
@@ -380,7 +397,7 @@ impl VirtioBlkQueue {
             return count;
         }
         let (steps, to_go_on) = (&mut self.steps, &mut self.to_go_on);
-        let reaped = self.queue.reap(|slot, status| {
+        let reaped = self.parts.queue.reap(|slot, status| {
             let result = result_of(status);
             let step = &mut steps[usize::from(slot)];
             if *step != Step::Last && result.is_ok() {
@@ -392,7 +409,7 @@ impl VirtioBlkQueue {
             count += 1;
         });
         if let Err(broken) = reaped {
-            tracing::error!(device = %self.session.name(), queue = self.index, %broken, "the server broke the ring");
+            tracing::error!(device = %self.session.name(), queue = self.parts.index, %broken, "the server broke the ring");
             // Whoever breaks one ring is not to be trusted with the others, nor with memory that comes later.
             self.session.shutdown();
             return count + self.fail_all(done);
@@ -444,9 +461,8 @@ impl Queue for VirtioBlkQueue {
 
     #[inline]
     fn kick(&mut self) {
-        if self.queue.publish() {
-            // Fails only when the counter is full, and then the server has been woken often enough.
-            let _ = self.events.kick.write(1);
+        if self.parts.queue.publish() {
+            self.parts.doorbell.ring();
         }
     }
 
@@ -462,15 +478,15 @@ impl Queue for VirtioBlkQueue {
     }
 
     fn event_fd(&self) -> Option<RawFd> {
-        (!self.events.is_polled).then(|| self.events.call.as_raw_fd())
+        (!self.is_polled).then(|| self.parts.call.as_raw_fd())
     }
 
     fn arm(&mut self) -> bool {
-        self.queue.arm() && self.ready.is_empty() && !self.session.is_gone()
+        self.parts.queue.arm() && self.ready.is_empty() && !self.session.is_gone()
     }
 
     fn disarm(&mut self) {
-        self.queue.disarm();
+        self.parts.queue.disarm();
     }
 }
 
@@ -481,7 +497,7 @@ impl DirectQueue for VirtioBlkQueue {
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
-        if !self.events.is_polled {
+        if !self.is_polled {
             return sleep_on_event(self, timeout, signal_mask);
         }
         self.kick();
@@ -503,7 +519,10 @@ impl DirectQueue for VirtioBlkQueue {
 
 impl Drop for VirtioBlkQueue {
     fn drop(&mut self) {
-        self.session.stop_queue(self.index);
+        self.drain();
+        // SAFETY: nothing uses them any more.
+        let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
+        self.session.give_back(parts);
     }
 }
 

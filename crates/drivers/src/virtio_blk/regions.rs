@@ -1,6 +1,7 @@
 //! The memory that the server knows, and how it calls it.
 
 use block::MemoryRegion;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -42,15 +43,20 @@ impl Regions {
     }
 }
 
-/// The lowest guest address where `len` bytes fit beside `list`. Low addresses keep a dirty log short. Between two
+/// The lowest guest address in the ranges `usable` where `len` bytes fit beside `list`. Low addresses keep a dirty log short. Between two
 /// regions there is a gap: buffers that follow each other in guest addresses lie in one region.
-pub fn free_guest_addr(list: &[Region], len: usize) -> Option<u64> {
+pub fn free_guest_addr(list: &[Region], len: usize, usable: &[RangeInclusive<u64>]) -> Option<u64> {
     let fits = |start: u64| {
         let end = start.checked_add(len as u64)?;
-        list.iter().all(|r| end < r.guest_addr || r.guest_end() < start).then_some(start)
+        let is_usable = usable.iter().any(|range| range.contains(&start) && range.contains(&(end - 1)));
+        let is_free = list.iter().all(|r| end < r.guest_addr || r.guest_end() < start);
+        (is_usable && is_free).then_some(start)
     };
-    let after = |r: &Region| (r.guest_end() + 1).next_multiple_of(GUEST_ALIGNMENT);
-    let mut starts: Vec<u64> = list.iter().map(after).chain([GUEST_ALIGNMENT]).collect();
+    let aligned = |addr: u64| addr.checked_next_multiple_of(GUEST_ALIGNMENT);
+    let after = |r: &Region| aligned(r.guest_end() + 1);
+    // Nothing starts at 0, which some devices take for no address.
+    let first = |range: &RangeInclusive<u64>| aligned((*range.start()).max(1));
+    let mut starts: Vec<u64> = list.iter().filter_map(after).chain(usable.iter().filter_map(first)).collect();
     starts.sort_unstable();
     starts.into_iter().find_map(fits)
 }
@@ -152,14 +158,32 @@ mod tests {
     #[test]
     fn guest_addresses_fill_gaps_and_never_overlap() {
         let mut list = Vec::new();
+        let all = [0..=u64::MAX];
         for len in [0x1000, 3 << 20, 2 << 20, 0x2000] {
-            let at = free_guest_addr(&list, len).unwrap();
+            let at = free_guest_addr(&list, len, &all).unwrap();
             list.push(region(0, len, at));
         }
         assert_eq!(list.iter().map(|r| r.guest_addr >> 20).collect::<Vec<_>>(), [2, 4, 8, 12]);
         list.remove(1);
-        assert_eq!(free_guest_addr(&list, 3 << 20), Some(4 << 20));
-        assert_eq!(free_guest_addr(&list, 4 << 20), Some(14 << 20), "there would be no gap");
-        assert_eq!(free_guest_addr(&list, usize::MAX), None);
+        assert_eq!(free_guest_addr(&list, 3 << 20, &all), Some(4 << 20));
+        assert_eq!(free_guest_addr(&list, 4 << 20, &all), Some(14 << 20), "there would be no gap");
+        assert_eq!(free_guest_addr(&list, usize::MAX, &all), None);
+    }
+
+    #[test]
+    fn addresses_that_a_device_cannot_reach_are_not_given_out() {
+        // As an IOMMU of a PC has it: a hole for interrupts, and an end.
+        let usable = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
+        let find = |list: &[Region], len| free_guest_addr(list, len, &usable);
+        assert_eq!(find(&[], 0x1000), Some(2 << 20));
+        let mut list = vec![region(0, 0xfe00_0000, 2 << 20)];
+        assert_eq!(find(&list, 0x10_0000), Some(0xfe40_0000));
+        assert_eq!(find(&list, 0x100_0000), Some(0xff00_0000), "it would reach into the hole");
+        list.push(region(0, 0x1000, 0xff00_0000));
+        assert_eq!(find(&list, 1 << 38), Some(0xff20_0000));
+        assert_eq!(find(&list, 1 << 39), None);
+        assert_eq!(free_guest_addr(&[], 1, &[]), None);
+        assert_eq!(free_guest_addr(&[], 0x1000, &[u64::MAX - 0xfff..=u64::MAX]), None);
+        assert_eq!(free_guest_addr(&[], 0x1000, &[0x1000..=0x2fff]), None, "no aligned start in it");
     }
 }

@@ -3,12 +3,13 @@
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
 use block::{Device, DeviceError};
+use drivers::virtio_blk::TransportKind;
 use drivers::{io_uring, mem, nbd, null, virtio_blk};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Every kind of device.
-pub const KINDS: &[&Kind] = &[&IO_URING, &MEM, &NBD, &NULL, &VIRTIO_BLK];
+pub const KINDS: &[&Kind] = &[&IO_URING, &MEM, &NBD, &NULL, &VIRTIO_BLK, &VIRTIO_BLK_VDPA, &VIRTIO_BLK_PCI];
 
 static IO_URING: Kind = Kind {
     name: "io_uring",
@@ -85,6 +86,35 @@ static VIRTIO_BLK: Kind = Kind {
     ],
 };
 
+static VIRTIO_BLK_VDPA: Kind = Kind {
+    name: "virtio-blk-vhost-vdpa",
+    about: "a disk on the kernel's vDPA bus",
+    keys: &[
+        key("path", "PATH", "the character device, /dev/vhost-vdpa-N"),
+        key("queues", "N", "virtqueues to use, one for each channel [all]"),
+        key("queue-size", "N", "entries of each virtqueue, a power of two [128]"),
+        key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
+        key("indirect", "auto|on|off", "indirect descriptors [auto]"),
+        key("timeout-ms", "N", "how long a virtqueue may stand still unasked, and a reset take [10000]"),
+        ID,
+    ],
+};
+
+static VIRTIO_BLK_PCI: Kind = Kind {
+    name: "virtio-blk-vfio-pci",
+    about: "a virtio disk that is a PCI function bound to vfio-pci",
+    keys: &[
+        key("path", "PATH", "its directory, /sys/bus/pci/devices/0000:00:01.0"),
+        key("queues", "N", "virtqueues to use, one for each channel [all]"),
+        key("queue-size", "N", "entries of each virtqueue, a power of two [128]"),
+        key("packed", "auto|on|off", "packed rings instead of split ones [auto: off]"),
+        key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
+        key("indirect", "auto|on|off", "indirect descriptors [auto]"),
+        key("timeout-ms", "N", "how long a reset may take [10000]"),
+        ID,
+    ],
+};
+
 /// A device to be opened: everything that can be checked without opening it has been.
 #[derive(Clone, Debug)]
 pub enum DeviceConfig {
@@ -96,7 +126,7 @@ pub enum DeviceConfig {
     Nbd(nbd::Options),
     /// Nothing.
     Null(null::Options),
-    /// A disk behind a vhost-user socket.
+    /// A virtio disk: behind a vhost-user socket, on the vDPA bus, or a PCI function.
     VirtioBlk(virtio_blk::Options),
 }
 
@@ -122,7 +152,9 @@ impl DeviceConfig {
             }
             "nbd" => DeviceConfig::Nbd(nbd_options(&spec)?),
             "null" => DeviceConfig::Null(null_options(&spec)?),
-            "virtio-blk-vhost-user" => DeviceConfig::VirtioBlk(virtio_blk_options(&spec)?),
+            "virtio-blk-vhost-user" => virtio_blk(&spec, TransportKind::VhostUser)?,
+            "virtio-blk-vhost-vdpa" => virtio_blk(&spec, TransportKind::VhostVdpa)?,
+            "virtio-blk-vfio-pci" => virtio_blk(&spec, TransportKind::VfioPci)?,
             kind => unreachable!("{kind} stands in no table"),
         };
         Ok((config, spec.get("id")?))
@@ -245,16 +277,20 @@ fn null_options(spec: &Spec) -> Result<null::Options, SpecError> {
     })
 }
 
-fn virtio_blk_options(spec: &Spec) -> Result<virtio_blk::Options, SpecError> {
-    let mut options = virtio_blk::Options::new(spec.require::<PathBuf>("path")?);
+fn virtio_blk(spec: &Spec, transport: TransportKind) -> Result<DeviceConfig, SpecError> {
+    let mut options = virtio_blk::Options::with(transport, spec.require::<PathBuf>("path")?);
     options.queues = spec.get_or("queues", options.queues)?;
     options.queue_size = spec.get_or("queue-size", options.queue_size)?;
-    options.packed = spec.get_or("packed", Choice::default())?.0;
+    if transport != TransportKind::VhostVdpa {
+        options.packed = spec.get_or("packed", Choice::default())?.0;
+    }
     options.event_idx = spec.get_or("event-idx", Choice::default())?.0;
     options.indirect = spec.get_or("indirect", Choice::default())?.0;
-    options.inflight = spec.get_or("inflight", Choice::default())?.0;
+    if transport == TransportKind::VhostUser {
+        options.inflight = spec.get_or("inflight", Choice::default())?.0;
+    }
     options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
-    Ok(options)
+    Ok(DeviceConfig::VirtioBlk(options))
 }
 
 #[derive(Default)]

@@ -275,6 +275,11 @@ impl BlkQueue {
         Ok(count)
     }
 
+    /// How many requests the device has not finished with.
+    pub fn in_flight(&self) -> u16 {
+        self.ring.in_flight()
+    }
+
     /// Whether [`BlkQueue::reap`] has something to hand over, or to say.
     #[inline]
     pub fn has_used(&self) -> bool {

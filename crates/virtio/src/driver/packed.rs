@@ -7,9 +7,9 @@
 use super::ring::{Buffer, RingBroken, Used};
 use crate::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE,
-    EventSuppression, PACKED_DESC_F_AVAIL, PACKED_DESC_F_USED, PackedPosition, PackedRing,
+    EventSuppression, PACKED_DESC_F_AVAIL, PACKED_DESC_F_USED, PackedPosition, PackedRing, barrier,
 };
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// The driver's side of a packed ring.
 pub struct PackedDriver {
@@ -99,10 +99,11 @@ impl PackedDriver {
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
         let Some((slot, flags)) = self.batch.take() else { return false };
+        barrier::write();
         self.ring.flags(slot).store(flags, Ordering::Release);
         let old = std::mem::replace(&mut self.published, self.avail.slot);
         // The device must see the descriptor before we look whether it sleeps, or both would wait.
-        fence(Ordering::SeqCst);
+        barrier::full();
         let wish = EventSuppression::from_word(self.ring.device_event().load(Ordering::Relaxed));
         wish.wants_event(self.ring.size(), old, self.avail.slot, self.avail.wrap)
     }
@@ -115,6 +116,7 @@ impl PackedDriver {
         if !self.is_used() {
             return Ok(None);
         }
+        barrier::read();
         let descriptor = self.ring.desc(self.used.slot);
         let Some(count) = self.counts.get_mut(usize::from(descriptor.id)).filter(|count| **count != 0) else {
             let broken = RingBroken::UnknownId(descriptor.id.into());
@@ -145,7 +147,7 @@ impl PackedDriver {
         let wish = EventSuppression { slot_and_wrap: self.used.to_bits(), flags };
         self.ring.driver_event().store(wish.to_word(), Ordering::Relaxed);
         // The wish must be visible before we look for the last time.
-        fence(Ordering::SeqCst);
+        barrier::full();
         !self.has_used()
     }
 

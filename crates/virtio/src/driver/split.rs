@@ -6,9 +6,9 @@
 use super::ring::{Buffer, RingBroken, Used};
 use crate::ring::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, SplitDescriptor, SplitRing,
-    USED_F_NO_NOTIFY, need_event,
+    USED_F_NO_NOTIFY, barrier, need_event,
 };
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 /// What the driver remembers about one descriptor.
 #[derive(Clone, Copy, Default)]
@@ -115,9 +115,10 @@ impl SplitDriver {
             return false;
         }
         self.published = new;
+        barrier::write();
         self.ring.avail_idx().store(new, Ordering::Release);
         // The device must see the index before we look whether it sleeps, or both would wait.
-        fence(Ordering::SeqCst);
+        barrier::full();
         if self.event_idx {
             need_event(self.ring.avail_event().load(Ordering::Relaxed), new, old)
         } else {
@@ -157,6 +158,7 @@ impl SplitDriver {
         if used_idx.wrapping_sub(self.used_idx) > self.published.wrapping_sub(self.used_idx) {
             return Err(self.break_down(RingBroken::UsedIndex(used_idx)));
         }
+        barrier::read();
         self.used_seen = used_idx;
         Ok(true)
     }
@@ -188,7 +190,7 @@ impl SplitDriver {
             self.ring.avail_flags().store(0, Ordering::Relaxed);
         }
         // The wish must be visible before we look for the last time.
-        fence(Ordering::SeqCst);
+        barrier::full();
         !self.has_used()
     }
 

@@ -127,7 +127,7 @@ fn a_session_starts_once_with_what_the_server_has() {
         (Options { queue_size: 0, ..options() }, "queue size 0"),
         (Options { queue_size: 100, ..options() }, "queue size 100"),
         (Options { queue_size: 32769, ..options() }, "queue size 32769"),
-        (Options { queues: 3, ..options() }, "3 queues wanted, the server has 2"),
+        (Options { queues: 3, ..options() }, "3 queues wanted, the device has 2"),
     ] {
         let error = Server::start(Character::good(), &options).1.err().unwrap().to_string();
         assert!(error.contains(why), "{error}");

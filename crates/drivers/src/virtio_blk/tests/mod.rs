@@ -231,7 +231,7 @@ fn a_server_that_cannot_be_used_is_an_error_that_says_why() {
         assert!(error.contains(why), "{error}");
     }
     let error = open(good, &Options { queues: 3, ..options() }).unwrap();
-    assert!(error.contains("3 queues wanted, the server has 2"), "{error}");
+    assert!(error.contains("3 queues wanted, the device has 2"), "{error}");
     let error = open(good, &Options { inflight: Choice::On, ..options() }).unwrap();
     assert!(error.contains("no in-flight memory"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! A server made by hand, which does and leaves undone what a test wants.
 
-use super::super::frontend::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, message, write_all};
+use super::super::vhost_user::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, FrontendReq, message, write_all};
 use super::super::*;
 use crate::shared_memory::SharedMemory;
 use block::Data;

@@ -22,15 +22,15 @@ pub use vhost::vhost_user::message::FrontendReq;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// Bytes of a message header.
-pub(super) const HEADER_BYTES: usize = 12;
+pub(in crate::virtio_blk) const HEADER_BYTES: usize = 12;
 /// Longest payload that is accepted: no message of the protocol is longer.
-pub(super) const MAX_PAYLOAD: usize = 4096;
+pub(in crate::virtio_blk) const MAX_PAYLOAD: usize = 4096;
 /// Version 1, in every message.
-pub(super) const FLAG_VERSION: u32 = 1;
+pub(in crate::virtio_blk) const FLAG_VERSION: u32 = 1;
 /// The message is a reply.
-pub(super) const FLAG_REPLY: u32 = 4;
+pub(in crate::virtio_blk) const FLAG_REPLY: u32 = 4;
 /// The sender wants an acknowledgement.
-pub(super) const FLAG_NEED_REPLY: u32 = 8;
+pub(in crate::virtio_blk) const FLAG_NEED_REPLY: u32 = 8;
 
 /// Why an exchange with the server failed. Unless it refused, the connection is shut down by then: its state is
 /// unknown.
@@ -182,7 +182,7 @@ impl Frontend {
 }
 
 /// A whole message in one buffer.
-pub(super) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+pub(in crate::virtio_blk) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
     for field in [request, flags, payload.len() as u32] {
         bytes.extend_from_slice(&field.to_le_bytes());
@@ -192,7 +192,7 @@ pub(super) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Writes `bytes`, the descriptors with the first of them.
-pub(super) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
+pub(in crate::virtio_blk) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
     let mut sent = 0;
     while sent < bytes.len() {
         let fds = if sent == 0 { fds } else { &[] };
@@ -206,7 +206,7 @@ pub(super) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io:
 }
 
 /// Reads one message: its request number, flags and the rest.
-pub(super) fn read_message(mut stream: &UnixStream) -> io::Result<(u32, u32, Reply)> {
+pub(in crate::virtio_blk) fn read_message(mut stream: &UnixStream) -> io::Result<(u32, u32, Reply)> {
     let mut header = [0; HEADER_BYTES];
     let (n, file) = loop {
         match stream.recv_with_fd(&mut header) {

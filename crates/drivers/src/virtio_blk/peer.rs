@@ -1,0 +1,171 @@
+//! The other side of a session as everybody sees it, and the thread that listens for its news.
+//!
+//! The thread learns that the device is gone, or that its configuration space has changed. It touches no request:
+//! the first it tells by waking every queue, the second by a call.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use virtio::blk::ConfigSpace;
+use vmm_sys_util::eventfd::EventFd;
+
+/// What to call when the configuration space has changed.
+type OnConfig = Box<dyn Fn(&ConfigSpace) + Send>;
+
+/// What is known of the other side.
+pub struct Peer {
+    name: String,
+    config: Mutex<ConfigSpace>,
+    on_config: Mutex<Option<OnConfig>>,
+    is_gone: AtomicBool,
+    calls: Mutex<Vec<(u16, EventFd)>>,
+}
+
+impl Peer {
+    /// The other side of the device `name`.
+    pub fn new(name: String) -> Arc<Peer> {
+        Arc::new(Peer {
+            name,
+            config: Mutex::default(),
+            on_config: Mutex::default(),
+            is_gone: AtomicBool::new(false),
+            calls: Mutex::default(),
+        })
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the device is gone. Everything it did before is visible once this was seen.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Tells every queue that the device is gone. It writes to no memory of ours any more by then.
+    pub fn set_gone(&self, why: &str) {
+        if self.is_gone.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        tracing::warn!(device = %self.name, why, "the device is gone");
+        for (_, call) in lock(&self.calls).iter() {
+            // Fails only when the counter is full, and then the reader is awake.
+            let _ = call.write(1);
+        }
+    }
+
+    /// The configuration space as it was last read.
+    pub fn config(&self) -> ConfigSpace {
+        *lock(&self.config)
+    }
+
+    /// Remembers the configuration space that was read.
+    pub fn set_config(&self, config: ConfigSpace) {
+        *lock(&self.config) = config;
+    }
+
+    /// What to call, on the listening thread, when the configuration space has changed.
+    pub fn set_on_config(&self, call: OnConfig) {
+        *lock(&self.on_config) = Some(call);
+    }
+
+    /// Spreads the news of a changed configuration space; `read` is how it was read again.
+    pub fn config_changed<E: std::fmt::Display>(&self, read: Result<ConfigSpace, E>) {
+        match read {
+            Ok(config) => {
+                tracing::info!(device = %self.name, sectors = config.capacity, "the configuration changed");
+                self.set_config(config);
+                if let Some(call) = &*lock(&self.on_config) {
+                    call(&config);
+                }
+            }
+            Err(error) => tracing::warn!(device = %self.name, %error, "the configuration cannot be read"),
+        }
+    }
+
+    /// The event that wakes queue `index`, to be written too when the device is gone.
+    pub fn add_call(&self, index: u16, call: EventFd) {
+        lock(&self.calls).push((index, call));
+    }
+
+    /// Forgets the event of queue `index`.
+    pub fn remove_call(&self, index: u16) {
+        lock(&self.calls).retain(|(i, _)| *i != index);
+    }
+}
+
+/// What a [`Listener`] waits for.
+pub trait Watch: Send + 'static {
+    /// Descriptors and the poll events that matter; -1 for none.
+    fn wanted(&self) -> Vec<(RawFd, i16)>;
+
+    /// How long to wait at most before [`Watch::handle`] is called, with no events.
+    fn period(&self) -> Option<Duration>;
+
+    /// Handles what came, one flag for each of [`Watch::wanted`]. `false` ends the thread.
+    fn handle(&mut self, came: &[bool]) -> bool;
+}
+
+/// The thread that listens; it ends with this value.
+pub struct Listener {
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// When the thread cannot be made.
+    pub fn start(watch: impl Watch) -> io::Result<Listener> {
+        let stop = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+        let stopped = stop.try_clone()?;
+        let thread = std::thread::Builder::new()
+            .name("virtio-blk-peer".into())
+            .spawn(move || listen(watch, &stopped))?;
+        Ok(Listener { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Fails only when the counter is full, which this first write cannot meet.
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(mut watch: impl Watch, stop: &EventFd) {
+    loop {
+        let wanted = watch.wanted();
+        let stop = (std::os::fd::AsRawFd::as_raw_fd(stop), libc::POLLIN);
+        let came = wait(wanted.into_iter().chain([stop]), watch.period());
+        let Some((stopped, came)) = came.split_last() else { return };
+        if *stopped || !watch.handle(came) {
+            return;
+        }
+    }
+}
+
+/// Waits until one of the descriptors has one of its events, or the time is over.
+fn wait(wanted: impl Iterator<Item = (RawFd, i16)>, period: Option<Duration>) -> Vec<bool> {
+    let mut fds: Vec<_> = wanted.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+    let timeout = period.map_or(-1, |period| period.as_millis().clamp(1, i32::MAX as u128) as i32);
+    // SAFETY: the list outlives the call.
+    if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) } < 0 {
+        return vec![false; fds.len()];
+    }
+    fds.iter().map(|entry| entry.revents != 0).collect()
+}
+
+/// The lock of something that is whole after every step, even where another thread panicked.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

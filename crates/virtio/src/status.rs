@@ -1,0 +1,14 @@
+//! The bits of a device's status: virtio 1.3, section 2.1.
+
+/// The driver has noticed the device.
+pub const ACKNOWLEDGE: u8 = 1;
+/// The driver knows how to drive it.
+pub const DRIVER: u8 = 2;
+/// The driver is ready: the device runs.
+pub const DRIVER_OK: u8 = 4;
+/// Both sides have agreed on the features.
+pub const FEATURES_OK: u8 = 8;
+/// The device cannot go on.
+pub const NEEDS_RESET: u8 = 64;
+/// The driver has given the device up.
+pub const FAILED: u8 = 128;
