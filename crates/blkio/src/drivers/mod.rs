@@ -9,6 +9,7 @@ use crate::driver::Driver;
 use crate::property::Properties;
 use crate::{Error, Region, Result};
 use block::MemoryRegion;
+use drivers::virtio_blk::TransportKind;
 use std::os::fd::RawFd;
 
 /// The driver called `name`.
@@ -20,7 +21,9 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
         "freestone" => Ok(Box::new(freestone::Freestone::new())),
         "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
         "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
-        "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(virtio_blk::Transport::VhostUser))),
+        "virtio-blk-vfio-pci" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VfioPci))),
+        "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostUser))),
+        "virtio-blk-vhost-vdpa" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostVdpa))),
         _ => Err(Error::new(libc::ENOENT, format!("unknown driver '{name}'"))),
     }
 }

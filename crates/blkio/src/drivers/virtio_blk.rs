@@ -6,38 +6,31 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value, signals};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
-use drivers::virtio_blk::{Options, Session};
+use drivers::virtio_blk::{Options, Session, TransportKind};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Largest virtqueue of the specification.
 const MAX_QUEUE_SIZE: i32 = 32768;
 
-/// The way to the device.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Transport {
-    VhostUser,
-}
-
-impl Transport {
-    fn takes_fd(self) -> bool {
-        false
-    }
-
-    fn driver_name(self) -> &'static str {
-        match self {
-            Transport::VhostUser => "virtio-blk-vhost-user",
-        }
-    }
-}
-
 pub(super) struct VirtioBlk {
-    transport: Transport,
+    transport: TransportKind,
     session: Option<Arc<Session>>,
+    /// The device's descriptor, where the caller gave it: it is ours once the instance is connected.
+    _fd: Option<OwnedFd>,
 }
 
 impl VirtioBlk {
-    pub fn new(transport: Transport) -> VirtioBlk {
-        VirtioBlk { transport, session: None }
+    pub fn new(transport: TransportKind) -> VirtioBlk {
+        VirtioBlk { transport, session: None, _fd: None }
+    }
+
+    fn name(&self) -> &'static str {
+        match self.transport {
+            TransportKind::VhostUser => "virtio-blk-vhost-user",
+            TransportKind::VhostVdpa => "virtio-blk-vhost-vdpa",
+            TransportKind::VfioPci => "virtio-blk-vfio-pci",
+        }
     }
 
     fn session(&self) -> &Arc<Session> {
@@ -61,8 +54,8 @@ impl Driver for VirtioBlk {
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {
         match (name, value) {
-            ("fd", _) if !self.transport.takes_fd() => {
-                let message = format!("{} does not support the property fd", self.transport.driver_name());
+            ("fd", _) if self.transport != TransportKind::VhostVdpa => {
+                let message = format!("{} does not support the property fd", self.name());
                 Err(Error::new(libc::ENOENT, message))
             }
             ("queue-size", Value::Int(size))
@@ -78,11 +71,13 @@ impl Driver for VirtioBlk {
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let options = match source(p)? {
-            Source::Path(path) => Options::new(path),
-            Source::Fd(fd) => unreachable!("fd {fd} was refused"),
+            Source::Path(path) => Options::with(self.transport, path),
+            Source::Fd(fd) => Options { fd: Some(fd), ..Options::with(self.transport, "") },
         };
         let session =
             signals::start_threads_without(|| Session::connect(&options)).map_err(|e| failed(&e))?;
+        // SAFETY: the caller gives the descriptor away with the success of this call.
+        self._fd = options.fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         state_facts(p, &session);
         self.session = Some(session);
         Ok(())

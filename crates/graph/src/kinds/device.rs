@@ -180,8 +180,8 @@ impl DeviceConfig {
             DeviceConfig::VirtioBlk(_) => true,
             DeviceConfig::IoUring(_)
             | DeviceConfig::Mem(_)
-            | DeviceConfig::Null(_)
-            | DeviceConfig::Nbd(_) => false,
+            | DeviceConfig::Nbd(_)
+            | DeviceConfig::Null(_) => false,
         }
     }
 
@@ -189,10 +189,9 @@ impl DeviceConfig {
     pub fn pins_regions(&self) -> bool {
         match self {
             DeviceConfig::IoUring(options) => options.fixed_buffers,
-            DeviceConfig::Mem(_)
-            | DeviceConfig::Null(_)
-            | DeviceConfig::VirtioBlk(_)
-            | DeviceConfig::Nbd(_) => false,
+            // An IOMMU translates only what does not move.
+            DeviceConfig::VirtioBlk(options) => options.transport != TransportKind::VhostUser,
+            DeviceConfig::Mem(_) | DeviceConfig::Nbd(_) | DeviceConfig::Null(_) => false,
         }
     }
 
@@ -201,8 +200,8 @@ impl DeviceConfig {
         match self {
             DeviceConfig::IoUring(options) => options.read_only = true,
             DeviceConfig::Mem(options) => options.read_only = true,
-            DeviceConfig::Null(options) => options.read_only = true,
             DeviceConfig::Nbd(options) => options.read_only = true,
+            DeviceConfig::Null(options) => options.read_only = true,
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
         }
