@@ -52,6 +52,17 @@ class Lab:
         self._ends.enter_context(self.guest)
         return self.guest
 
+    def boot_with(self, *devices, cpus=1):
+        """Boot a guest with devices of devices.py, attached, and no server. Returns the guest; it has `devices`."""
+        self.guest = Guest(cpus=cpus, directory=self.directory, devices=devices)
+        self._ends.enter_context(self.guest)
+        for device in devices:
+            for image in getattr(device, "images", []):
+                self._ends.callback(os.unlink, image)
+        for device in devices:
+            device.attach(self.guest)
+        return self.guest
+
     def check_end(self):
         """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
         errors = workload.kernel_errors(self.guest)

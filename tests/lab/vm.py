@@ -94,11 +94,12 @@ class Job:
 class Guest:
     """One running guest. Use it in a `with`; it is ended by its own pid at the end, however the block ends."""
 
-    def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None, qemu_arguments=(),
-                 kernel_arguments=""):
-        """directory: where console.log and qemu.log are kept. qemu_arguments, kernel_arguments: what is special."""
+    def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None, devices=(),
+                 qemu_arguments=(), kernel_arguments=""):
+        """devices: those of devices.py, which the caller attaches. directory: where console.log, qemu.log and the
+        devices' images are kept. qemu_arguments, kernel_arguments: what is special."""
         paths.require_setup()
-        self.disks, self.cpus, self.memory_mib = list(disks), cpus, memory_mib
+        self.disks, self.cpus, self.memory_mib, self.devices = list(disks), cpus, memory_mib, list(devices)
         self.accel = accel or paths.accelerator()
         self.sockets = tempfile.mkdtemp(prefix="lab-")  # short: a Unix socket's path has at most 107 bytes
         self.directory = directory
@@ -183,6 +184,8 @@ class Guest:
 
     def _command(self):
         kernel_arguments = f"{KERNEL_ARGUMENTS} {self.kernel_arguments} lab.agent={paths.HERE}/guest/agent lab.modules={paths.MODULES}"
+        for device in self.devices:
+            kernel_arguments += f" {device.kernel_arguments}"
         command = [
             paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-accel", "kvm" if self.accel == "kvm" else "tcg,thread=multi",
@@ -190,6 +193,8 @@ class Guest:
             "-machine", "q35", "-smp", str(self.cpus), "-m", f"{self.memory_mib}M",
             # a vhost-user server maps the guest's memory, so it must be shared
             "-object", f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on", "-numa", "node,memdev=memory",
+            # an IOMMU must stand before every device behind it
+            *(argument for device in self.devices for argument in device.arguments(self.directory)),
             "-kernel", paths.VMLINUX, "-initrd", paths.INITRAMFS, "-append", kernel_arguments,
             "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
             "-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
