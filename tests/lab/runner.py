@@ -1,0 +1,124 @@
+"""Finds tests, runs them and reports: what tests/lab/run and tests/clients/run share.
+
+A test is a function in a file of a folder `cases` whose only parameter has the name of its suite ("lab", "client"); its
+own name is a sentence. It gets a new object of the suite's class: `directory` (its logs), check_end(), close(), logs().
+It fails by raising, and is skipped when it raises Skipped."""
+
+import argparse
+import glob
+import importlib
+import inspect
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+
+from vm import die_with_parent, exit_on_sigterm
+
+TEST_TIMEOUT_S = 900  # a test takes 10 to 60 s on a quiet machine, many times that on a busy one
+
+
+class Skipped(Exception):
+    """This test cannot run here; the text says why."""
+
+
+def find_tests(cases, parameter):
+    """(file, function) of every test in the folder, in the order of the files."""
+    sys.path.insert(0, cases)
+    tests = []
+    for path in sorted(glob.glob(os.path.join(cases, "*.py"))):
+        module = importlib.import_module(os.path.basename(path)[:-len(".py")])
+        for name, function in vars(module).items():
+            if inspect.isfunction(function) and list(inspect.signature(function).parameters) == [parameter]:
+                tests.append((module.__name__, function))
+    return tests
+
+
+def out_of_time(number, frame):
+    raise TimeoutError(f"the test took more than {TEST_TIMEOUT_S} s")
+
+
+def run_test(test, make, kind):
+    """Run one test; returns its result, the seconds it took, and what a person should read about it."""
+    started = time.monotonic()
+    subject = make(test.__name__, kind)
+    shutil.rmtree(subject.directory, ignore_errors=True)
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(TEST_TIMEOUT_S)
+    try:
+        test(subject)
+        subject.check_end()
+        return "passed", time.monotonic() - started, ""
+    except Skipped as reason:
+        return "skipped", time.monotonic() - started, str(reason)
+    except Exception:  # whatever it is, the test failed, and the others still run
+        return "failed", time.monotonic() - started, traceback.format_exc(limit=-3) + subject.logs()
+    finally:
+        signal.alarm(0)
+        subject.close()
+
+
+class Report:
+    """Says how each test went, for a person or as JSON lines."""
+
+    def __init__(self, as_json):
+        self.as_json, self.counts = as_json, {"passed": 0, "failed": 0, "skipped": 0}
+
+    def test(self, file, name, result, seconds, details):
+        self.counts[result] += 1
+        if self.as_json:
+            print(json.dumps({"event": "test", "file": file, "name": name, "result": result,
+                              "seconds": round(seconds, 1), "details": details}), flush=True)
+            return
+        print(f"{'ok' if result == 'passed' else result:8} {file}: {name} ({seconds:.1f} s)", flush=True)
+        if details:
+            print("    " + details.replace("\n", "\n    ").rstrip(), flush=True)
+
+    def end(self):
+        if self.as_json:
+            print(json.dumps({"event": "end", **self.counts}))
+            return
+        skipped = f", {self.counts['skipped']} skipped" if self.counts["skipped"] else ""
+        print(f"{self.counts['passed']} passed, {self.counts['failed']} failed{skipped}")
+
+
+def run_tests(tests, make, kind, options):
+    """Run the tests in --jobs processes, and report them in their order."""
+    report = Report(options.json)
+    with multiprocessing.Pool(options.jobs, initializer=die_with_parent) as pool:
+        runs = [(file, test.__name__, pool.apply_async(run_test, (test, make, kind))) for file, test in tests]
+        pool.close()
+        for file, name, run in runs:
+            report.test(file, name, *run.get())
+    report.end()
+    return report
+
+
+def parse_arguments(description, kinds_option, kinds):
+    """The command line of a suite; kinds_option chooses what `make` of main() gets, the first of kinds by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="run the tests whose file or name contains one of these")
+    parser.add_argument("--list", action="store_true", help="print the tests' names and stop")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument(kinds_option, dest="kind", choices=kinds, default=kinds[0])
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N tests at a time")
+    return parser.parse_args()
+
+
+def main(options, tests, make, prepare):
+    """Run the tests that the options select, each on a make(name, kind), after a prepare(). Ends the program."""
+    tests = [(file, test) for file, test in tests
+             if not options.words or any(word in f"{file}: {test.__name__}" for word in options.words)]
+    if options.list:
+        for file, test in tests:
+            print(f"{file}: {test.__name__}")
+        return
+    if not tests:
+        sys.exit(f"no test matches: {' '.join(options.words)}")
+    exit_on_sigterm()
+    prepare()
+    sys.exit(1 if run_tests(tests, make, options.kind, options).counts["failed"] else 0)
