@@ -1,15 +1,15 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit fuzz lab bench clean
+.PHONY: help build run test check unit fuzz lab clients bench clean
 
 FUZZ_SECONDS ?= 60
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## The release binary, target/release/freestone
-	cargo build --release --locked -p freestone -p benches
+build: ## The release binaries, target/release/freestone and libblkio.so
+	cargo build --release --locked -p freestone -p blkio -p benches
 	cargo build --release --locked -p drivers --example virtio_blk_check
 
 run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
@@ -35,12 +35,19 @@ lab: ## Stock kernels in QEMU against the release binary
 	$(MAKE) build
 	tests/lab/run
 
+clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.so
+	tests/lab/setup
+	tests/clients/setup
+	$(MAKE) build
+	tests/clients/run
+
 test: ## Everything: installs what is missing, passes all tests
 	tests/lab/setup
 	$(MAKE) check
 	$(MAKE) build
 	target/release/hot-path --check
 	$(MAKE) fuzz
+	tests/clients/run
 	tests/lab/run
 
 bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/

@@ -2,7 +2,7 @@
 
 A test is a function in a file of a folder `cases` whose only parameter has the name of its suite ("lab", "client"); its
 own name is a sentence. It gets a new object of the suite's class: `directory` (its logs), check_end(), close(), logs().
-It fails by raising, and is skipped when it raises Skipped."""
+It fails by raising, and is skipped when it raises Skipped; what it returns is printed."""
 
 import argparse
 import glob
@@ -33,7 +33,7 @@ def find_tests(cases, parameter):
     for path in sorted(glob.glob(os.path.join(cases, "*.py"))):
         module = importlib.import_module(os.path.basename(path)[:-len(".py")])
         for name, function in vars(module).items():
-            if inspect.isfunction(function) and list(inspect.signature(function).parameters) == [parameter]:
+            if not name.startswith("_") and inspect.isfunction(function) and list(inspect.signature(function).parameters) == [parameter]:
                 tests.append((module.__name__, function))
     return tests
 
@@ -50,9 +50,9 @@ def run_test(test, make, kind):
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(TEST_TIMEOUT_S)
     try:
-        test(subject)
+        note = test(subject)
         subject.check_end()
-        return "passed", time.monotonic() - started, ""
+        return "passed", time.monotonic() - started, note or ""
     except Skipped as reason:
         return "skipped", time.monotonic() - started, str(reason)
     except Exception:  # whatever it is, the test failed, and the others still run
