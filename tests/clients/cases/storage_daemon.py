@@ -1,10 +1,9 @@
 """qemu-storage-daemon serves disks that are libblkio's: several at a time, in threads of their own, for a long while."""
 
-import os
 import subprocess
 
 import paths
-from client import MIB, ClientError, sha256
+from client import sha256
 from qmp import Qmp
 from runner import Skipped
 
