@@ -5,6 +5,7 @@ import shlex
 import subprocess
 
 import paths
+from server import QemuStorageDaemon, Server, ServerError
 
 LIBRARY = os.environ.get("LIBBLKIO", os.path.join(paths.REPO, "target", "release", "libblkio.so"))
 CLIENTS_SETUP = os.path.join(paths.REPO, "tests", "clients", "setup")
@@ -33,3 +34,54 @@ def run_trixie(guest, program, *arguments):
         BLKIO_DIR={GUEST_DIR} LD_DEBUG=files LD_DEBUG_OUTPUT=/run/ld {command}
         used=$(sed -n 's/.*calling init: \\(.*libblkio.so.*\\)/\\1/p' /run/ld.* | sort -u)
         [ "$used" = {GUEST_DIR}/libblkio.so.1 ] || {{ echo "ran on '$used', not on {GUEST_DIR}/libblkio.so.1"; exit 1; }}""")
+
+
+class BlkioStorageDaemon(QemuStorageDaemon):
+    """Trixie's qemu-storage-daemon on the library under test: a server of the lab whose disk is libblkio's."""
+
+    name = "qemu-storage-daemon on libblkio"
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        require_trixie()
+        os.symlink(os.path.realpath(LIBRARY), os.path.join(self.directory, "libblkio.so.1"))
+
+    def disk(self):
+        """QEMU's options for the disk on the image."""
+        return f"driver=io_uring,filename={self.image},cache.direct=on"
+
+    def command(self):
+        return [
+            "env", f"BLKIO_DIR={self.directory}", os.path.join(TRIXIE_BIN, "qemu-storage-daemon"),
+            "--object", "iothread,id=thread",
+            "--blockdev", f"{self.disk()},node-name=disk,discard=unmap",
+            "--export", f"type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={self.socket},"
+            f"num-queues={self.queues},writable=on,iothread=thread",
+        ]
+
+    def check_library(self):
+        """Raises unless the server has the library under test mapped, and no other libblkio."""
+        with open(f"/proc/{self.process.pid}/maps") as maps:
+            mapped = {line.split()[-1] for line in maps if "/libblkio" in line}
+        if mapped != {os.path.realpath(LIBRARY)}:
+            raise ServerError(f"{self.name} runs on {mapped or 'no libblkio'}, not on {LIBRARY}")
+
+
+class BlkioOverVhostUser(BlkioStorageDaemon):
+    """The same over a disk of Freestone: guest, QEMU's server, our library, Freestone's server, file."""
+
+    def __enter__(self):
+        self.below = Server(self.image, self.queues, self.log + ".below")
+        self.below.__enter__()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self.below.__exit__()
+            raise
+
+    def __exit__(self, *exc):
+        super().__exit__(*exc)
+        self.below.__exit__(*exc)
+
+    def disk(self):
+        return f"driver=virtio-blk-vhost-user,path={self.below.socket},cache.direct=on"

@@ -1,7 +1,10 @@
-"""QEMU's tools of Debian trixie, unchanged, on our libblkio.so.1 and devices that only a guest has."""
+"""QEMU's tools of Debian trixie, unchanged, on our libblkio.so.1 and devices that only a guest has; and guests on a
+disk that QEMU serves through our library."""
 
 import blkio
+from blkio import BlkioOverVhostUser, BlkioStorageDaemon
 from devices import Namespace, Nvme, Vdpa, VfioPci
+from workload import fio_verify
 
 SOURCE = "/tmp/source.img"  # in the guest's memory; as large as the devices are
 
@@ -20,6 +23,22 @@ def qemu_copies_compares_and_checks_patterns_on_a_vdpa_device(lab):
 def qemu_copies_compares_and_checks_patterns_on_a_pci_function(lab):
     guest = _boot(lab, VfioPci())
     _check_disk(guest, f"driver=virtio-blk-vfio-pci,path={guest.devices[0].paths[0]},cache.direct=on")
+
+
+def a_guest_works_on_a_disk_that_qemu_serves_through_io_uring(lab):
+    _work_on_disk_of(lab, BlkioStorageDaemon)
+
+
+def a_guest_works_on_a_disk_that_qemu_serves_through_vhost_user(lab):
+    _work_on_disk_of(lab, BlkioOverVhostUser)
+
+
+def _work_on_disk_of(lab, server):
+    lab.kind = server
+    guest = lab.boot(queues=2, cpus=2)
+    lab.server.check_library()
+    guest.sh(fio_verify("/dev/vda", "32m", "--rw=randrw --bsrange=4k-256k --fsync=32"))
+    guest.sh("mkfs.ext4 -q -E lazy_itable_init=0 /dev/vda && e2fsck -fn /dev/vda")
 
 
 def _boot(lab, device):
