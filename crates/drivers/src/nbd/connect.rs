@@ -133,6 +133,12 @@ impl<'p, 'c> Stream<'p, 'c> {
         Ok(Stream { socket, patience })
     }
 
+    /// The stream over a socket that is connected.
+    pub(super) fn over(socket: Socket, patience: &'p Patience<'c>) -> Result<Stream<'p, 'c>, OpenError> {
+        socket.set_nonblocking(true).map_err(OpenError::System)?;
+        Ok(Stream { socket, patience })
+    }
+
     /// Reads exactly as many bytes as `to` holds.
     pub(super) fn read(&mut self, mut to: &mut [u8]) -> Result<(), OpenError> {
         while !to.is_empty() {

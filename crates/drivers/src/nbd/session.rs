@@ -8,6 +8,7 @@ use super::queue::NbdQueue;
 use block::Limits;
 use socket2::Socket;
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a physical block is at most: a preferred size beyond it (a cluster, a stripe) is a wish, not a sector.
@@ -41,7 +42,23 @@ impl Session {
     /// When there is no server, no such export, or `cancel` was called.
     pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
-        let (socket, facts) = connect(options, cancel)?;
+        Session::new(options, connect(options, cancel)?)
+    }
+
+    /// As [`Session::open`], over a socket that is connected already. Connections for more queues go to the address
+    /// in the options.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub fn over(socket: OwnedFd, options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
+        options.check().map_err(OpenError::Options)?;
+        let patience = Patience::new(options.timeout_ms, cancel);
+        let mut stream = Stream::over(socket.into(), &patience)?;
+        let facts = negotiate(&mut stream, &options.export, options.replies)?;
+        Session::new(options, (stream.into_socket(), facts))
+    }
+
+    fn new(options: &Options, (socket, facts): (Socket, Facts)) -> Result<Arc<Session>, OpenError> {
         if options.connections > 1 && !facts.can_multi_conn() {
             return Err(OpenError::Export(format!(
                 "{} connections are wanted, but the server does not say that more than one is safe (CAN_MULTI_CONN)",

@@ -289,3 +289,30 @@ fn the_queue_may_move_between_threads() {
         queue.disarm();
     }
 }
+
+#[test]
+fn a_warm_queue_allocates_nothing() {
+    const DEPTH: usize = 32;
+    let Some(server) = Server::nbdkit(Over::Unix, &["memory", "32M"]) else { return };
+    for replies in [Replies::Simple, Replies::Structured] {
+        let (_session, mut queue) = open(&server, |options| options.replies = replies);
+        let mut buffer = vec![0; DEPTH * 8192];
+        let list = segments(&mut buffer, &[8192; DEPTH]);
+        let work = |queue: &mut NbdQueue| {
+            for slot in 0..DEPTH {
+                let data = data(&list[slot..=slot]);
+                let req = if slot % 2 == 0 { Request::read(data) } else { Request::write(data, Flags::FUA) };
+                // SAFETY: the memory outlives the queue.
+                unsafe { queue.push(slot as u32, &req, slot as u64 * 8192).unwrap() };
+            }
+            let mut ended = 0;
+            while ended < DEPTH {
+                queue.wait(1, Some(Duration::from_secs(10)), None).expect("a completion");
+                queue.reap(&mut |_, result| ended += usize::from(result.is_ok()));
+            }
+        };
+        (0..20).for_each(|_| work(&mut queue));
+        let allocated = allocation_counter::measure(|| (0..200).for_each(|_| work(&mut queue)));
+        assert_eq!(allocated.count_total, 0, "{replies:?}");
+    }
+}

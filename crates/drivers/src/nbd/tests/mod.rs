@@ -326,7 +326,7 @@ fn long_and_short_reads_and_writes_share_a_connection() {
 
 #[test]
 fn a_device_says_what_its_session_does_and_why_a_channel_cannot_be_opened() {
-    let (_server, session, queue) = Server::start(Export::good(Replies::Extended), |client| {
+    let (server, session, queue) = Server::start(Export::good(Replies::Extended), |client| {
         assert_eq!(client.request().command, 2);
     });
     let device = NbdDevice::over(session.clone());
@@ -334,7 +334,7 @@ fn a_device_says_what_its_session_does_and_why_a_channel_cannot_be_opened() {
     assert!(device.name().starts_with("nbd+unix:///?socket=/"), "{}", device.name());
     assert_eq!(device.refresh().unwrap(), device.limits());
     drop(queue);
-    // The server took one connection only.
+    drop(server);
     let error = reactor::run(async move { device.open_channel().err().unwrap().to_string() });
     assert!(error.contains("cannot connect to /"), "{error}");
 }
