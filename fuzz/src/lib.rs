@@ -1,8 +1,9 @@
-//! A hostile guest: what both fuzz targets are made of.
+//! A hostile guest and a hostile server: what the fuzz targets are made of.
 //!
 //! ```text
 //!   bytes ──► Input ──► actions ──► rings:     a guest's memory and virtio::device, in one thread, step by step
-//!                            └────► messages:  a vhost-user client and a running export, over its socket
+//!                            ├────► messages:  a vhost-user client and a running export, over its socket
+//!                            └────► nbd:       an NBD server and drivers::nbd, over a socket pair, step by step
 //! ```
 //!
 //! An input is a program: a few bytes of setup, then one byte for each action, followed by its operands. Whatever
@@ -18,4 +19,5 @@ pub mod guest;
 pub mod input;
 pub mod memfd;
 pub mod messages;
+pub mod nbd;
 pub mod rings;

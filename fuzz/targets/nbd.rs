@@ -1,0 +1,5 @@
+//! See `fuzz::nbd`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::nbd::run(bytes));
