@@ -27,6 +27,10 @@ pub enum IoError {
     DeviceGone,
     /// Memory or another resource of the host ran out.
     NoMemory,
+    /// The write or open needs one more active zone than the device can have.
+    TooManyActiveZones,
+    /// The write or open needs one more open zone than the device can have.
+    TooManyOpenZones,
 }
 
 /// The end of a request.
@@ -46,6 +50,8 @@ impl IoError {
             28 | 122 => IoError::NoSpace,                    // ENOSPC, EDQUOT
             62 | 110 => IoError::TimedOut,                   // ETIME, ETIMEDOUT
             74 | 84 => IoError::Corrupt,                     // EBADMSG, EILSEQ
+            75 => IoError::TooManyActiveZones,               // EOVERFLOW
+            109 => IoError::TooManyOpenZones,                // ETOOMANYREFS
             95 => IoError::Unsupported,                      // EOPNOTSUPP
             _ => IoError::Medium,
         }
@@ -63,6 +69,8 @@ impl IoError {
             IoError::TimedOut => 110,                                           // ETIMEDOUT
             IoError::DeviceGone => 19,                                          // ENODEV
             IoError::NoMemory => 12,                                            // ENOMEM
+            IoError::TooManyActiveZones => 75, // EOVERFLOW, as Linux says of zoned block devices
+            IoError::TooManyOpenZones => 109,  // ETOOMANYREFS, likewise
         }
     }
 }
@@ -81,6 +89,8 @@ impl std::fmt::Display for IoError {
             IoError::TimedOut => "timed out",
             IoError::DeviceGone => "device is gone",
             IoError::NoMemory => "out of memory",
+            IoError::TooManyActiveZones => "too many active zones",
+            IoError::TooManyOpenZones => "too many open zones",
         })
     }
 }
@@ -101,6 +111,8 @@ mod tests {
             IoError::TimedOut,
             IoError::DeviceGone,
             IoError::NoMemory,
+            IoError::TooManyActiveZones,
+            IoError::TooManyOpenZones,
         ] {
             assert_eq!(IoError::from_errno(error.to_errno()), error);
         }

@@ -147,7 +147,9 @@ pub fn status(result: IoResult) -> u8 {
             | IoError::Corrupt
             | IoError::TimedOut
             | IoError::DeviceGone
-            | IoError::NoMemory,
+            | IoError::NoMemory
+            | IoError::TooManyActiveZones
+            | IoError::TooManyOpenZones,
         ) => VIRTIO_BLK_S_IOERR,
     }
 }

@@ -207,7 +207,7 @@ fn fault_rules(spec: &Spec) -> Result<Vec<Rule>, SpecError> {
 }
 
 /// Every error by the name that people write.
-const ERRORS: [(&str, IoError); 11] = [
+const ERRORS: [(&str, IoError); 13] = [
     ("medium", IoError::Medium),
     ("corrupt", IoError::Corrupt),
     ("timed-out", IoError::TimedOut),
@@ -219,6 +219,8 @@ const ERRORS: [(&str, IoError); 11] = [
     ("invalid", IoError::Invalid),
     ("misaligned", IoError::Misaligned),
     ("out-of-range", IoError::OutOfRange),
+    ("too-many-active-zones", IoError::TooManyActiveZones),
+    ("too-many-open-zones", IoError::TooManyOpenZones),
 ];
 
 struct ErrorName(IoError);

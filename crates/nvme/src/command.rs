@@ -1,0 +1,240 @@
+//! Commands as a submission queue entry has them (Base 3.3.3.1): opcode, namespace, and the six command dwords
+//! that differ. Identifier and data pointer are the transport's.
+
+use crate::{MAX_BLOCKS, MAX_RANGES};
+
+/// Opcodes of the NVM command set (NVM 3.2) and of the zoned one (ZNS 3.4).
+pub mod opcode {
+    /// NVM 3.2 Flush (Base 7.1).
+    pub const FLUSH: u8 = 0x00;
+    /// NVM 3.2.6.
+    pub const WRITE: u8 = 0x01;
+    /// NVM 3.2.4.
+    pub const READ: u8 = 0x02;
+    /// NVM 3.2.8.
+    pub const WRITE_ZEROES: u8 = 0x08;
+    /// NVM 3.2.3.
+    pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// ZNS 3.4.3.
+    pub const ZONE_MANAGEMENT_SEND: u8 = 0x79;
+    /// ZNS 3.4.2.
+    pub const ZONE_MANAGEMENT_RECEIVE: u8 = 0x7a;
+    /// ZNS 3.4.1.
+    pub const ZONE_APPEND: u8 = 0x7d;
+    /// Base 5.16, an admin command.
+    pub const GET_LOG_PAGE: u8 = 0x02;
+    /// Base 5.17, an admin command.
+    pub const IDENTIFY: u8 = 0x06;
+    /// Base 5.15, an admin command.
+    pub const GET_FEATURES: u8 = 0x0a;
+}
+
+/// What Identify is asked for: the controller or namespace structure (Base 5.17, figure "CNS values").
+pub mod cns {
+    /// Identify Namespace of the NVM command set.
+    pub const NAMESPACE: u8 = 0x00;
+    /// Identify Controller.
+    pub const CONTROLLER: u8 = 0x01;
+    /// Namespace Identification Descriptor list.
+    pub const DESCRIPTORS: u8 = 0x03;
+    /// Identify Namespace of a command set.
+    pub const COMMAND_SET_NAMESPACE: u8 = 0x05;
+    /// Identify Controller of a command set.
+    pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
+}
+
+/// The volatile write cache feature (Base 5.27.1.4); bit 0 of its value says that the cache is on.
+pub const FEATURE_VOLATILE_WRITE_CACHE: u8 = 0x06;
+/// The Commands Supported and Effects log page (Base 5.16.1.6).
+pub const LOG_COMMAND_EFFECTS: u8 = 0x05;
+
+/// Force unit access, in dword 12 of a write or write zeroes.
+const FUA: u32 = 1 << 30;
+/// Deallocate, in dword 12 of a write zeroes.
+const DEAC: u32 = 1 << 25;
+/// Deallocate, in dword 11 of a dataset management.
+const AD: u32 = 1 << 2;
+/// Select all zones, in dword 13 of a zone management send.
+const SELECT_ALL: u32 = 1 << 8;
+/// Count what was transferred rather than what exists, in dword 13 of a zone management receive.
+const PARTIAL_REPORT: u32 = 1 << 16;
+
+/// One command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// What to do.
+    pub opcode: u8,
+    /// Which namespace; 0 when none is concerned.
+    pub nsid: u32,
+    /// Command dwords 10 to 15.
+    pub cdw: [u32; 6],
+}
+
+/// A change of a zone's state: Zone Send Action (ZNS 3.4.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ZoneSendAction {
+    /// To closed.
+    Close = 1,
+    /// To full.
+    Finish = 2,
+    /// To explicitly opened.
+    Open = 3,
+    /// To empty.
+    Reset = 4,
+}
+
+impl Command {
+    const fn new(opcode: u8, nsid: u32) -> Command {
+        Command { opcode, nsid, cdw: [0; 6] }
+    }
+
+    /// Asks for an identify structure of command set `csi`.
+    pub const fn identify(nsid: u32, cns: u8, csi: u8) -> Command {
+        let cdw = [cns as u32, (csi as u32) << 24, 0, 0, 0, 0];
+        Command { opcode: opcode::IDENTIFY, nsid, cdw }
+    }
+
+    /// Asks for the current value of a feature, which comes in dword 0 of the completion.
+    pub const fn get_features(fid: u8) -> Command {
+        Command { opcode: opcode::GET_FEATURES, nsid: 0, cdw: [fid as u32, 0, 0, 0, 0, 0] }
+    }
+
+    /// Asks for the first `bytes` (a multiple of 4) of a log page, of command set `csi`.
+    pub const fn get_log_page(nsid: u32, lid: u8, csi: u8, bytes: u32) -> Command {
+        let dwords = bytes / 4 - 1;
+        let cdw = [lid as u32 | dwords << 16, dwords >> 16, 0, 0, (csi as u32) << 24, 0];
+        Command { opcode: opcode::GET_LOG_PAGE, nsid, cdw }
+    }
+
+    /// Reads `blocks` from `lba` on.
+    ///
+    /// # Panics
+    /// With no blocks, or more than [`MAX_BLOCKS`].
+    pub fn read(nsid: u32, lba: u64, blocks: u32) -> Command {
+        Command::on_blocks(opcode::READ, nsid, lba, blocks, 0)
+    }
+
+    /// Writes `blocks` from `lba` on; with `fua` they are durable when it completes.
+    ///
+    /// # Panics
+    /// As [`Command::read`].
+    pub fn write(nsid: u32, lba: u64, blocks: u32, fua: bool) -> Command {
+        Command::on_blocks(opcode::WRITE, nsid, lba, blocks, if fua { FUA } else { 0 })
+    }
+
+    /// Makes `blocks` from `lba` on read as zeroes; with `deallocate` the controller may give their space back.
+    ///
+    /// # Panics
+    /// As [`Command::read`].
+    pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, fua: bool, deallocate: bool) -> Command {
+        let flags = if fua { FUA } else { 0 } | if deallocate { DEAC } else { 0 };
+        Command::on_blocks(opcode::WRITE_ZEROES, nsid, lba, blocks, flags)
+    }
+
+    /// Makes every completed write durable.
+    pub const fn flush(nsid: u32) -> Command {
+        Command::new(opcode::FLUSH, nsid)
+    }
+
+    /// Deallocates `ranges` ranges, whose list ([`deallocate_range`]) is the command's data.
+    ///
+    /// # Panics
+    /// With no ranges, or more than [`MAX_RANGES`].
+    pub fn deallocate(nsid: u32, ranges: u32) -> Command {
+        assert!((1..=MAX_RANGES).contains(&ranges), "{ranges} ranges");
+        Command { cdw: [ranges - 1, AD, 0, 0, 0, 0], ..Command::new(opcode::DATASET_MANAGEMENT, nsid) }
+    }
+
+    /// Changes the state of the zone that starts at `lba`.
+    pub const fn manage_zone(nsid: u32, lba: u64, action: ZoneSendAction) -> Command {
+        let cdw = [lba as u32, (lba >> 32) as u32, 0, action as u32, 0, 0];
+        Command { opcode: opcode::ZONE_MANAGEMENT_SEND, nsid, cdw }
+    }
+
+    /// Changes the state of all zones for which `action` makes sense.
+    pub const fn manage_all_zones(nsid: u32, action: ZoneSendAction) -> Command {
+        let cdw = [0, 0, 0, action as u32 | SELECT_ALL, 0, 0];
+        Command { opcode: opcode::ZONE_MANAGEMENT_SEND, nsid, cdw }
+    }
+
+    /// Describes zones from the one that holds `lba` on, as many as fit into `bytes` (a multiple of 4, at
+    /// least [`crate::zns::REPORT_HEADER_BYTES`]).
+    pub const fn report_zones(nsid: u32, lba: u64, bytes: u32) -> Command {
+        let cdw = [lba as u32, (lba >> 32) as u32, bytes / 4 - 1, PARTIAL_REPORT, 0, 0];
+        Command { opcode: opcode::ZONE_MANAGEMENT_RECEIVE, nsid, cdw }
+    }
+
+    fn on_blocks(opcode: u8, nsid: u32, lba: u64, blocks: u32, flags: u32) -> Command {
+        assert!((1..=MAX_BLOCKS).contains(&blocks), "{blocks} blocks");
+        let cdw = [lba as u32, (lba >> 32) as u32, (blocks - 1) | flags, 0, 0, 0];
+        Command { opcode, nsid, cdw }
+    }
+}
+
+/// One range of [`Command::deallocate`] (NVM 3.2.3): context attributes 0, length, first block.
+pub fn deallocate_range(lba: u64, blocks: u32) -> [u8; 16] {
+    let mut range = [0; 16];
+    range[4..8].copy_from_slice(&blocks.to_le_bytes());
+    range[8..].copy_from_slice(&lba.to_le_bytes());
+    range
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LBA: u64 = 0x0123_4567_89ab_cdef;
+
+    #[test]
+    fn block_counts_are_sent_from_zero_and_addresses_in_two_halves() {
+        let read = Command::read(7, LBA, 1);
+        assert_eq!((read.opcode, read.nsid), (0x02, 7));
+        assert_eq!(read.cdw, [0x89ab_cdef, 0x0123_4567, 0, 0, 0, 0]);
+        assert_eq!(Command::read(7, 0, 1 << 16).cdw[2], 0xffff);
+        let write = Command::write(7, LBA, 8, true);
+        assert_eq!((write.opcode, write.cdw[2]), (0x01, 0x4000_0007));
+        assert_eq!(Command::write(7, LBA, 8, false).cdw[2], 7);
+    }
+
+    #[test]
+    fn write_zeroes_deallocates_only_when_it_may() {
+        assert_eq!(Command::write_zeroes(1, 0, 2, false, false).cdw[2], 1);
+        assert_eq!(Command::write_zeroes(1, 0, 2, true, true).cdw[2], 0x4200_0001);
+        assert_eq!(Command::write_zeroes(1, 0, 2, false, true).opcode, 0x08);
+    }
+
+    #[test]
+    fn a_deallocation_counts_its_ranges_from_zero() {
+        let command = Command::deallocate(1, 256);
+        assert_eq!((command.opcode, command.cdw), (0x09, [0xff, 4, 0, 0, 0, 0]));
+        let range = deallocate_range(LBA, 0x1122_3344);
+        assert_eq!(range[..4], [0; 4]);
+        assert_eq!(range[4..8], [0x44, 0x33, 0x22, 0x11]);
+        assert_eq!(range[8..], [0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01]);
+    }
+
+    #[test]
+    fn zone_commands_name_the_zone_and_the_action() {
+        let open = Command::manage_zone(3, LBA, ZoneSendAction::Open);
+        assert_eq!((open.opcode, open.cdw), (0x79, [0x89ab_cdef, 0x0123_4567, 0, 3, 0, 0]));
+        assert_eq!(Command::manage_all_zones(3, ZoneSendAction::Reset).cdw, [0, 0, 0, 0x104, 0, 0]);
+        let report = Command::report_zones(3, LBA, 64 + 64);
+        assert_eq!((report.opcode, report.cdw), (0x7a, [0x89ab_cdef, 0x0123_4567, 31, 0x1_0000, 0, 0]));
+    }
+
+    #[test]
+    fn admin_commands_say_which_structure_and_command_set() {
+        assert_eq!(Command::identify(1, cns::COMMAND_SET_NAMESPACE, 2).cdw, [5, 2 << 24, 0, 0, 0, 0]);
+        assert_eq!(Command::get_features(FEATURE_VOLATILE_WRITE_CACHE).cdw[0], 6);
+        let log = Command::get_log_page(!0, LOG_COMMAND_EFFECTS, 2, 4096);
+        assert_eq!(log.cdw, [5 | 1023 << 16, 0, 0, 0, 2 << 24, 0]);
+        assert_eq!(Command::flush(9), Command { opcode: 0, nsid: 9, cdw: [0; 6] });
+    }
+
+    #[test]
+    #[should_panic(expected = "65537 blocks")]
+    fn more_blocks_than_the_field_counts_are_a_bug() {
+        let _ = Command::read(1, 0, (1 << 16) + 1);
+    }
+}
