@@ -17,9 +17,12 @@ pub mod io_uring;
 pub mod mem;
 pub mod nbd;
 pub mod null;
+mod ring;
 pub mod shared_buffer;
 pub mod shared_memory;
+mod sysfs;
 pub mod virtio_blk;
+mod zeroes;
 
 use block::{DeviceError, Limits};
 

@@ -1,7 +1,8 @@
 //! From the step of an [`Operation`] to the submission entry that asks the kernel for it.
 
 use super::fixed::FixedBuffers;
-use super::operation::{Backing, MAX_IOVECS, Operation, Step, ZERO_STEP};
+use super::operation::{Backing, MAX_IOVECS, Operation, Step};
+use crate::zeroes::{ZERO_PAGE_LEN, ZERO_STEP};
 use block::{Flags, Op, Segment};
 use io_uring::opcode::{Fallocate, Fsync, Read, ReadFixed, Readv, UringCmd16, Write, WriteFixed, Writev};
 use io_uring::types::{Fd, FsyncFlags};
@@ -13,27 +14,13 @@ const DISCARD_COMMAND: u32 = 0x1200;
 /// `IOSQE_FIXED_FILE`: the descriptor is an index into the ring's registered files.
 const FIXED_FILE: squeue::Flags = squeue::Flags::from_bits_retain(1);
 
-const ZERO_PAGE_LEN: usize = 64 << 10;
-
-#[repr(align(4096))]
-struct ZeroPages([u8; ZERO_PAGE_LEN]);
-
-static ZEROES: ZeroPages = ZeroPages([0; ZERO_PAGE_LEN]);
-
-/// Segments that all point at the same zeroes: what the kernel writes where it cannot zero.
-pub(super) fn zero_segments() -> Box<[Segment]> {
-    // The kernel only reads through the pointer.
-    let page = Segment { base: ZEROES.0.as_ptr().cast_mut(), len: ZERO_PAGE_LEN };
-    vec![page; ZERO_STEP / ZERO_PAGE_LEN].into()
-}
-
 /// What every entry of a queue has in common.
 pub(super) struct Target {
     pub backing: Backing,
     pub fd: RawFd,
     /// Whether `fd` is registered as file 0 of the rings.
     pub is_registered: bool,
-    pub zeroes: Box<[Segment]>,
+    pub zeroes: &'static [Segment],
 }
 
 impl Target {
@@ -47,7 +34,7 @@ impl Target {
                 let left = (operation.len - operation.done) as usize;
                 // Whole pages but for the last call, whose list is cut in the operation's own.
                 if left >= ZERO_STEP {
-                    writev(fd, &self.zeroes, operation.offset + operation.done, rw_flags(operation))
+                    writev(fd, self.zeroes, operation.offset + operation.done, rw_flags(operation))
                 } else {
                     self.last_zeroes(fd, operation, left)
                 }

@@ -7,7 +7,7 @@ use super::UringQueue;
 use super::limits::{self, FileFacts};
 use super::open::check_kind;
 use super::queue::Shared;
-use super::ring::Ring;
+use crate::ring::Ring;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -108,7 +108,7 @@ impl UringFile {
 /// # Errors
 /// What `io_uring_setup(2)` says: `ENOSYS` where the kernel has none, `EPERM` where it is forbidden.
 pub fn probe() -> io::Result<()> {
-    Ring::for_any_thread(1, false).map(drop)
+    <Ring>::for_any_thread(1, false).map(drop)
 }
 
 #[cfg(test)]

@@ -3,44 +3,17 @@
 
 use super::Options;
 use super::operation::Backing;
+use crate::sysfs::Sysfs;
 use block::{DeviceError, Limits};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
-use std::path::PathBuf;
-use std::str::FromStr;
 
 /// Largest block size that makes sense to a client.
 const MAX_BLOCK_SIZE: u32 = 64 << 10;
 /// Longest transfer: a `read(2)` moves a little less than 2 GiB at most.
 const MAX_TRANSFER: u32 = 1 << 30;
-
-/// What is known about a drive from `/sys/dev/block/MAJOR:MINOR/queue`.
-pub(super) struct Sysfs(PathBuf);
-
-impl Sysfs {
-    /// The drive with device number `device`, or the drive of that partition; `None` when there is none (the
-    /// file system has no drive, or several).
-    pub fn of(device: u64) -> Option<Sysfs> {
-        let (major, minor) = (libc::major(device), libc::minor(device));
-        let entry = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-        [entry.join("queue"), entry.join("../queue")].into_iter().find(|p| p.is_dir()).map(Sysfs)
-    }
-
-    pub fn number<N: FromStr>(&self, attribute: &str) -> Option<N> {
-        self.text(attribute)?.parse().ok()
-    }
-
-    fn text(&self, attribute: &str) -> Option<String> {
-        Some(std::fs::read_to_string(self.0.join(attribute)).ok()?.trim().to_owned())
-    }
-
-    /// Whether the drive has queues that can be polled for completions.
-    pub fn has_poll_queues(&self) -> bool {
-        self.number("io_poll") == Some(1u8)
-    }
-}
 
 /// Bytes in the file or device now.
 pub(super) fn size(file: &File) -> io::Result<u64> {

@@ -21,17 +21,16 @@ mod limits;
 mod open;
 mod operation;
 mod queue;
-mod ring;
 
 pub use file::{MAX_ENTRIES, UringFile, probe};
 pub use limits::FileFacts;
 pub use queue::UringQueue;
 
+use crate::ring::Ring;
+use crate::sysfs::Sysfs;
 use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
-use limits::Sysfs;
 use queue::Shared;
 use reactor::QueueChannel;
-use ring::Ring;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::rc::Rc;

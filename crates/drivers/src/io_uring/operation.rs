@@ -9,8 +9,6 @@ use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
 const MAX_RETRIES: u8 = 64;
 /// Most segments in one system call (`UIO_MAXIOV`).
 pub(super) const MAX_IOVECS: usize = 1024;
-/// Bytes of zeroes written in one step where the kernel has no better way.
-pub(super) const ZERO_STEP: usize = 1 << 20;
 
 /// What never changes about the file under a queue.
 #[derive(Clone, Copy, Debug)]

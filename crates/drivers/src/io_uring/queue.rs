@@ -1,11 +1,12 @@
 //! One core's rings over one file.
 
-use super::entry::{Target, rw_flags, zero_segments};
+use super::entry::{Target, rw_flags};
 use super::fixed::{FixedBuffers, Regions};
 use super::inline;
 use super::operation::{Backing, Next, Operation, Step, Ways};
-use super::ring::Ring;
 use crate::direct::{DirectQueue, ZoneRequest};
+use crate::ring::Ring;
+use crate::zeroes::zero_segments;
 use block::{Flags, IoError, IoResult, Op, Queue, Request};
 use std::fs::File;
 use std::io;

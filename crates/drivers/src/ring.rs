@@ -1,32 +1,35 @@
-//! One ring, in the best mode that the running kernel has.
+//! One ring, in the best mode that the running kernel has. Its entries are of the usual size, or the large ones of
+//! pass-through commands.
 
-use io_uring::{Builder, IoUring, cqueue, squeue, types};
+use io_uring::{IoUring, cqueue, squeue, types};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: u32 = 1;
 
-type RingBuilder = Builder<squeue::Entry, cqueue::Entry>;
-
-/// Modes to try after the best one. An older kernel answers `EINVAL` to a flag that it does not know.
-const OLDER_MODES: [fn(&mut RingBuilder); 3] = [
-    // 5.19: no inter-processor interrupt per completion.
-    |b| {
-        b.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
-    },
-    |b| {
-        b.setup_submit_all();
-    },
-    |_| {},
-];
+/// What to ask of the kernel. An older one answers `EINVAL` to what it does not know.
+#[derive(Clone, Copy)]
+enum Mode {
+    /// 6.1: completions run on the core that owns the ring, only when it asks for them.
+    OneThread,
+    /// 5.19: no inter-processor interrupt per completion.
+    Cooperative,
+    /// 5.18: an entry that is refused does not hold up those behind it.
+    SubmitAll,
+    Plain,
+}
 
 /// A ring and what tells of its completions.
-pub(super) struct Ring {
-    pub uring: IoUring,
+pub(crate) struct Ring<S = squeue::Entry, C = cqueue::Entry>
+where
+    S: squeue::EntryMarker,
+    C: cqueue::EntryMarker,
+{
+    pub uring: IoUring<S, C>,
     /// Whether the drive is polled for completions.
     pub is_polled: bool,
     /// Entries that have not been answered.
@@ -40,22 +43,18 @@ pub(super) struct Ring {
     event: Option<OwnedFd>,
 }
 
-impl Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// A ring with room for `entries` requests, to be used by the calling thread alone.
     ///
     /// # Errors
     /// What `io_uring_setup(2)` said to the most modest mode: `EPERM` where io_uring is forbidden
     /// (`kernel.io_uring_disabled`, a seccomp filter), `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
-    pub fn new(entries: u32, is_polled: bool) -> io::Result<Ring> {
-        // 6.1: completions run on the core that owns the ring, only when it asks for them.
-        let best = build(entries, is_polled, |b| {
-            b.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
-        });
-        let mut refused = match best {
+    pub fn new(entries: u32, is_polled: bool) -> io::Result<Self> {
+        let mut refused = match build(entries, is_polled, Mode::OneThread) {
             Ok(uring) => return Ring::with_event(uring, is_polled, true),
             Err(error) => error,
         };
-        for mode in OLDER_MODES {
+        for mode in [Mode::Cooperative, Mode::SubmitAll, Mode::Plain] {
             if refused.raw_os_error() != Some(libc::EINVAL) {
                 break;
             }
@@ -74,19 +73,19 @@ impl Ring {
     ///
     /// # Errors
     /// As [`Ring::new`].
-    pub fn for_any_thread(entries: u32, is_polled: bool) -> io::Result<Ring> {
+    pub fn for_any_thread(entries: u32, is_polled: bool) -> io::Result<Self> {
         // Whatever defers work to the thread that submitted waits for that thread to enter the kernel, which it
         // need not do after it has handed the ring on.
-        let uring = match build(entries, is_polled, |b| {
-            b.setup_submit_all();
-        }) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => build(entries, is_polled, |_| {})?,
+        let uring = match build(entries, is_polled, Mode::SubmitAll) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                build(entries, is_polled, Mode::Plain)?
+            }
             result => result?,
         };
         Ring::with_event(uring, is_polled, false)
     }
 
-    fn with_event(uring: IoUring, is_polled: bool, is_deferred: bool) -> io::Result<Ring> {
+    fn with_event(uring: IoUring<S, C>, is_polled: bool, is_deferred: bool) -> io::Result<Self> {
         let event = eventfd()?;
         uring.submitter().register_eventfd(event.as_raw_fd())?;
         let mut ring =
@@ -105,7 +104,7 @@ impl Ring {
     /// # Safety
     /// What the entry points at stays valid until its completion.
     #[inline]
-    pub unsafe fn push(&mut self, entry: &squeue::Entry) {
+    pub unsafe fn push(&mut self, entry: &S) {
         // SAFETY: by contract.
         let result = unsafe { self.uring.submission().push(entry) };
         result.expect("the ring has room for every slot");
@@ -152,7 +151,7 @@ impl Ring {
     /// Takes completions: what each entry carried, and the kernel's answer. Fewer than there is room for: there
     /// are no more.
     #[inline]
-    pub fn take<'a>(&mut self, room: &'a mut [MaybeUninit<cqueue::Entry>]) -> &'a [cqueue::Entry] {
+    pub fn take<'a>(&mut self, room: &'a mut [MaybeUninit<C>]) -> &'a [C] {
         if self.in_flight == 0 {
             return &[];
         }
@@ -191,6 +190,13 @@ impl Ring {
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
+        if self.is_polled {
+            return self.poll_for(timeout, signal_mask);
+        }
+        if signal_mask.is_some() && self.has_unsubmitted() {
+            // A call that submits says how many entries it took, and not that a signal ended its wait.
+            self.submit();
+        }
         let result = if timeout.is_none() && signal_mask.is_none() {
             self.enter(at_least, true)
         } else {
@@ -224,6 +230,34 @@ impl Ring {
         Ok(())
     }
 
+    /// [`Ring::wait_for`] one completion where the drive is polled. The kernel's own wait then knows neither time
+    /// nor signal mask, and ends early when another thread wants the processor.
+    fn poll_for(&mut self, timeout: Option<Duration>, mask: Option<&libc::sigset_t>) -> io::Result<()> {
+        let start = Instant::now();
+        let want = u32::from(timeout.is_none() && mask.is_none());
+        loop {
+            match self.enter(want, true) {
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => return Err(error),
+                Err(error) => check(&error),
+                Ok(()) => {}
+            }
+            if want > 0 || !self.uring.completion().is_empty() {
+                return Ok(());
+            }
+            if let Some(mask) = mask {
+                let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+                // SAFETY: no descriptors; time and mask live through the call.
+                let result = unsafe { libc::ppoll(std::ptr::null_mut(), 0, &raw const now, mask) };
+                if result < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            if timeout.is_some_and(|limit| start.elapsed() >= limit) {
+                return Err(io::Error::from_raw_os_error(libc::ETIME));
+            }
+        }
+    }
+
     /// Waits until a completion is there.
     pub fn wait(&mut self) {
         if let Err(error) = self.enter(1, true) {
@@ -237,9 +271,24 @@ impl Ring {
     }
 }
 
-fn build(entries: u32, is_polled: bool, mode: impl Fn(&mut RingBuilder)) -> io::Result<IoUring> {
-    let mut builder = IoUring::builder();
-    mode(&mut builder);
+fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    is_polled: bool,
+    mode: Mode,
+) -> io::Result<IoUring<S, C>> {
+    let mut builder = IoUring::<S, C>::builder();
+    match mode {
+        Mode::OneThread => {
+            builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        Mode::Cooperative => {
+            builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
+        }
+        Mode::SubmitAll => {
+            builder.setup_submit_all();
+        }
+        Mode::Plain => {}
+    }
     if is_polled {
         builder.setup_iopoll();
     }
