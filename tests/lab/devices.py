@@ -72,6 +72,10 @@ class Nvme:
         guest.sh(f"modprobe nvme poll_queues={self.poll_queues}")
         for path in self.paths:
             _wait_for_node(guest, path, "-c")
+        # The kernel looks at namespaces beside each other: the first that it finds is ng0n1, whatever its identifier.
+        names = guest.sh("cd /sys/class/block; for n in nvme0n*; do echo $(cat $n/nsid) /dev/ng0n${n#nvme0n}; done")
+        by_identifier = dict(line.split() for line in names.splitlines())
+        self.paths = [by_identifier[str(i)] for i in range(1, len(self.namespaces) + 1)]
 
 
 class VfioPci:

@@ -15,8 +15,11 @@ FIO = os.path.join(BIN, "fio")
 VMLINUX = os.path.join(LAB, "kernel", "vmlinux")
 MODULES = os.path.join(LAB, "kernel", "lib", "modules")
 INITRAMFS = os.path.join(LAB, "initramfs.cpio")
-FREESTONE = os.environ.get("FREESTONE", os.path.join(REPO, "target", "release", "freestone"))
-VIRTIO_BLK_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "virtio_blk_check")  # built with it
+RELEASE = os.path.join(REPO, "target", "release")
+FREESTONE = os.environ.get("FREESTONE", os.path.join(RELEASE, "freestone"))
+# Built with it.
+VIRTIO_BLK_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "virtio_blk_check")
+NVME_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "nvme_check")
 
 
 def require_setup():

@@ -15,6 +15,11 @@ impl Sysfs {
         [entry.join("queue"), entry.join("../queue")].into_iter().find(|p| p.is_dir()).map(Sysfs)
     }
 
+    /// The drive of that name, e.g. `nvme0n1`.
+    pub fn of_name(name: &str) -> Option<Sysfs> {
+        Some(Sysfs(PathBuf::from(format!("/sys/class/block/{name}/queue")))).filter(|queue| queue.0.is_dir())
+    }
+
     pub fn number<N: FromStr>(&self, attribute: &str) -> Option<N> {
         self.text(attribute)?.parse().ok()
     }

@@ -4,12 +4,13 @@ use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
 use block::{Device, DeviceError};
 use drivers::virtio_blk::TransportKind;
-use drivers::{io_uring, mem, nbd, null, virtio_blk};
+use drivers::{io_uring, mem, nbd, null, nvme_uring, virtio_blk};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Every kind of device.
-pub const KINDS: &[&Kind] = &[&IO_URING, &MEM, &NBD, &NULL, &VIRTIO_BLK, &VIRTIO_BLK_VDPA, &VIRTIO_BLK_PCI];
+pub const KINDS: &[&Kind] =
+    &[&IO_URING, &MEM, &NBD, &NULL, &NVME_URING, &VIRTIO_BLK, &VIRTIO_BLK_VDPA, &VIRTIO_BLK_PCI];
 
 static IO_URING: Kind = Kind {
     name: "io_uring",
@@ -70,6 +71,18 @@ static NULL: Kind = Kind {
     ],
 };
 
+static NVME_URING: Kind = Kind {
+    name: "nvme_uring",
+    about: "an NVMe namespace, past the kernel's block layer; needs CAP_SYS_ADMIN",
+    keys: &[
+        key("path", "PATH", "its character device, such as /dev/ng0n1"),
+        READ_ONLY,
+        key("queue-depth", "N", "requests in flight on each core [128]"),
+        key("poll", "on|off", "poll the controller for completions, if it can [off]"),
+        ID,
+    ],
+};
+
 static VIRTIO_BLK: Kind = Kind {
     name: "virtio-blk-vhost-user",
     about: "a disk that another process serves over a vhost-user socket",
@@ -126,6 +139,8 @@ pub enum DeviceConfig {
     Nbd(nbd::Options),
     /// Nothing.
     Null(null::Options),
+    /// An NVMe namespace.
+    NvmeUring(nvme_uring::Options),
     /// A virtio disk: behind a vhost-user socket, on the vDPA bus, or a PCI function.
     VirtioBlk(virtio_blk::Options),
 }
@@ -152,6 +167,12 @@ impl DeviceConfig {
             }
             "nbd" => DeviceConfig::Nbd(nbd_options(&spec)?),
             "null" => DeviceConfig::Null(null_options(&spec)?),
+            "nvme_uring" => DeviceConfig::NvmeUring(nvme_uring::Options {
+                read_only: is_on(&spec, "readonly")?,
+                queue_depth: spec.get_or("queue-depth", io_uring::Options::new("").queue_depth)?,
+                iopoll: is_on(&spec, "poll")?,
+                ..nvme_uring::Options::new(spec.require::<PathBuf>("path")?)
+            }),
             "virtio-blk-vhost-user" => virtio_blk(&spec, TransportKind::VhostUser)?,
             "virtio-blk-vhost-vdpa" => virtio_blk(&spec, TransportKind::VhostVdpa)?,
             "virtio-blk-vfio-pci" => virtio_blk(&spec, TransportKind::VfioPci)?,
@@ -170,6 +191,7 @@ impl DeviceConfig {
             DeviceConfig::Mem(options) => Arc::new(mem::MemDevice::new(options)?),
             DeviceConfig::Nbd(options) => Arc::new(nbd::NbdDevice::open(options)?),
             DeviceConfig::Null(options) => Arc::new(null::NullDevice::new(options)?),
+            DeviceConfig::NvmeUring(options) => Arc::new(nvme_uring::NvmeDevice::open(options)?),
             DeviceConfig::VirtioBlk(options) => Arc::new(virtio_blk::VirtioBlk::open(options)?),
         })
     }

@@ -1,0 +1,58 @@
+//! Checks the NVMe driver on a real namespace, all of whose data is lost. Needs CAP_SYS_ADMIN; `tests/lab` runs it
+//! in a guest.
+//!
+//! ```text
+//! nvme_check facts  DEVICE            prints what is known about the namespace
+//! nvme_check suite  DEVICE [poll]     the conformance suite, over the device as the engine opens it
+//! nvme_check direct DEVICE [poll]     what the C API does with queues and memory
+//! nvme_check zones  DEVICE [poll]     everything that only zoned namespaces have
+//! ```
+
+mod direct;
+mod driver;
+mod zones;
+
+use conformance::Suite;
+use drivers::nvme_uring::{NvmeDevice, NvmeFile, Options};
+use std::error::Error;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nvme_check: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (check, path, is_polled) = match words[..] {
+        [check, path] => (check, path, false),
+        [check, path, "poll"] => (check, path, true),
+        _ => return Err("usage: nvme_check facts|suite|direct|zones DEVICE [poll]".into()),
+    };
+    if check == "suite" {
+        let options = Options { iopoll: is_polled, ..Options::new(path) };
+        Suite::new(Arc::new(NvmeDevice::open(&options)?)).run();
+        println!("suite passed");
+        return Ok(());
+    }
+    let file = NvmeFile::open(Path::new(path), false)?;
+    if is_polled && !file.facts().can_poll {
+        return Err(format!("{path} has no poll queues").into());
+    }
+    match check {
+        "facts" => println!("{:#?}", file.facts()),
+        "direct" => direct::run(&file, is_polled),
+        "zones" => zones::run(&file, is_polled),
+        other => return Err(format!("no check {other}").into()),
+    }
+    println!("{check} passed");
+    Ok(())
+}

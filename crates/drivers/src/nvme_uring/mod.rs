@@ -1,0 +1,141 @@
+//! NVMe namespaces by pass-through: their commands go through io_uring to the controller as they are, past the
+//! kernel's block layer.
+//!
+//! ```text
+//!   NvmeDevice ── open_channel ──► QueueChannel<NvmeQueue>            one ring a core
+//!     file     NvmeFile: the open character device, words for what goes wrong, queues for the C API
+//!     admin    ioctls: identify, features, logs  ─► facts (what controller and kernel take)
+//!     queue    slots and ring ─► operation (state machine: long requests, zeroes, zone reports)
+//! ```
+//!
+//! Nobody guards the namespace: what the kernel has mounted from it is overwritten all the same, as with the
+//! device node itself. Truth: `drivers/nvme/host/ioctl.c` and `include/uapi/linux/nvme_ioctl.h` of Linux, and the
+//! specifications that the crate `nvme` names.
+
+mod admin;
+mod facts;
+mod file;
+mod operation;
+mod queue;
+
+pub use admin::AdminError;
+pub use facts::{NamespaceFacts, ZoneFacts};
+pub use file::{MAX_ENTRIES, NvmeFile, OpenError};
+pub use queue::NvmeQueue;
+
+use crate::io_uring::MAX_QUEUE_DEPTH;
+use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use reactor::QueueChannel;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How to open a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Its character device, such as `/dev/ng0n1`.
+    pub path: PathBuf,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Requests in flight on each channel.
+    pub queue_depth: u32,
+    /// Poll the controller for completions, if it has queues for that.
+    pub iopoll: bool,
+}
+
+impl Options {
+    /// Reads and writes of `path`, 128 at a time.
+    pub fn new(path: impl Into<PathBuf>) -> Options {
+        Options { path: path.into(), read_only: false, queue_depth: 128, iopoll: false }
+    }
+}
+
+/// An NVMe namespace as a block device.
+pub struct NvmeDevice {
+    name: String,
+    file: NvmeFile,
+    limits: Arc<SharedLimits>,
+    queue_depth: u32,
+    is_polled: bool,
+}
+
+impl NvmeDevice {
+    /// Opens what `options` name.
+    ///
+    /// # Errors
+    /// When it is no NVMe namespace, may not be used or cannot be served; the message says which. A zoned
+    /// namespace can only be read: a block device is written in any order.
+    pub fn open(options: &Options) -> Result<NvmeDevice, DeviceError> {
+        let name = format!("nvme_uring:{}", options.path.display());
+        let refuse = |message: String| DeviceError::new(&name, message);
+        if !(1..=MAX_QUEUE_DEPTH).contains(&options.queue_depth) {
+            return Err(refuse(format!("queue_depth={}: 1 to {MAX_QUEUE_DEPTH}", options.queue_depth)));
+        }
+        let path = options.path.display();
+        let file = NvmeFile::open(&options.path, options.read_only)
+            .map_err(|error| refuse("cannot be opened".into()).because(error))?;
+        let facts = *file.facts();
+        if facts.zones.is_some() && !options.read_only {
+            return Err(refuse(format!(
+                "{path} is zoned: as a block device it can only be read (readonly=on)"
+            )));
+        }
+        if options.iopoll && !facts.can_poll {
+            tracing::warn!(%path, "the controller has no poll queues (nvme.poll_queues): interrupts are used");
+        }
+        let limits = facts.limits(options.read_only);
+        tracing::info!(device = name, capacity = limits.capacity, block_size = limits.block_size, "opened");
+        Ok(NvmeDevice {
+            name,
+            file,
+            limits: SharedLimits::new(limits),
+            queue_depth: options.queue_depth,
+            is_polled: options.iopoll && facts.can_poll,
+        })
+    }
+
+    /// The namespace below.
+    pub fn file(&self) -> &NvmeFile {
+        &self.file
+    }
+
+    /// A ring of its own over the namespace, for a caller that drives it itself. It is used by the calling
+    /// thread alone.
+    ///
+    /// # Errors
+    /// When the kernel refuses an io_uring.
+    pub fn open_queue(&self) -> Result<NvmeQueue, DeviceError> {
+        self.file
+            .open_queue_of_thread(self.queue_depth, self.is_polled)
+            .map_err(|e| DeviceError::new(&self.name, "cannot set up io_uring").because(e))
+    }
+}
+
+impl Device for NvmeDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(QueueChannel::open(self.open_queue()?, self.limits.clone()))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        let capacity = self
+            .file
+            .capacity()
+            .map_err(|e| DeviceError::new(&self.name, "cannot learn the size").because(e))?;
+        self.limits.set_capacity(capacity);
+        Ok(self.limits.get())
+    }
+
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _: &MemoryRegion) {}
+}

@@ -1,0 +1,208 @@
+//! One ring over one namespace.
+
+use super::admin::PassthroughCommand;
+use super::facts::{NamespaceFacts, page_bytes};
+use super::operation::{Memory, Next, Operation};
+use crate::direct::{DirectQueue, ZoneRequest};
+use crate::ring::Ring;
+use block::{IoError, IoResult, Queue, Request};
+use io_uring::opcode::UringCmd80;
+use io_uring::types::{Fd, Fixed};
+use io_uring::{cqueue, squeue};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `NVME_URING_CMD_IO`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`.
+const CMD_IO: u32 = 0xc048_4e80;
+/// `NVME_URING_CMD_IO_VEC`: the same with a list of `iovec`.
+const CMD_IO_VEC: u32 = 0xc048_4e81;
+
+/// Completions that are taken out of the ring at once.
+const BATCH: usize = 16;
+
+/// What all queues of a namespace share.
+pub(super) struct Shared {
+    pub file: File,
+    pub facts: NamespaceFacts,
+}
+
+/// Pass-through commands need the large entries (`IORING_SETUP_SQE128`, `IORING_SETUP_CQE32`).
+pub(super) type LargeRing = Ring<squeue::Entry128, cqueue::Entry32>;
+
+/// The submission and completion ring of one core or thread. Every slot has at most one command in the ring.
+///
+/// Where the controller is polled every command goes the same way, unlike those of files: flushes, discards and
+/// zone management have completions in the same queue pair.
+pub struct NvmeQueue {
+    ring: LargeRing,
+    operations: Box<[Operation]>,
+    /// Operations that ended without the kernel; kept for the next `reap`.
+    ended: Vec<(u32, IoResult)>,
+    is_registered: bool,
+    page: usize,
+    shared: Arc<Shared>,
+}
+
+impl NvmeQueue {
+    pub(super) fn new(shared: Arc<Shared>, depth: u32, ring: LargeRing) -> io::Result<NvmeQueue> {
+        let fd = shared.file.as_raw_fd();
+        Ok(NvmeQueue {
+            is_registered: ring.uring.submitter().register_files(&[fd]).is_ok(),
+            ring,
+            operations: (0..depth).map(|_| Operation::idle()).collect(),
+            ended: Vec::with_capacity(depth as usize),
+            page: page_bytes(),
+            shared,
+        })
+    }
+
+    /// Puts the next command of `slot` into the ring; an error is the request's end.
+    #[inline]
+    fn issue(&mut self, slot: u32) -> IoResult {
+        let operation = &mut self.operations[slot as usize];
+        let (command, memory) = operation.next(&self.shared.facts, self.page)?;
+        let (code, addr, len) = match memory {
+            Memory::Single(segment) => (CMD_IO, segment.base.expose_provenance(), segment.len),
+            Memory::List => {
+                (CMD_IO_VEC, operation.iovecs.as_ptr().expose_provenance(), operation.iovecs.len())
+            }
+        };
+        // No command is longer than `max_transfer`, which is below 4 GiB.
+        let command = PassthroughCommand::new(&command, addr as u64, len as u32).to_bytes();
+        let entry = match self.is_registered {
+            true => UringCmd80::new(Fixed(0), code).cmd(command).build(),
+            false => UringCmd80::new(Fd(self.shared.file.as_raw_fd()), code).cmd(command).build(),
+        };
+        // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists and memory of our own
+        // live in the slot, and are left alone until the kernel has answered.
+        unsafe { self.ring.push(&entry.user_data(u64::from(slot))) };
+        Ok(())
+    }
+
+    /// Starts what `begun` says about the operation in `slot`.
+    #[inline]
+    fn start(&mut self, slot: u32, begun: Result<bool, IoError>) -> IoResult {
+        if begun? {
+            return self.issue(slot);
+        }
+        self.ended.push((slot, Ok(())));
+        Ok(())
+    }
+
+    /// Handles one answer of the kernel; the request's end if it was the last.
+    #[inline]
+    fn answered(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
+        match self.operations[slot as usize].complete(answer, &self.shared.facts) {
+            Next::Issue => self.issue(slot).err().map(Err),
+            Next::Finished(result) => Some(result),
+        }
+    }
+}
+
+impl Queue for NvmeQueue {
+    fn depth(&self) -> u32 {
+        self.operations.len() as u32
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
+        // SAFETY: by the contract of this function.
+        let begun = unsafe { self.operations[slot as usize].begin(req, offset, &self.shared.facts) };
+        self.start(slot, begun)
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        if self.ring.has_unsubmitted() {
+            self.ring.submit();
+        }
+    }
+
+    #[inline]
+    fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+        let mut count = 0;
+        while let Some((slot, result)) = self.ended.pop() {
+            done(slot, result);
+            count += 1;
+        }
+        self.ring.look();
+        let mut goes_on = false;
+        let mut room = [const { MaybeUninit::uninit() }; BATCH];
+        loop {
+            let answers = self.ring.take(&mut room);
+            for answer in answers {
+                let slot = answer.user_data() as u32;
+                match self.answered(slot, answer.result()) {
+                    Some(result) => {
+                        done(slot, result);
+                        count += 1;
+                    }
+                    None => goes_on = true,
+                }
+            }
+            if answers.len() < BATCH {
+                break;
+            }
+        }
+        if goes_on {
+            self.kick();
+        }
+        count
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        // A polled ring raises no events, but `arm` lets nobody sleep while it works.
+        Some(self.ring.event_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ring.arm() && self.ended.is_empty()
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+}
+
+impl DirectQueue for NvmeQueue {
+    fn wait(
+        &mut self,
+        at_least: u32,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()> {
+        if !self.ended.is_empty() || self.ring.in_flight == 0 {
+            self.kick();
+            return Ok(());
+        }
+        // A request may take several commands, so this is how many there are at least.
+        self.ring.wait_for(at_least.min(self.ring.in_flight), timeout, signal_mask)
+    }
+
+    unsafe fn push_zone(&mut self, slot: u32, req: ZoneRequest) -> IoResult {
+        // SAFETY: by the contract of this function.
+        let begun = unsafe { self.operations[slot as usize].begin_zone(req, &self.shared.facts) };
+        self.start(slot, begun)
+    }
+}
+
+// SAFETY: the pointers in slots and ring are the requests' memory, which belongs to no thread. A ring that is
+// bound to one thread is used by its core alone (`reactor::QueueChannel` is not `Send`).
+unsafe impl Send for NvmeQueue {}
+
+impl Drop for NvmeQueue {
+    /// Waits for what is in flight: closing a ring does not, and the memory of the requests is about to be
+    /// somebody else's.
+    fn drop(&mut self) {
+        while self.ring.in_flight > 0 {
+            self.ring.wait();
+            self.reap(&mut |_, _| {});
+        }
+        // A ring that is closed lets go of its files some time later.
+        let _ = self.ring.uring.submitter().unregister_files();
+    }
+}
