@@ -162,7 +162,7 @@ fn more_than_the_controller_holds(file: &NvmeFile, is_polled: bool) {
     let mut memory = vec![0u8; bytes.len()];
     let lists: Vec<Segment> =
         memory.chunks_mut(block).map(|c| Segment { base: c.as_mut_ptr(), len: block }).collect();
-    for round in 0..3 {
+    for round in 0..10 {
         for (slot, segment) in lists.iter().enumerate() {
             // SAFETY: memory and lists outlive the requests, which are waited for.
             let req = Request::read(unsafe { Data::new(std::slice::from_ref(segment)) });

@@ -11,8 +11,10 @@ use nvme::command::{Command, ZoneSendAction, deallocate_range};
 use nvme::zns::{DESCRIPTOR_BYTES, REPORT_HEADER_BYTES, report_count, report_zone};
 use nvme::{MAX_BLOCKS, Status};
 
-/// How often the kernel may answer "again" in a row to one command.
+/// How often the kernel may refuse one command for the moment.
 const MAX_RETRIES: u8 = 64;
+/// How often it may not find the command's memory.
+const MAX_FAULTS: u8 = 8;
 /// Bytes of a zone report that are asked for at once: about a thousand zones.
 const REPORT_STEP: usize = 64 << 10;
 
@@ -56,6 +58,8 @@ const NO_MEMORY: Memory = Memory::Single(Segment { base: std::ptr::null_mut(), l
 pub(super) enum Next {
     /// [`Operation::next`] has another command.
     Issue,
+    /// The same command once more, when fewer are in flight.
+    IssueLater,
     /// The request has ended.
     Finished(IoResult),
 }
@@ -231,9 +235,9 @@ impl Operation {
     #[cold]
     fn refused(&mut self, answer: i32) -> Next {
         let error = match answer {
-            ..0 if matches!(-answer, libc::EAGAIN) && self.retries < MAX_RETRIES => {
+            ..0 if self.may_retry(-answer) => {
                 self.retries += 1;
-                return Next::Issue;
+                return Next::IssueLater;
             }
             // The kernel gives up on commands that it could not finish in time: it resets the controller.
             ..0 if -answer == libc::EINTR => IoError::TimedOut,
@@ -249,6 +253,18 @@ impl Operation {
             return Next::Issue;
         }
         Next::Finished(Err(error))
+    }
+
+    /// Whether the kernel's refusal may pass. A command that finds the controller's queue full is handed to one of
+    /// io_uring's worker threads. Where such a thread was made while an interrupt returned, kernels with the x32 ABI
+    /// (Debian's 6.12 is one) take its calls for those of a 32-bit program: NVMe pass-through then cuts its pointers
+    /// and answers `EFAULT`. The same command is done as soon as the queue has room for it.
+    fn may_retry(&self, errno: i32) -> bool {
+        match errno {
+            libc::EAGAIN => self.retries < MAX_RETRIES,
+            libc::EFAULT => self.retries < MAX_FAULTS,
+            _ => false,
+        }
     }
 
     /// The memory of the next transfer, and how many blocks that is.

@@ -9,6 +9,7 @@ use block::{IoError, IoResult, Queue, Request};
 use io_uring::opcode::UringCmd80;
 use io_uring::types::{Fd, Fixed};
 use io_uring::{cqueue, squeue};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,6 +24,10 @@ const CMD_IO_VEC: u32 = 0xc048_4e81;
 
 /// Completions that are taken out of the ring at once.
 const BATCH: usize = 16;
+
+/// While the kernel refuses commands for the moment, so many are in flight: less than any controller's queue holds
+/// (Linux makes them 1024 long).
+const FEW: u32 = 64;
 
 /// What all queues of a namespace share.
 pub(super) struct Shared {
@@ -42,6 +47,8 @@ pub struct NvmeQueue {
     operations: Box<[Operation]>,
     /// Operations that ended without the kernel; kept for the next `reap`.
     ended: Vec<(u32, IoResult)>,
+    /// Slots whose command was refused for the moment, and those that came after them.
+    waiting: VecDeque<u32>,
     is_registered: bool,
     page: usize,
     shared: Arc<Shared>,
@@ -55,6 +62,7 @@ impl NvmeQueue {
             ring,
             operations: (0..depth).map(|_| Operation::idle()).collect(),
             ended: Vec::with_capacity(depth as usize),
+            waiting: VecDeque::with_capacity(depth as usize),
             page: page_bytes(),
             shared,
         })
@@ -87,7 +95,11 @@ impl NvmeQueue {
     #[inline]
     fn start(&mut self, slot: u32, begun: Result<bool, IoError>) -> IoResult {
         if begun? {
-            return self.issue(slot);
+            if self.waiting.is_empty() {
+                return self.issue(slot);
+            }
+            self.waiting.push_back(slot);
+            return Ok(());
         }
         self.ended.push((slot, Ok(())));
         Ok(())
@@ -98,7 +110,23 @@ impl NvmeQueue {
     fn answered(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
         match self.operations[slot as usize].complete(answer, &self.shared.facts) {
             Next::Issue => self.issue(slot).err().map(Err),
+            Next::IssueLater => {
+                self.waiting.push_back(slot);
+                None
+            }
             Next::Finished(result) => Some(result),
+        }
+    }
+
+    /// Issues what waits, when few commands are in flight.
+    #[cold]
+    fn issue_waiting(&mut self) {
+        while self.ring.in_flight < FEW
+            && let Some(slot) = self.waiting.pop_front()
+        {
+            if let Err(error) = self.issue(slot) {
+                self.ended.push((slot, Err(error)));
+            }
         }
     }
 }
@@ -117,6 +145,9 @@ impl Queue for NvmeQueue {
 
     #[inline]
     fn kick(&mut self) {
+        if !self.waiting.is_empty() {
+            self.issue_waiting();
+        }
         if self.ring.has_unsubmitted() {
             self.ring.submit();
         }
@@ -148,7 +179,7 @@ impl Queue for NvmeQueue {
                 break;
             }
         }
-        if goes_on {
+        if goes_on || !self.waiting.is_empty() {
             self.kick();
         }
         count
@@ -175,6 +206,9 @@ impl DirectQueue for NvmeQueue {
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
+        if !self.waiting.is_empty() {
+            self.issue_waiting();
+        }
         if !self.ended.is_empty() || self.ring.in_flight == 0 {
             self.kick();
             return Ok(());

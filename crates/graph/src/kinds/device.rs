@@ -203,7 +203,8 @@ impl DeviceConfig {
             DeviceConfig::IoUring(_)
             | DeviceConfig::Mem(_)
             | DeviceConfig::Nbd(_)
-            | DeviceConfig::Null(_) => false,
+            | DeviceConfig::Null(_)
+            | DeviceConfig::NvmeUring(_) => false,
         }
     }
 
@@ -213,7 +214,10 @@ impl DeviceConfig {
             DeviceConfig::IoUring(options) => options.fixed_buffers,
             // An IOMMU translates only what does not move.
             DeviceConfig::VirtioBlk(options) => options.transport != TransportKind::VhostUser,
-            DeviceConfig::Mem(_) | DeviceConfig::Nbd(_) | DeviceConfig::Null(_) => false,
+            DeviceConfig::Mem(_)
+            | DeviceConfig::Nbd(_)
+            | DeviceConfig::Null(_)
+            | DeviceConfig::NvmeUring(_) => false,
         }
     }
 
@@ -224,6 +228,7 @@ impl DeviceConfig {
             DeviceConfig::Mem(options) => options.read_only = true,
             DeviceConfig::Nbd(options) => options.read_only = true,
             DeviceConfig::Null(options) => options.read_only = true,
+            DeviceConfig::NvmeUring(options) => options.read_only = true,
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
         }

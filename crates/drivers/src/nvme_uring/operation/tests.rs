@@ -26,6 +26,7 @@ fn run(req: &Request<'_>, offset: u64, facts: &NamespaceFacts) -> Vec<(Command, 
         commands.push(operation.next(facts, PAGE).unwrap());
         goes_on = match operation.complete(0, facts) {
             Next::Issue => true,
+            Next::IssueLater => unreachable!("nobody refused it"),
             Next::Finished(result) => {
                 assert_eq!(result, Ok(()));
                 false
@@ -200,9 +201,15 @@ fn the_kernel_may_say_again_only_so_often_and_what_it_gave_up_timed_out() {
     // SAFETY: no memory.
     unsafe { operation.begin(&Request::flush(), 0, &SMALL) }.unwrap();
     for _ in 0..MAX_RETRIES {
-        assert_eq!(operation.complete(-libc::EAGAIN, &SMALL), Next::Issue);
+        assert_eq!(operation.complete(-libc::EAGAIN, &SMALL), Next::IssueLater);
     }
     assert_eq!(operation.complete(-libc::EAGAIN, &SMALL), Next::Finished(Err(IoError::NoMemory)));
+    // SAFETY: no memory.
+    unsafe { operation.begin(&Request::flush(), 0, &SMALL) }.unwrap();
+    for _ in 0..MAX_FAULTS {
+        assert_eq!(operation.complete(-libc::EFAULT, &SMALL), Next::IssueLater);
+    }
+    assert_eq!(operation.complete(-libc::EFAULT, &SMALL), Next::Finished(Err(IoError::Medium)));
     assert_eq!(operation.complete(-libc::EINTR, &SMALL), Next::Finished(Err(IoError::TimedOut)));
     assert_eq!(operation.complete(0x4080, &SMALL), Next::Finished(Err(IoError::OutOfRange)));
     assert_eq!(operation.complete(1 << 16, &SMALL), Next::Finished(Err(IoError::Medium)));
@@ -246,6 +253,7 @@ fn a_report_longer_than_a_transfer_comes_in_parts() {
             assert!(answer_report(&mut operation, &command) <= 15, "1024 bytes hold 15 zones");
             match operation.complete(0, &ZONED) {
                 Next::Issue => {}
+                Next::IssueLater => unreachable!("nobody refused it"),
                 Next::Finished(result) => break assert_eq!(result, Ok(())),
             }
         }
