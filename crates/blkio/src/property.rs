@@ -253,7 +253,7 @@ impl Properties {
     /// Writes a value; only for names and types that the driver declared.
     pub fn put(&mut self, name: &str, value: impl Into<Value>) {
         let value = value.into();
-        let entry = self.0.iter_mut().find(|entry| entry.spec.name == name);
+        let entry = self.0.iter_mut().find(|entry| is_called(entry.spec.name, name));
         let entry = entry.unwrap_or_else(|| panic!("property {name} is not declared"));
         assert_eq!(entry.spec.initial.kind(), value.kind(), "type of property {name}");
         entry.value = value;
@@ -301,9 +301,15 @@ impl Properties {
     }
 
     fn find(&self, name: &str) -> Result<&Entry> {
-        let found = self.0.iter().find(|entry| entry.spec.name == name);
+        let found = self.0.iter().find(|entry| is_called(entry.spec.name, name));
         found.ok_or_else(|| Error::new(libc::ENOENT, format!("unknown property '{name}'")))
     }
+}
+
+/// Whether a program means this property: the manual page of libblkio writes some names with underscores.
+fn is_called(name: &str, asked: &str) -> bool {
+    name.len() == asked.len()
+        && name.bytes().zip(asked.bytes()).all(|(n, a)| n == a || (n == b'-' && a == b'_'))
 }
 
 /// The error for a value of another type than the property's.

@@ -148,6 +148,8 @@ impl Rules {
             IoError::TimedOut => c"the device: timed out",
             IoError::DeviceGone => c"the device is gone: disconnected, closed or failed for good",
             IoError::NoMemory => c"the device: out of memory",
+            IoError::TooManyActiveZones => c"the device: more than max-active-zones zones would be active",
+            IoError::TooManyOpenZones => c"the device: more than max-open-zones zones would be open",
         }
     }
 

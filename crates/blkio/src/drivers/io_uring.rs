@@ -1,12 +1,11 @@
 //! Driver `io_uring`: regular files and block devices of this host.
 
-use super::{Source, source};
+use super::{Source, source, take_fd};
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use drivers::direct::DirectQueue;
 use drivers::io_uring::{FileFacts, UringFile, probe};
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,19 +39,18 @@ impl Driver for IoUring {
     }
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {
-        match (name, value) {
-            ("num-entries", Value::Int(entries)) if *entries <= 0 => {
-                Err(Error::new(libc::EINVAL, format!("property num-entries: {entries} is not positive")))
-            }
-            _ => Ok(()),
-        }
+        super::check_num_entries(name, value)
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let file = match source(p)? {
             Source::Path(path) => UringFile::open(Path::new(&path), p.bool("direct"), p.bool("read-only"))
                 .map_err(|e| Error::os(&format!("cannot open {path}"), &e))?,
-            Source::Fd(fd) => take_over(fd)?,
+            Source::Fd(fd) => take_fd(fd, |owned| {
+                UringFile::from_fd(owned).map_err(|(e, owned)| {
+                    (Error::os(&format!("cannot use the file descriptor {fd}"), &e), owned)
+                })
+            })?,
         };
         state_facts(p, &file);
         self.file = Some(Arc::new(file));
@@ -88,24 +86,6 @@ impl Driver for IoUring {
     fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
         None
     }
-}
-
-/// Takes the program's descriptor over; after an error it is still the program's.
-fn take_over(fd: RawFd) -> Result<UringFile> {
-    let failed = |e| Error::os(&format!("cannot use the file descriptor {fd}"), &e);
-    if fd < 0 {
-        return Err(Error::new(libc::EBADF, format!("property fd: {fd} is no file descriptor")));
-    }
-    // SAFETY: no pointer is passed.
-    if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
-        return Err(failed(std::io::Error::last_os_error()));
-    }
-    // SAFETY: it is open, and the program passed it on with blkio_connect().
-    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
-    UringFile::from_fd(owned).map_err(|(error, owned)| {
-        let _ = owned.into_raw_fd();
-        failed(error)
-    })
 }
 
 fn state_facts(p: &mut Properties, file: &UringFile) {

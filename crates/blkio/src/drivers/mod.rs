@@ -3,14 +3,15 @@
 mod freestone;
 mod io_uring;
 mod nbd;
+mod nvme;
 mod virtio_blk;
 
 use crate::driver::Driver;
 use crate::property::Properties;
-use crate::{Error, Region, Result};
+use crate::{Error, Region, Result, Value};
 use block::MemoryRegion;
 use drivers::virtio_blk::TransportKind;
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// The driver called `name`.
 ///
@@ -20,6 +21,7 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
     match name {
         "freestone" => Ok(Box::new(freestone::Freestone::new())),
         "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
+        "nvme-io_uring" => Ok(Box::new(nvme::Nvme::new())),
         "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
         "virtio-blk-vfio-pci" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VfioPci))),
         "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostUser))),
@@ -55,4 +57,32 @@ fn memory_region(region: &Region) -> MemoryRegion {
     let Region { addr, len, fd, fd_offset, .. } = *region;
     let fd: Option<RawFd> = (fd >= 0).then_some(fd);
     MemoryRegion { addr, len, fd, fd_offset: if fd.is_some() { fd_offset as u64 } else { 0 } }
+}
+
+/// Takes the program's descriptor over with `open`, which gives it back with its error; then it is still the
+/// program's.
+fn take_fd<T>(
+    fd: RawFd,
+    open: impl FnOnce(OwnedFd) -> std::result::Result<T, (Error, OwnedFd)>,
+) -> Result<T> {
+    // SAFETY: no pointer is passed.
+    if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(Error::new(libc::EBADF, format!("property fd: {fd} is no open file descriptor")));
+    }
+    // SAFETY: it is open, and the program passed it on with blkio_connect().
+    let owned = unsafe { OwnedFd::from_raw_fd(fd) };
+    open(owned).map_err(|(error, owned)| {
+        let _ = owned.into_raw_fd();
+        error
+    })
+}
+
+/// Refuses numbers of ring entries that cannot be.
+fn check_num_entries(name: &str, value: &Value) -> Result<()> {
+    match (name, value) {
+        ("num-entries", Value::Int(entries)) if *entries <= 0 => {
+            Err(Error::new(libc::EINVAL, format!("property num-entries: {entries} is not positive")))
+        }
+        _ => Ok(()),
+    }
 }
