@@ -5,6 +5,7 @@ use io_uring::{IoUring, cqueue, squeue, types};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,22 @@ enum Mode {
     /// 5.18: an entry that is refused does not hold up those behind it.
     SubmitAll,
     Plain,
+}
+
+/// `IORING_ENTER_EXT_ARG`.
+const ENTER_EXT_ARG: u32 = 8;
+
+/// What the kernel takes for a `sigset_t`: one bit for each of its 64 signals. The C library's type is longer, and
+/// the kernel refuses its length, so `SubmitArgs` of the io-uring crate cannot carry a mask.
+const KERNEL_SIGSET_BYTES: u32 = 8;
+
+/// `struct io_uring_getevents_arg` of `linux/io_uring.h`.
+#[repr(C)]
+struct WaitArgs {
+    signal_mask: *const libc::sigset_t,
+    signal_mask_bytes: u32,
+    min_wait_us: u32,
+    time: *const types::Timespec,
 }
 
 /// A ring and what tells of its completions.
@@ -217,16 +234,24 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
+        let start = Instant::now();
         let time = timeout.map(types::Timespec::from);
-        let mut args = types::SubmitArgs::new();
-        if let Some(time) = &time {
-            args = args.timespec(time);
-        }
-        if let Some(mask) = signal_mask {
-            args = args.sigmask(mask);
-        }
-        let submitted = self.uring.submitter().submit_with_args(at_least as usize, &args)?;
+        let args = WaitArgs {
+            signal_mask: signal_mask.map_or(ptr::null(), ptr::from_ref),
+            signal_mask_bytes: if signal_mask.is_some() { KERNEL_SIGSET_BYTES } else { 0 },
+            min_wait_us: 0,
+            time: time.as_ref().map_or(ptr::null(), ptr::from_ref),
+        };
+        let flags = ENTER_GETEVENTS | ENTER_EXT_ARG;
+        // SAFETY: the entries were pushed under their own contract; mask and time outlive the call.
+        let submitted =
+            unsafe { self.uring.submitter().enter(self.unsubmitted, at_least, flags, Some(&args))? };
         self.unsubmitted -= submitted as u32;
+        if signal_mask.is_some() && self.uring.completion().len() < at_least as usize {
+            // The kernel does not say that a signal ended the wait when some completions are there.
+            let is_over = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
+            return Err(io::Error::from_raw_os_error(if is_over { libc::ETIME } else { libc::EINTR }));
+        }
         Ok(())
     }
 
