@@ -1,0 +1,89 @@
+/* The device under test, as the command line gives it, and the few steps that most tests share. */
+#ifndef DEVICE_H
+#define DEVICE_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include <blkio.h>
+
+enum {
+    KIB = 1 << 10,
+    MIB = 1 << 20,
+    REGION_LEN = 2 * MIB,
+    LEAST_CAPACITY = 4 * MIB, /* tests stay below this, the slow place aside */
+    MOST_SETTINGS = 16,
+};
+
+struct options {
+    const char *driver;
+    struct {
+        const char *name, *value;
+    } settings[MOST_SETTINGS];
+    int num_settings;
+    uint64_t capacity; /* 0: whatever it says */
+    uint64_t slow_offset; /* reads of 4 KiB here take slow_ms */
+    int slow_ms;
+    const char *peer; /* shell command of a server; {} stands for its socket */
+    const char *only;
+    int timeout_s;
+    bool scratch, poll, freestone, verbose;
+};
+
+extern struct options options;
+
+void parse_options(int argc, char **argv);
+
+/* The value of a --set, or NULL. */
+const char *setting(const char *name);
+
+/* Whether "path" is of the file system; to the driver freestone it is a description of devices. */
+bool has_path(void);
+
+struct device {
+    struct blkio *b;
+    struct blkioq *q; /* queue 0; poll queue 0 with --poll */
+    struct blkio_mem_region region; /* mapped */
+    char *buf; /* the region's memory */
+    uint64_t capacity;
+    uint32_t unit; /* what starts and lengths of requests are a multiple of; at least 512 */
+};
+
+/* Each fails the test when it does not succeed. */
+struct blkio *created(void);
+struct blkio *connected(void);
+struct blkio *started(void);
+struct device open_device(void);
+struct device open_device_with(const char *property, int value);
+void map_region(struct device *d);
+void close_device(struct device *d);
+
+int get_int(struct blkio *b, const char *name);
+bool get_bool(struct blkio *b, const char *name);
+uint64_t get_uint64(struct blkio *b, const char *name);
+bool has_property(struct blkio *b, const char *name);
+
+/* Whether reads beyond the end are zeroes and writes make the device longer. */
+bool can_grow(struct device *d);
+
+/* Waits for one completion, at most some seconds. */
+struct blkio_completion reap(struct blkioq *q);
+/* The same, and gives its ret; its user_data must be the one given. */
+int reap_ret(struct blkioq *q, void *user_data);
+
+/* One request from start to end, with buffers in the device's region unless said otherwise. */
+int do_read(struct device *d, uint64_t start, void *buf, size_t len);
+int do_write(struct device *d, uint64_t start, const void *buf, size_t len);
+
+/* Fills memory with what follows from the seed, and compares with it: -1, or the first offset that differs. */
+void fill(void *buf, size_t len, uint64_t seed);
+long first_difference(const void *buf, size_t len, uint64_t seed);
+
+double seconds(void);
+int count_open_fds(void);
+int count_mappings(void);
+
+#endif
