@@ -137,7 +137,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(len: u64) -> std::io::Result<Mapping> {
-        let bytes = usize::try_from(len.next_multiple_of(PAGE)).map_err(std::io::Error::other)?;
+        let bytes = len.checked_next_multiple_of(PAGE).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENOMEM))?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -219,6 +220,17 @@ mod tests {
         let device = Arc::new(MemDevice::new(&options).unwrap());
         let grown = device.clone();
         Suite::new(device).on_grow(move || grown.resize(65 << 20).unwrap()).run();
+    }
+
+    #[test]
+    fn a_disk_that_no_address_space_holds_is_refused_by_its_size() {
+        for size in [u64::MAX, 1 << 62] {
+            let refused = MemDevice::new(&Options::new(size)).err().unwrap().to_string();
+            assert!(
+                refused.starts_with(&format!("mem: cannot reserve {size} bytes: Cannot allocate")),
+                "{refused}"
+            );
+        }
     }
 
     #[test]
