@@ -23,11 +23,12 @@ impl Partition {
     /// When start or length are no multiple of the child's block size, or the part is empty or ends beyond
     /// the child.
     pub fn new(child: Arc<dyn Device>, start: u64, len: Option<u64>) -> Result<Partition, DeviceError> {
-        let name = format!("partition({})", child.name());
+        let name = format!("linear({})", child.name());
         let mut limits = child.limits();
         let block_size = u64::from(limits.block_size);
         if !start.is_multiple_of(block_size) || !len.unwrap_or(0).is_multiple_of(block_size) {
-            let message = format!("start={start}, len={len:?}: not multiples of the block size {block_size}");
+            let len = len.map_or("to the end".into(), |len| len.to_string());
+            let message = format!("offset={start}, len={len}: not multiples of the block size {block_size}");
             return Err(DeviceError::new(name, message));
         }
         limits.capacity = capacity(&name, start, len, limits.capacity)?;
@@ -39,7 +40,9 @@ fn capacity(name: &str, start: u64, len: Option<u64>, whole: u64) -> Result<u64,
     let most = whole.saturating_sub(start);
     match len.unwrap_or(most) {
         len if len > 0 && len <= most => Ok(len),
-        len => Err(DeviceError::new(name, format!("start={start}, len={len}: the device has {whole} bytes"))),
+        len => {
+            Err(DeviceError::new(name, format!("offset={start}, len={len}: the device has {whole} bytes")))
+        }
     }
 }
 
