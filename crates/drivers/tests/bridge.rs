@@ -128,6 +128,16 @@ fn requests_wake_a_core_that_sleeps_and_completions_a_caller_that_does() {
 }
 
 #[test]
+fn no_wake_is_lost_however_often_both_sides_go_to_sleep() {
+    let spin = PollWindow::up_to(0);
+    let options = BridgeOptions { depth: 4, spin, ..BridgeOptions::default() };
+    let mut client = Client::new(&cores(1, 0), null(Duration::ZERO), options);
+    for round in 0..5000 {
+        client.read(1 + round % 3);
+    }
+}
+
+#[test]
 fn a_queue_that_is_polled_has_no_event() {
     let options = BridgeOptions { is_polled: true, ..BridgeOptions::default() };
     let mut client = Client::new(&cores(1, 0), null(MS / 10), options);

@@ -160,6 +160,27 @@ mod tests {
         assert_eq!(refusal(&" ".repeat(MAX_TEXT + 1)), "graph: 65537 bytes of text: at most 65536");
     }
 
+    proptest::proptest! {
+        /// Whatever a caller writes gives a plan or a message.
+        #[test]
+        fn no_text_makes_the_parser_panic(
+            pieces in proptest::collection::vec(
+                proptest::sample::select(vec![
+                    "mem", "null", "linear", "concat", "stats", "fault", ":", ",", "=", " ", "'", "\"", "+", "size",
+                    "id", "devices", "device", "offset", "len", "error", "op", "1M", "4K", "a", "b", "on", "é", "\0",
+                ]),
+                0..40,
+            ),
+            noise in "\\PC{0,20}",
+        ) {
+            for text in [pieces.concat(), format!("null:id=a mem:size=1M,id=b {}", pieces.concat()), noise] {
+                if let Err(error) = parse(&text) {
+                    assert!(!error.to_string().is_empty());
+                }
+            }
+        }
+    }
+
     #[test]
     fn no_name_is_both_a_device_and_a_layer() {
         assert!(device::KINDS.iter().all(|kind| !has(layer::KINDS, kind.name)));
