@@ -25,7 +25,6 @@ mod memory;
 mod property;
 mod queue;
 mod rules;
-mod signals;
 
 pub use error::{Error, Result};
 pub use instance::Instance;

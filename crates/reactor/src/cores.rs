@@ -2,6 +2,7 @@
 
 use crate::core::{Core, CoreConfig};
 use crate::remote::CoreRef;
+use crate::threads::spawn_thread;
 use std::io;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -22,9 +23,8 @@ impl Cores {
         for (index, config) in configs.iter().enumerate() {
             let (sender, receiver) = mpsc::sync_channel(1);
             let config = config.clone();
-            let thread = std::thread::Builder::new()
-                .name(format!("core-{index}"))
-                .spawn(move || run_core(index, &config, &sender))?;
+            let run = move || run_core(index, &config, &sender);
+            let thread = spawn_thread(&format!("core-{index}"), run)?;
             cores.threads.push(thread);
             cores.cores.push(receiver.recv().map_err(|_| io::Error::other("core thread died"))??);
         }

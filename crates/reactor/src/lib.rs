@@ -28,6 +28,7 @@ mod rng;
 mod serving_slots;
 mod source;
 mod task;
+mod threads;
 mod timer;
 
 pub use buffer::{Buffer, BufferPool, MAX_BUFFER};
@@ -40,6 +41,7 @@ pub use queue_channel::QueueChannel;
 pub use remote::{CoreRef, CoreStopped};
 pub use serving_slots::ServingSlots;
 pub use source::{PollWindow, Source, SourceHandle};
+pub use threads::spawn_thread;
 pub use timer::Sleep;
 
 use std::future::Future;

@@ -83,9 +83,7 @@ impl Control {
             let result = operation(&mut instance.lock().unwrap_or_else(PoisonError::into_inner));
             end(&shared, result);
         };
-        std::thread::Builder::new()
-            .name("blkio-control".into())
-            .spawn(work)
+        reactor::spawn_thread("blkio-control", work)
             .map_err(|e| Error::os("cannot start a thread for the control operation", &e))?;
         progress.stage = Stage::Running;
         Ok(())

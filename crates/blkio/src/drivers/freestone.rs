@@ -7,7 +7,7 @@
 use super::memory_region;
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value, signals};
+use crate::{Error, Region, Result, Value};
 use block::{Device, DeviceError};
 use drivers::direct::DirectQueue;
 use graph::DevicePlan;
@@ -92,7 +92,7 @@ impl Driver for Freestone {
         if p.bool("read-only") {
             plan.make_read_only();
         }
-        let device = signals::start_threads_without(|| plan.open()).map_err(|e| device_error(&e))?.device;
+        let device = plan.open().map_err(|e| device_error(&e))?.device;
         state_facts(p, &plan, &*device);
         self.device = Some(device);
         Ok(())
@@ -100,8 +100,7 @@ impl Driver for Freestone {
 
     fn start(&mut self, p: &Properties) -> Result<()> {
         let configs = core_configs(p)?;
-        let cores = signals::start_threads_without(|| Cores::start(&configs))
-            .map_err(|e| Error::os("cannot start an engine thread", &e))?;
+        let cores = Cores::start(&configs).map_err(|e| Error::os("cannot start an engine thread", &e))?;
         self.cores = Some(Arc::new(cores));
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{Source, memory_region, source};
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value, signals};
+use crate::{Error, Region, Result, Value};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
 use drivers::virtio_blk::{Options, Session, TransportKind};
@@ -74,8 +74,7 @@ impl Driver for VirtioBlk {
             Source::Path(path) => Options::with(self.transport, path),
             Source::Fd(fd) => Options { fd: Some(fd), ..Options::with(self.transport, "") },
         };
-        let session =
-            signals::start_threads_without(|| Session::connect(&options)).map_err(|e| failed(&e))?;
+        let session = Session::connect(&options).map_err(|e| failed(&e))?;
         // SAFETY: the caller gives the descriptor away with the success of this call.
         self._fd = options.fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         state_facts(p, &session);

@@ -217,7 +217,7 @@ fn resolve(host: &str, port: u16, patience: &Patience<'_>) -> Result<io::Result<
         let _ = sender.send((name, port).to_socket_addrs().map(Iterator::collect));
         let _ = event.write(1);
     };
-    std::thread::Builder::new().name("nbd-resolve".into()).spawn(look_up).map_err(OpenError::System)?;
+    reactor::spawn_thread("nbd-resolve", look_up).map_err(OpenError::System)?;
     patience.wait(done.as_raw_fd(), libc::POLLIN, None)?;
     Ok(receiver.recv().unwrap_or_else(|_| Err(io::Error::other("the resolver failed"))))
 }

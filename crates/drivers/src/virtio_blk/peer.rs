@@ -125,9 +125,7 @@ impl Listener {
     pub fn start(watch: impl Watch) -> io::Result<Listener> {
         let stop = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
         let stopped = stop.try_clone()?;
-        let thread = std::thread::Builder::new()
-            .name("virtio-blk-peer".into())
-            .spawn(move || listen(watch, &stopped))?;
+        let thread = reactor::spawn_thread("virtio-blk-peer", move || listen(watch, &stopped))?;
         Ok(Listener { stop, thread: Some(thread) })
     }
 }
