@@ -145,11 +145,14 @@ mod tests {
     #[test]
     fn messages_name_the_object_and_the_value() {
         assert_eq!(refusal(" \n"), "graph: no device is given");
+        let (devices, layers) = (names(device::KINDS), names(layer::KINDS));
         assert_eq!(
             refusal("null nul:size=1M"),
-            "nul:size=1M: no such device or layer: \"nul\"; there are devices io_uring, mem, null, \
-             virtio-blk-vhost-user, and layers linear, concat, stats, fault"
+            format!(
+                r#"nul:size=1M: no such device or layer: "nul"; there are devices {devices}, and layers {layers}"#
+            )
         );
+        assert!(devices.contains("io_uring, mem") && layers.contains("linear, concat"));
         assert_eq!(refusal("mem stats"), "device mem: size=SIZE is missing");
         assert_eq!(refusal("stats null"), "layer stats: no device is given before it");
         assert_eq!(refusal("null:id=é 'stats"), "graph: the quote at byte 11 is not closed: 'stats");
