@@ -256,9 +256,9 @@ impl Operation {
     }
 
     /// Whether the kernel's refusal may pass. A command that finds the controller's queue full is handed to one of
-    /// io_uring's worker threads. Where such a thread was made while an interrupt returned, kernels with the x32 ABI
-    /// (Debian's 6.12 is one) take its calls for those of a 32-bit program: NVMe pass-through then cuts its pointers
-    /// and answers `EFAULT`. The same command is done as soon as the queue has room for it.
+    /// io_uring's worker threads. Kernels with the x32 ABI (Debian's 6.12) take some of these threads for 32-bit
+    /// programs, and cut the pointers of pass-through commands: `EFAULT` unless memory is below 4 GiB. The same
+    /// command is done by the submitter as soon as the queue has a place for it.
     fn may_retry(&self, errno: i32) -> bool {
         match errno {
             libc::EAGAIN => self.retries < MAX_RETRIES,

@@ -25,9 +25,12 @@ const CMD_IO_VEC: u32 = 0xc048_4e81;
 /// Completions that are taken out of the ring at once.
 const BATCH: usize = 16;
 
-/// While the kernel refuses commands for the moment, so many are in flight: less than any controller's queue holds
-/// (Linux makes them 1024 long).
-const FEW: u32 = 64;
+/// Commands of one queue in the ring; what is beyond waits here. The controller's own queues hold 1023 on Linux, for
+/// all who use them: what finds no place is handed to io_uring's worker threads, which is slow, and on some kernels
+/// wrong (see [`Operation::complete`]).
+const MOST: u32 = 256;
+/// How many go on being in the ring while the kernel refuses commands for the moment.
+const FEW: u32 = 32;
 
 /// What all queues of a namespace share.
 pub(super) struct Shared {
@@ -47,8 +50,10 @@ pub struct NvmeQueue {
     operations: Box<[Operation]>,
     /// Operations that ended without the kernel; kept for the next `reap`.
     ended: Vec<(u32, IoResult)>,
-    /// Slots whose command was refused for the moment, and those that came after them.
+    /// Slots whose command found the ring full or was refused for the moment, and those that came after them.
     waiting: VecDeque<u32>,
+    /// Commands that may be in the ring now.
+    room: u32,
     is_registered: bool,
     page: usize,
     shared: Arc<Shared>,
@@ -63,6 +68,7 @@ impl NvmeQueue {
             operations: (0..depth).map(|_| Operation::idle()).collect(),
             ended: Vec::with_capacity(depth as usize),
             waiting: VecDeque::with_capacity(depth as usize),
+            room: MOST,
             page: page_bytes(),
             shared,
         })
@@ -95,7 +101,7 @@ impl NvmeQueue {
     #[inline]
     fn start(&mut self, slot: u32, begun: Result<bool, IoError>) -> IoResult {
         if begun? {
-            if self.waiting.is_empty() {
+            if self.waiting.is_empty() && self.ring.in_flight < self.room {
                 return self.issue(slot);
             }
             self.waiting.push_back(slot);
@@ -111,6 +117,7 @@ impl NvmeQueue {
         match self.operations[slot as usize].complete(answer, &self.shared.facts) {
             Next::Issue => self.issue(slot).err().map(Err),
             Next::IssueLater => {
+                self.room = FEW;
                 self.waiting.push_back(slot);
                 None
             }
@@ -118,15 +125,18 @@ impl NvmeQueue {
         }
     }
 
-    /// Issues what waits, when few commands are in flight.
+    /// Issues what waits, as far as there is room.
     #[cold]
     fn issue_waiting(&mut self) {
-        while self.ring.in_flight < FEW
+        while self.ring.in_flight < self.room
             && let Some(slot) = self.waiting.pop_front()
         {
             if let Err(error) = self.issue(slot) {
                 self.ended.push((slot, Err(error)));
             }
+        }
+        if self.waiting.is_empty() {
+            self.room = MOST;
         }
     }
 }
