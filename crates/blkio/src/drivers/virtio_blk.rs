@@ -137,7 +137,8 @@ fn state_facts(p: &mut Properties, session: &Session) {
     p.put("optimal-io-size", int(limits.optimal_io_size));
     p.put("flush-needed", limits.volatile_cache);
     p.put("max-segments", int(facts.max_segments).max(1));
-    p.put("max-segment-len", int(facts.max_segment_len));
+    // No "max-segment-len": the queue splits what is longer than the server takes. Programs that look at max-transfer
+    // only (QEMU) would exceed it.
     p.put("max-write-zeroes-len", limits.max_write_zeroes);
     p.put("max-discard-len", limits.max_discard);
     p.put("discard-alignment", int(limits.discard_alignment));

@@ -40,8 +40,6 @@ pub(super) struct QueueTraits {
     pub(super) has_discard: bool,
     /// There is a write zeroes.
     pub(super) has_write_zeroes: bool,
-    /// A write zeroes may deallocate.
-    pub(super) may_unmap: bool,
     /// Longest segment.
     pub(super) size_max: u32,
     /// Logical block size.
@@ -208,8 +206,9 @@ impl VirtioBlkQueue {
             Op::Write => transfer(VIRTIO_BLK_T_OUT),
             Op::Discard => Some(Wire::Range(VIRTIO_BLK_T_DISCARD, range(0))),
             Op::WriteZeroes => {
-                let may_unmap = self.traits.may_unmap && !req.flags.contains(Flags::NO_UNMAP);
-                let flags = if may_unmap { RANGE_F_UNMAP } else { 0 };
+                // Set whatever the configuration's write_zeroes_may_unmap says: servers deallocate that do not say so
+                // (qemu-storage-daemon), and to the others it means nothing.
+                let flags = if req.flags.contains(Flags::NO_UNMAP) { 0 } else { RANGE_F_UNMAP };
                 Some(Wire::Range(VIRTIO_BLK_T_WRITE_ZEROES, range(flags)))
             }
         }

@@ -441,7 +441,6 @@ impl Session {
             is_write_back: limits::is_write_back(self.features, &config),
             has_discard: self.limits.max_discard > 0,
             has_write_zeroes: self.limits.max_write_zeroes > 0,
-            may_unmap: config.write_zeroes_may_unmap != 0,
             size_max: self.facts.max_segment_len,
             block_size: self.limits.block_size,
         }
