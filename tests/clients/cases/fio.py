@@ -58,12 +58,6 @@ def fio_uses_the_poll_queues_of_a_vhost_user_disk(client):
     fio(client, "virtio-blk-vhost-user", client.serve(client.image("other.img")), "--hipri", "--libblkio_wait_mode=loop")
 
 
-def fio_threads_share_a_disk_each_with_a_queue_of_its_own(client):
-    for driver, path in (("io_uring", client.image()),
-                         ("virtio-blk-vhost-user", client.serve(client.image("served.img", 128), queues=4))):
-        fio(client, driver, path, "--numjobs=4", "--size=8m", "--offset_increment=8m", "--group_reporting")
-
-
 def fio_trims_and_writes_zeroes(client):
     """Each block is trimmed and then written: that every request succeeds is what fio can tell."""
     for name, options in (("trimmed.img", []), ("zeroed.img", ["--libblkio_write_zeroes_on_trim"])):
