@@ -88,6 +88,11 @@ impl Driver for VirtioBlk {
             let message = format!("{} is read-only, but the property read-only is false", session.name());
             return Err(Error::new(libc::EROFS, message));
         }
+        let (size, max_size) = (p.int("queue-size"), p.int("max-queue-size"));
+        if size > max_size {
+            let message = format!("property queue-size: {size} is more than max-queue-size ({max_size})");
+            return Err(Error::new(libc::EINVAL, message));
+        }
         let queues = p.int("num-queues") + p.int("num-poll-queues");
         session.start(queues as u16, p.int("queue-size") as u16).map_err(|e| failed(&e))
     }
