@@ -136,6 +136,8 @@ struct blkio *started(void)
 
 void map_region(struct device *d)
 {
+    if (needs_of_test & WRITES && !(needs_of_test & ZONED) && has_property(d->b, "zoned") && get_int(d->b, "zoned") > 0)
+        SKIP("writes anywhere, but the device is zoned");
     CHECK_RET(blkio_alloc_mem_region(d->b, &d->region, REGION_LEN), 0);
     CHECK_RET(blkio_map_mem_region(d->b, &d->region), 0);
     d->buf = d->region.addr;

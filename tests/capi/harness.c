@@ -13,6 +13,7 @@
 enum { EXIT_SKIPPED = 77, DETAIL_LEN = 4096 };
 
 static struct test *first_test, **end_of_tests = &first_test;
+int needs_of_test;
 static int report_fd = -1; /* where a test's process says why it failed or does not apply */
 
 void register_test(struct test *test)
@@ -126,6 +127,7 @@ static enum outcome run_in_process(const struct test *test, char *detail)
     if (pid == 0) {
         close(fds[0]);
         report_fd = fds[1];
+        needs_of_test = test->needs;
         test->run();
         exit(0); /* not _exit: a leak checker looks now */
     }

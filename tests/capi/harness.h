@@ -22,7 +22,7 @@ enum {
     POLLED = 1 << 4, /* poll queues, with or without --poll */
     PEER = 1 << 5,   /* --peer COMMAND */
     FILES = 1 << 6,  /* the io_uring driver: files of this host */
-    ZONED = 1 << 7,  /* property "zoned" above 0 */
+    ZONED = 1 << 7,  /* writes as a zoned device wants it; other tests that write do not run on one */
 };
 
 struct test {
@@ -33,6 +33,9 @@ struct test {
 };
 
 void register_test(struct test *test);
+
+/* What the test of this process needs. */
+extern int needs_of_test;
 
 #define TEST(sentence, needs_)                                                              \
     static void sentence(void);                                                             \

@@ -299,7 +299,7 @@ TEST(text_that_is_no_value_is_einval_in_every_state, 0)
 
 TEST(an_unknown_property_is_enoent_in_every_state, 0)
 {
-    static const char *const names[] = {"no-such-property", "", "read_only", "READ-ONLY", "read-only ", "read", "num"};
+    static const char *const names[] = {"no-such-property", "", "READ-ONLY", "read-only ", "read", "num"};
     FOR_EACH_STATE(state, b) {
         for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
             union value value;
