@@ -1,9 +1,10 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit fuzz lab clients bench clean
+.PHONY: help build run test check unit fuzz lab capi clients install bench clean
 
 FUZZ_SECONDS ?= 60
+PREFIX ?= /usr/local
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +12,7 @@ help: ## What can be made
 build: ## The release binaries, target/release/freestone and libblkio.so
 	cargo build --release --locked -p freestone -p blkio -p benches
 	cargo build --release --locked -p drivers --example virtio_blk_check --example nvme_check
+	tests/capi/build target/capi/capi-suite crates/blkio/include -Ltarget/release -lblkio
 
 run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
 	tests/lab/setup
@@ -35,6 +37,14 @@ lab: ## Stock kernels in QEMU against the release binary
 	$(MAKE) build
 	tests/lab/run
 
+capi: ## A test for every sentence of the C API, on every driver that this host can serve, with ASan too
+	tests/lab/setup
+	tests/capi/run
+
+install: ## The C library under PREFIX (/usr/local), with DESTDIR before it
+	cargo build --release --locked -p blkio
+	crates/blkio/install $(PREFIX)
+
 clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.so
 	tests/lab/setup
 	tests/clients/setup
@@ -43,7 +53,9 @@ clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.
 
 test: ## Everything: installs what is missing, passes all tests
 	tests/lab/setup
+	tests/clients/setup
 	$(MAKE) check
+	tests/capi/run
 	$(MAKE) build
 	target/release/hot-path --check
 	$(MAKE) fuzz

@@ -16,6 +16,12 @@ SECTIONS = [
 ]
 
 
+LIBRARY_NOTE = (
+    "One thread, one queue, blocking mode (`blkioq_do_io` with at least one completion), random reads through the page "
+    "cache; ours by its C functions, the crate by its Rust functions (libblkio's C functions are a shell around them). As "
+    "above, tmpfs makes io_uring hand transfers to worker threads, and Freestone's driver copies short ones at once.")
+
+
 def case_name(case):
     return f"{case['rw']} {case['bs']} QD {case['qd']}"
 
@@ -35,19 +41,51 @@ def best_qemu(by_server):
     return max(names, key=lambda name: statistics.median(by_server[name]))
 
 
+def peers(servers):
+    """What ours is compared with: heading -> which server of a case."""
+    found = {}
+    if any(name.startswith("qemu") for name in servers):
+        found["best qemu-storage-daemon"] = best_qemu
+    for word in ("crate blkio", "fio"):
+        for name in servers:
+            if name.startswith(word):
+                found[word] = lambda _, name=name: name
+    return found
+
+
 def table(cases):
     servers = list(cases[0]["iops"])
-    has_fio = any(name.startswith("fio") for name in servers)
-    head = ["case", *servers, "ours / best qemu-storage-daemon"] + (["ours / fio"] if has_fio else [])
+    compared = peers(servers)
+    head = ["case", *servers, *(f"ours / {peer}" for peer in compared)]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for case in cases:
         by_server = case["iops"]
         row = [case_name(case), *(median_with_spread(by_server[name]) for name in servers),
-               ratio(by_server[OURS], by_server[best_qemu(by_server)])]
-        if has_fio:
-            row.append(ratio(by_server[OURS], next(v for k, v in by_server.items() if k.startswith("fio"))))
+               *(ratio(by_server[OURS], by_server[choose(by_server)]) for choose in compared.values())]
         rows.append("| " + " | ".join(row) + " |")
     return "\n".join(rows)
+
+
+def instruction_table(rows):
+    libraries = [name for name in rows[0] if name != "qd"]
+    lines = ["| instructions an I/O | " + " | ".join(libraries) + " |", "|" + "---|" * (len(libraries) + 1)]
+    lines += [f"| randread 4096 QD {row['qd']} | " + " | ".join(f"{row[name]:.0f}" for name in libraries) + " |"
+              for row in rows]
+    return "\n".join(lines)
+
+
+def library_parts(library, folder):
+    parts = ["## C library, file on tmpfs", LIBRARY_NOTE]
+    for name, title in (("file", "C library, driver io_uring, file on tmpfs"),
+                        ("vhost_user", "C library, driver virtio-blk-vhost-user, null device")):
+        (folder / f"library_{name}.svg").write_text(plot(library[name], title))
+        if name == "vhost_user":
+            parts.append("## C library over vhost-user, null device of `freestone serve`")
+        parts += [table(library[name]), f"![{title}](library_{name}.svg)"]
+        if name == "file" and library["instructions"]:
+            parts += ["Instructions in the program's own code, counted by callgrind in the same mode, kernel and device not "
+                      "included:", instruction_table(library["instructions"])]
+    return parts
 
 
 def round_up(value):
@@ -84,7 +122,7 @@ def plot(cases, title):
                        f'y2="{y(max(values)):.1f}" stroke="black"/>')
         out.append(f'<text x="{x0 + (group - gap) / 2}" y="{top + height + 18}" text-anchor="middle">'
                    f'{escape(case["rw"])}</text><text x="{x0 + (group - gap) / 2}" y="{top + height + 32}" '
-                   f'text-anchor="middle">{escape(case["bs"])} QD {case["qd"]}</text>')
+                   f'text-anchor="middle">{escape(str(case["bs"]))} QD {case["qd"]}</text>')
     return "\n".join(out) + "</svg>\n"
 
 
@@ -105,4 +143,6 @@ def write(results, folder):
         parts += ["## Idle", f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
                   f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb']} KiB of private memory in all, the program "
                   f"included: {idle['private_kb'] / idle['exports']:.0f} KiB an export."]
+    if "library" in results:
+        parts += library_parts(results["library"], folder)
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")

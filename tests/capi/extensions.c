@@ -17,13 +17,12 @@ EXTENSION int blkio_get_control_fd(struct blkio *b);
 EXTENSION int blkio_control_result(struct blkio *b);
 EXTENSION int blkio_cancel(struct blkio *b);
 
-/* Some drivers give up by their own time limit only, 10 seconds. */
 static int await_control(struct blkio *b)
 {
     int ret;
     while ((ret = blkio_control_result(b)) == -EAGAIN) {
         struct pollfd p = {blkio_get_control_fd(b), POLLIN, 0};
-        if (poll(&p, 1, 15000) != 1)
+        if (poll(&p, 1, 5000) != 1)
             FAIL("the control fd does not become readable");
     }
     return ret;

@@ -6,9 +6,12 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
-use drivers::virtio_blk::{Options, Session, TransportKind};
+use drivers::virtio_blk::{Frontend, Options, Session, TransportKind};
+use std::net::Shutdown;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Largest virtqueue of the specification.
 const MAX_QUEUE_SIZE: i32 = 32768;
@@ -18,11 +21,49 @@ pub(super) struct VirtioBlk {
     session: Option<Arc<Session>>,
     /// The device's descriptor, where the caller gave it: it is ours once the instance is connected.
     _fd: Option<OwnedFd>,
+    handshake: Arc<Handshake>,
+}
+
+/// A vhost-user handshake, for whoever cancels it: the server may leave it waiting.
+#[derive(Default)]
+struct Handshake(Mutex<Progress>);
+
+#[derive(Default)]
+enum Progress {
+    #[default]
+    None,
+    Talking(UnixStream),
+    Cancelled,
+}
+
+impl Handshake {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects to the server and agrees with it.
+    fn open(&self, path: &str, options: &Options) -> Result<Arc<Session>> {
+        let os = |e| Error::os(&format!("cannot connect to {path}"), &e);
+        let stream = UnixStream::connect(path).map_err(os)?;
+        match &mut *self.progress() {
+            Progress::Cancelled => return Err(os(std::io::Error::from_raw_os_error(libc::ECANCELED))),
+            progress => *progress = Progress::Talking(stream.try_clone().map_err(os)?),
+        }
+        let frontend = Frontend::new(stream, Duration::from_millis(options.timeout_ms)).map_err(os)?;
+        Session::negotiate(&format!("virtio_blk:{path}"), frontend, options).map_err(|e| failed(&e))
+    }
+
+    fn cancel(&self) {
+        if let Progress::Talking(stream) = std::mem::replace(&mut *self.progress(), Progress::Cancelled) {
+            // Fails only when the server has hung up, which ends the handshake as well.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl VirtioBlk {
     pub fn new(transport: TransportKind) -> VirtioBlk {
-        VirtioBlk { transport, session: None, _fd: None }
+        VirtioBlk { transport, session: None, _fd: None, handshake: Arc::default() }
     }
 
     fn name(&self) -> &'static str {
@@ -70,11 +111,19 @@ impl Driver for VirtioBlk {
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
-        let options = match source(p)? {
+        let source = source(p)?;
+        let options = match &source {
             Source::Path(path) => Options::with(self.transport, path),
-            Source::Fd(fd) => Options { fd: Some(fd), ..Options::with(self.transport, "") },
+            Source::Fd(fd) => Options { fd: Some(*fd), ..Options::with(self.transport, "") },
         };
-        let session = Session::connect(&options).map_err(|e| failed(&e))?;
+        let session = match &source {
+            Source::Path(path) if self.transport == TransportKind::VhostUser => {
+                let session = self.handshake.open(path, &options);
+                *self.handshake.progress() = Progress::None;
+                session?
+            }
+            _ => Session::connect(&options).map_err(|e| failed(&e))?,
+        };
         // SAFETY: the caller gives the descriptor away with the success of this call.
         self._fd = options.fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         state_facts(p, &session);
@@ -117,7 +166,8 @@ impl Driver for VirtioBlk {
     }
 
     fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
-        None
+        let handshake = self.handshake.clone();
+        Some(Arc::new(move || handshake.cancel()))
     }
 }
 
@@ -130,7 +180,9 @@ fn state_facts(p: &mut Properties, session: &Session) {
     // What is unlimited, or more than a property can say, is unspecified.
     let int = |value: u32| i32::try_from(value).unwrap_or(0);
     p.put("max-queues", i32::from(facts.max_queues));
-    p.put("max-queue-size", i32::from(facts.max_queue_size));
+    let max_queue_size = i32::from(facts.max_queue_size);
+    p.put("max-queue-size", max_queue_size);
+    p.put("queue-size", p.int("queue-size").min(max_queue_size));
     p.put("supports-poll-queues", true);
     p.put("max-mem-regions", facts.max_regions);
     p.put("may-pin-mem-regions", facts.may_pin_regions);
