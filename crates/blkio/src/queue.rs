@@ -122,6 +122,8 @@ pub struct IoQueue {
     is_poll: bool,
     /// Whether the program waits for the completion descriptor.
     wants_events: bool,
+    /// An event was raised for completions that the program has not taken all since: it is to come for more.
+    is_announced: bool,
 }
 
 // SAFETY: the pointers in it are memory of requests, which belongs to whoever uses the queue, on any thread.
@@ -141,6 +143,7 @@ impl IoQueue {
             done: VecDeque::new(),
             is_poll,
             wants_events: false,
+            is_announced: false,
         }
     }
 
@@ -155,8 +158,9 @@ impl IoQueue {
             return;
         }
         self.wants_events = enable;
+        self.is_announced = false;
         if enable {
-            self.arm();
+            self.arm(false);
         } else {
             self.rings.disarm();
         }
@@ -301,7 +305,8 @@ impl IoQueue {
             *timeout = timeout.saturating_sub(start.elapsed());
         }
         if self.wants_events {
-            self.arm();
+            let room = out.len();
+            self.arm(result.as_ref().is_ok_and(|count| *count < room));
         }
         result
     }
@@ -507,16 +512,18 @@ impl IoQueue {
         Error::os("blkioq_do_io()", error)
     }
 
-    /// Asks for events, and raises one for what there is already.
-    fn arm(&mut self) {
-        let is_quiet = self.rings.arm();
-        if is_quiet && self.done.is_empty() {
-            return;
-        }
-        if let Some(fd) = self.rings.event_fd() {
+    /// Asks for events, and raises one for what there is already, once: a program that was told takes all there is,
+    /// as later completions could have shared that event. `has_taken_all`: as far as the program knows.
+    fn arm(&mut self, has_taken_all: bool) {
+        let is_pending = !self.rings.arm() || !self.done.is_empty();
+        if is_pending
+            && (has_taken_all || !self.is_announced)
+            && let Some(fd) = self.rings.event_fd()
+        {
             // SAFETY: eight bytes of our own. It fails only when the counter is full: then it is readable.
             unsafe { libc::write(fd, (&raw const ONE_EVENT).cast(), 8) };
         }
+        self.is_announced = is_pending;
     }
 }
 
