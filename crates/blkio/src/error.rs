@@ -64,6 +64,13 @@ impl std::fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Keeps the sentence; the errno is that of the [`Error`] within.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        io::Error::new(io::Error::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

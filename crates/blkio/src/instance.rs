@@ -7,8 +7,17 @@ use crate::rules::Rules;
 use crate::{Error, IoQueue, Kind, Region, Result, State, Value, drivers};
 use std::sync::Arc;
 
+/// Where a queue of some index is.
+enum Place {
+    /// Nowhere: it was removed.
+    Vacant,
+    Here(Box<IoQueue>),
+    /// With whoever borrowed it.
+    Lent,
+}
+
 /// Queues by index; a removed one leaves a gap.
-type Queues = Vec<Option<Box<IoQueue>>>;
+type Queues = Vec<Place>;
 
 /// A device as its program configures it. Its queues may be used by other threads meanwhile.
 ///
@@ -30,10 +39,14 @@ impl Instance {
     /// # Errors
     /// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
     pub fn create(driver_name: &str) -> Result<Instance> {
-        let driver = drivers::create(driver_name)?;
+        Ok(Instance::over(driver_name, drivers::create(driver_name)?))
+    }
+
+    /// An instance of `driver`.
+    pub(crate) fn over(driver_name: &str, driver: Box<dyn Driver>) -> Instance {
         let mut specs = common(driver_name, driver.can_add_queues());
         specs.extend(driver.specs());
-        Ok(Instance {
+        Instance {
             queues: Vec::new(),
             poll_queues: Vec::new(),
             driver,
@@ -41,7 +54,7 @@ impl Instance {
             properties: Properties::new(specs),
             state: State::Created,
             rules: None,
-        })
+        }
     }
 
     /// Where it is in its life.
@@ -126,7 +139,7 @@ impl Instance {
             (0..count)
                 .map(|_| {
                     let rings = self.driver.open_queue(&self.properties, is_poll)?;
-                    Ok(Some(Box::new(IoQueue::new(rings, rules.clone(), is_poll))))
+                    Ok(Place::Here(Box::new(IoQueue::new(rings, rules.clone(), is_poll))))
                 })
                 .collect()
         };
@@ -158,11 +171,39 @@ impl Instance {
     /// The queue or poll queue at `index`. The pointer is good until it is removed or the instance ends.
     ///
     /// # Errors
-    /// `ENOENT` when there is none.
+    /// `ENOENT` when there is none, `EBUSY` when it is lent.
     pub fn queue(&mut self, index: i32, is_poll: bool) -> Result<&mut IoQueue> {
+        match self.place(index, is_poll)? {
+            Place::Here(queue) => Ok(queue),
+            _ => Err(lent_queue(index, is_poll)),
+        }
+    }
+
+    /// Lends a queue or poll queue to whoever uses it without the instance.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none, `EBUSY` when it is lent already.
+    pub(crate) fn lend_queue(&mut self, index: i32, is_poll: bool) -> Result<Box<IoQueue>> {
+        let place = self.place(index, is_poll)?;
+        match std::mem::replace(place, Place::Lent) {
+            Place::Here(queue) => Ok(queue),
+            _ => Err(lent_queue(index, is_poll)),
+        }
+    }
+
+    /// Takes a lent queue back; `None` when it has been closed.
+    pub(crate) fn take_back(&mut self, index: i32, is_poll: bool, queue: Option<Box<IoQueue>>) {
+        let place = self.place(index, is_poll).expect("a lent queue has a place");
+        *place = queue.map_or(Place::Vacant, Place::Here);
+    }
+
+    fn place(&mut self, index: i32, is_poll: bool) -> Result<&mut Place> {
         let queues = if is_poll { &mut self.poll_queues } else { &mut self.queues };
-        let found = usize::try_from(index).ok().and_then(|index| queues.get_mut(index)?.as_deref_mut());
-        found.ok_or_else(|| no_such_queue(index, is_poll))
+        let place = usize::try_from(index).ok().and_then(|index| queues.get_mut(index));
+        match place {
+            None | Some(Place::Vacant) => Err(no_such_queue(index, is_poll)),
+            Some(place) => Ok(place),
+        }
     }
 
     /// Adds a queue or poll queue and returns its index, the lowest that is free.
@@ -179,29 +220,31 @@ impl Instance {
             return Err(Error::new(libc::EINVAL, "poll queues are not supported"));
         }
         let max = self.properties.int("max-queues");
-        let existing = self.queues.iter().chain(&self.poll_queues).flatten().count();
+        let all = self.queues.iter().chain(&self.poll_queues);
+        let existing = all.filter(|place| !matches!(place, Place::Vacant)).count();
         if existing >= max as usize {
             let message = format!("there are {existing} queues, max-queues is {max}");
             return Err(Error::new(libc::EINVAL, message));
         }
         let rings = self.driver.open_queue(&self.properties, is_poll)?;
         let queues = if is_poll { &mut self.poll_queues } else { &mut self.queues };
-        let index = queues.iter().position(Option::is_none).unwrap_or(queues.len());
+        let vacant = queues.iter().position(|place| matches!(place, Place::Vacant));
+        let index = vacant.unwrap_or(queues.len());
         if index == queues.len() {
-            queues.push(None);
+            queues.push(Place::Vacant);
         }
-        queues[index] = Some(Box::new(IoQueue::new(rings, rules, is_poll)));
+        queues[index] = Place::Here(Box::new(IoQueue::new(rings, rules, is_poll)));
         Ok(index as i32)
     }
 
     /// Removes a queue or poll queue, after what it has in flight has ended. Others keep their index.
     ///
     /// # Errors
-    /// `ENOENT` when there is none.
+    /// `ENOENT` when there is none, `EBUSY` when it is lent.
     pub fn remove_queue(&mut self, index: i32, is_poll: bool) -> Result<()> {
-        let queues = if is_poll { &mut self.poll_queues } else { &mut self.queues };
-        let found = usize::try_from(index).ok().and_then(|index| queues.get_mut(index)?.take());
-        found.map(drop).ok_or_else(|| no_such_queue(index, is_poll))
+        self.lend_queue(index, is_poll)?;
+        self.take_back(index, is_poll, None);
+        Ok(())
     }
 
     /// Allocates memory for buffers; it is not mapped yet.
@@ -268,6 +311,13 @@ impl Instance {
 }
 
 fn no_such_queue(index: i32, is_poll: bool) -> Error {
-    let kind = if is_poll { "poll queue" } else { "queue" };
-    Error::new(libc::ENOENT, format!("there is no {kind} with index {index}"))
+    Error::new(libc::ENOENT, format!("there is no {} with index {index}", kind_of_queue(is_poll)))
+}
+
+fn lent_queue(index: i32, is_poll: bool) -> Error {
+    Error::new(libc::EBUSY, format!("the {} with index {index} is in use", kind_of_queue(is_poll)))
+}
+
+fn kind_of_queue(is_poll: bool) -> &'static str {
+    if is_poll { "poll queue" } else { "queue" }
 }

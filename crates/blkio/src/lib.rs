@@ -1,12 +1,36 @@
 //! One API for any block device, in C and in Rust.
 //!
 //! The C library is a drop-in for libblkio 1.5: the same functions, properties, errors and memory layouts, under
-//! the same name (`libblkio.so.1`), and more behind it.
+//! the same name (`libblkio.so.1`), and more behind it. Rust programs use what this page lists:
+//!
+//! ```
+//! # fn main() -> blkio::Result<()> {
+//! # let file = tempfile::NamedTempFile::new().unwrap();
+//! # file.as_file().set_len(1 << 20).unwrap();
+//! # let path = file.path().to_str().unwrap();
+//! let device = blkio::Builder::new("io_uring")?.set("path", path)?.start()?;
+//! let mut queue = device.queue(0)?;
+//! queue.write_at(4096, b"some bytes")?;
+//! queue.flush()?;
+//! let mut bytes = [0; 4];
+//! queue.read_at(4101, &mut bytes)?;
+//! assert_eq!(&bytes, b"byte");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! * [`Queue`]: blocking calls; any number of requests in flight, polled ([`Queue::submit`], [`Queue::wait`]); borrowed
+//!   memory with checked lifetimes ([`Queue::scope`]).
+//! * [`AsyncQueue`]: futures for any executor, and [`block_on`] for programs that have none.
+//! * [`Buffer`]: memory that the device knows, which a request owns while it is in flight.
+//!
+//! Whatever happens to a token, a future or a scope (dropped, forgotten, unwound by a panic), memory that a device may
+//! still touch is not given back before the device is done.
 //!
 //! ```text
 //!   C program ─► capi ─┐
 //!                      ├─► Instance   created → connected → started; properties, memory regions, queues
-//!   Rust program ──────┘      │ Driver: one file each in `drivers`
+//!   Rust program ► api ┘      │ Driver: one file each in `drivers`
 //!                             ▼
 //!                          IoQueue    op slots, waiting line, completions  ─► drivers::direct::DirectQueue
 //! ```
@@ -16,6 +40,7 @@
 //!
 //! Source: `blkio(3)` of libblkio 1.5.0.
 
+mod api;
 pub mod capi;
 mod driver;
 mod drivers;
@@ -26,8 +51,19 @@ mod property;
 mod queue;
 mod rules;
 
+/// What the C API stands on: instances and queues whose callers keep the memory of requests valid themselves.
+pub mod raw {
+    pub use crate::instance::Instance;
+    pub use crate::memory::Region;
+    pub use crate::queue::{Completion, IoQueue, Memory, ReqFlags};
+}
+
+pub use ::drivers::direct::{Zone, ZoneAction};
+pub use api::{
+    AsyncQueue, Buffer, Builder, Completion, Completions, Connected, Device, Memory, Payload, Pending,
+    Property, Queue, Request, Scope, ScopedRequest, Token, block_on,
+};
 pub use error::{Error, Result};
-pub use instance::Instance;
-pub use memory::Region;
 pub use property::{Kind, State, Value};
-pub use queue::{Completion, IoQueue, Memory, ReqFlags};
+
+pub(crate) use raw::{Instance, IoQueue, Region};

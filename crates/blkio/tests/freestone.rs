@@ -1,6 +1,7 @@
 //! The driver `freestone`: graphs behind the API.
 
-use blkio::{Completion, Error, Instance, IoQueue, Kind, Memory, ReqFlags, Value};
+use blkio::raw::{Completion, Instance, IoQueue, Memory, ReqFlags};
+use blkio::{Error, Kind, Value};
 use block::{Op, Segment};
 use drivers::mem::{MemDevice, Options};
 use exports::vhost_user_blk::{Config, VhostUserBlk};

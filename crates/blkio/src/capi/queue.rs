@@ -1,7 +1,8 @@
 //! Queues: `struct blkioq *`. Requests enter here; a null queue is ignored.
 
 use super::report;
-use crate::{Completion, Error, IoQueue, Memory, ReqFlags, Result};
+use crate::raw::{Completion, IoQueue, Memory, ReqFlags};
+use crate::{Error, Result};
 use block::{Op, Segment};
 use drivers::direct::{Zone, ZoneAction};
 use std::ffi::{c_int, c_void};

@@ -1,0 +1,155 @@
+//! A device before it is started: what the user says, and what the device says.
+
+use super::Device;
+use crate::{Error, Instance, Result, Value};
+
+/// A type that a property can have: `bool`, `i32`, `u64` or, for any property, `String`.
+pub trait Property: Sized + sealed::Sealed {
+    /// The value as this type.
+    ///
+    /// # Errors
+    /// `ENOTTY` when the property `name` has another type.
+    fn from_value(name: &str, value: Value) -> Result<Self>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! property_types {
+    ($($type:ty, $variant:ident;)*) => { $(
+        impl sealed::Sealed for $type {}
+        impl Property for $type {
+            fn from_value(name: &str, value: Value) -> Result<$type> {
+                match value {
+                    Value::$variant(value) => Ok(value),
+                    other => {
+                        let message = format!("property {name} is {:?}, not {}", other.kind(), stringify!($type));
+                        Err(Error::new(libc::ENOTTY, message))
+                    }
+                }
+            }
+        }
+    )* };
+}
+
+property_types! {
+    bool, Bool;
+    i32, Int;
+    u64, Uint64;
+}
+
+impl sealed::Sealed for String {}
+
+impl Property for String {
+    fn from_value(_: &str, value: Value) -> Result<String> {
+        Ok(value.to_string())
+    }
+}
+
+/// A device that is being described.
+pub struct Builder {
+    instance: Instance,
+    /// What can be set only when the device is connected.
+    tuning: Vec<(String, Value)>,
+}
+
+impl Builder {
+    /// A device of the driver of that name.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
+    pub fn new(driver: &str) -> Result<Builder> {
+        Ok(Builder { instance: Instance::create(driver)?, tuning: Vec::new() })
+    }
+
+    /// Sets a property; text is converted to its type. What can be set only when the device is connected is
+    /// kept until then.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EINVAL` a value that cannot be.
+    pub fn set(mut self, name: &str, value: impl Into<Value>) -> Result<Builder> {
+        let value = value.into();
+        match self.instance.set(name, value.clone()) {
+            Err(error) if error.errno() == libc::ENODEV => self.tuning.push((name.to_owned(), value)),
+            result => result?,
+        }
+        Ok(self)
+    }
+
+    /// A property's value.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENODEV` not known before the device is connected, `ENOTTY` of another type.
+    pub fn get<T: Property>(&self, name: &str) -> Result<T> {
+        T::from_value(name, self.instance.get(name)?)
+    }
+
+    /// The names of the driver's properties.
+    pub fn property_names(&self) -> impl Iterator<Item = &'static str> {
+        self.instance.property_names()
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// What is wrong with the properties or the device.
+    pub fn connect(mut self) -> Result<Connected> {
+        self.instance.connect()?;
+        let connected = Connected { instance: self.instance };
+        self.tuning.into_iter().try_fold(connected, |connected, (name, value)| connected.set(&name, value))
+    }
+
+    /// Opens the device and its queues: [`Builder::connect`] and [`Connected::start`].
+    ///
+    /// # Errors
+    /// As these.
+    pub fn start(self) -> Result<Device> {
+        self.connect()?.start()
+    }
+}
+
+/// An open device that has told its properties, and has no queues yet.
+pub struct Connected {
+    instance: Instance,
+}
+
+impl Connected {
+    /// Sets a property, as [`Builder::set`].
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `EINVAL` a value that cannot be.
+    pub fn set(mut self, name: &str, value: impl Into<Value>) -> Result<Connected> {
+        self.instance.set(name, value.into())?;
+        Ok(self)
+    }
+
+    /// A property's value.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENOTTY` of another type.
+    pub fn get<T: Property>(&self, name: &str) -> Result<T> {
+        T::from_value(name, self.instance.get(name)?)
+    }
+
+    /// Makes `num-queues` queues and `num-poll-queues` poll queues.
+    ///
+    /// # Errors
+    /// `EINVAL` for numbers of queues that the device does not have; what the device refuses.
+    pub fn start(mut self) -> Result<Device> {
+        self.instance.start()?;
+        Device::new(self.instance)
+    }
+}
+
+impl std::fmt::Debug for Builder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Builder").field("tuning", &self.tuning).finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Connected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connected").finish_non_exhaustive()
+    }
+}
