@@ -114,8 +114,9 @@ fn a_scope_ends_after_its_requests_whatever_happens_to_handles() {
     let (a, b) = memory.split_at_mut(2048);
     queue
         .scope(|s| {
-            forget(s.read(0, a));
-            drop(s.read_vectored(512, b.chunks_mut(512)));
+            // A handle that is lost, in whatever way, is a handle without a destructor that is not run.
+            s.read(0, a);
+            s.read_vectored(512, b.chunks_mut(512));
             Ok(())
         })
         .unwrap();
@@ -255,7 +256,9 @@ fn memory_that_the_device_does_not_know_is_copied_by_blocking_calls_only() {
         p.put("buf-alignment", 4);
     });
     let mut queue = device.queue(0).unwrap();
-    let mut memory = vec![0u8; 64];
+    let mut memory = [0u8; 68];
+    let start = memory.as_ptr().align_offset(4);
+    let memory = &mut memory[start..][..64];
     queue.read_at(0, &mut memory[4..64]).unwrap();
     assert!(memory[4..].iter().all(|byte| *byte == FILL) && memory[..4] == [0; 4]);
     assert_eq!(queue.read_at(0, &mut memory[..3]).unwrap_err().errno(), libc::EINVAL);
