@@ -3,7 +3,7 @@
 use blkio::{AsyncQueue, Builder, Device, Request, Zone, block_on};
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most that a busy machine takes for what takes milliseconds.
 const LONG: Duration = Duration::from_secs(30);
@@ -60,6 +60,22 @@ fn properties_are_typed_and_each_is_set_in_its_state() {
     assert_eq!(new().set("nonsense", 1).unwrap_err().errno(), libc::ENOENT);
     assert_eq!(new().set("num-queues", 0).unwrap().start().map(drop), Ok(()));
     assert_eq!(Builder::new("floppy").unwrap_err().errno(), libc::ENOENT);
+}
+
+#[test]
+fn connecting_to_a_server_that_says_nothing_can_be_cancelled() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("nbd://{}", silent.local_addr().unwrap());
+    let builder = Builder::new("nbd").unwrap().set("uri", uri.as_str()).unwrap();
+    let builder = builder.set("connect-timeout-ms", 60_000).unwrap();
+    let cancel = builder.canceller().unwrap();
+    let connecting = std::thread::spawn(move || builder.connect().map(drop));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!connecting.is_finished());
+    let start = Instant::now();
+    cancel();
+    assert_eq!(connecting.join().unwrap().unwrap_err().errno(), libc::ECANCELED);
+    assert!(start.elapsed() < LONG);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::Device;
 use crate::{Error, Instance, Result, Value};
+use std::sync::Arc;
 
 /// A type that a property can have: `bool`, `i32`, `u64` or, for any property, `String`.
 pub trait Property: Sized + sealed::Sealed {
@@ -69,12 +70,23 @@ impl Builder {
     /// # Errors
     /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EINVAL` a value that cannot be.
     pub fn set(mut self, name: &str, value: impl Into<Value>) -> Result<Builder> {
+        self.put(name, value)?;
+        Ok(self)
+    }
+
+    /// As [`Builder::set`], in place.
+    ///
+    /// # Errors
+    /// As [`Builder::set`].
+    pub fn put(&mut self, name: &str, value: impl Into<Value>) -> Result<()> {
         let value = value.into();
         match self.instance.set(name, value.clone()) {
-            Err(error) if error.errno() == libc::ENODEV => self.tuning.push((name.to_owned(), value)),
-            result => result?,
+            Err(error) if error.errno() == libc::ENODEV => {
+                self.tuning.push((name.to_owned(), value));
+                Ok(())
+            }
+            result => result,
         }
-        Ok(self)
     }
 
     /// A property's value.
@@ -82,12 +94,25 @@ impl Builder {
     /// # Errors
     /// `ENOENT` unknown, `ENODEV` not known before the device is connected, `ENOTTY` of another type.
     pub fn get<T: Property>(&self, name: &str) -> Result<T> {
-        T::from_value(name, self.instance.get(name)?)
+        T::from_value(name, self.value(name)?)
+    }
+
+    /// A property's value, of whatever type it is.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown, `ENODEV` not known before the device is connected.
+    pub fn value(&self, name: &str) -> Result<Value> {
+        self.instance.get(name)
     }
 
     /// The names of the driver's properties.
     pub fn property_names(&self) -> impl Iterator<Item = &'static str> {
         self.instance.property_names()
+    }
+
+    /// What another thread can call to make [`Builder::connect`] fail soon; `None` where that cannot take long.
+    pub fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        self.instance.canceller()
     }
 
     /// Opens the device.
@@ -120,8 +145,16 @@ impl Connected {
     /// # Errors
     /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `EINVAL` a value that cannot be.
     pub fn set(mut self, name: &str, value: impl Into<Value>) -> Result<Connected> {
-        self.instance.set(name, value.into())?;
+        self.put(name, value)?;
         Ok(self)
+    }
+
+    /// As [`Connected::set`], in place.
+    ///
+    /// # Errors
+    /// As [`Connected::set`].
+    pub fn put(&mut self, name: &str, value: impl Into<Value>) -> Result<()> {
+        self.instance.set(name, value.into())
     }
 
     /// A property's value.
@@ -129,7 +162,20 @@ impl Connected {
     /// # Errors
     /// `ENOENT` unknown, `ENOTTY` of another type.
     pub fn get<T: Property>(&self, name: &str) -> Result<T> {
-        T::from_value(name, self.instance.get(name)?)
+        T::from_value(name, self.value(name)?)
+    }
+
+    /// A property's value, of whatever type it is.
+    ///
+    /// # Errors
+    /// `ENOENT` unknown.
+    pub fn value(&self, name: &str) -> Result<Value> {
+        self.instance.get(name)
+    }
+
+    /// The names of the driver's properties.
+    pub fn property_names(&self) -> impl Iterator<Item = &'static str> {
+        self.instance.property_names()
     }
 
     /// Makes `num-queues` queues and `num-poll-queues` poll queues.

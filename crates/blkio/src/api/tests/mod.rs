@@ -1,4 +1,8 @@
 //! Whatever happens to handles, memory outlives the device's work on it.
+//!
+//! What a mistake would do to memory on the heap is best seen with
+//! `RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 cargo test -p blkio --lib --target
+//! x86_64-unknown-linux-gnu`; leaks are what some of these tests are about.
 
 mod fake;
 
