@@ -1,7 +1,7 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit fuzz lab capi clients install bench clean
+.PHONY: help build run test check unit python fuzz lab capi clients install bench clean
 
 FUZZ_SECONDS ?= 60
 PREFIX ?= /usr/local
@@ -22,12 +22,16 @@ run: ## The main job: a Linux guest works on a Freestone disk while its server i
 check: ## Fast part: format, lints, structure, unit and conformance tests (under 10 minutes)
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	cargo fmt --manifest-path python/Cargo.toml --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/check-structure
 	$(MAKE) unit
 
 unit:
 	cargo test --workspace --locked
+
+python: ## The Python package: installs it in an environment of its own, runs its tests and examples
+	python/run-tests
 
 fuzz: ## A hostile guest against rings and protocol for FUZZ_SECONDS (60), from the fixed corpus
 	fuzz/run $(FUZZ_SECONDS)
@@ -58,6 +62,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/capi/run
 	$(MAKE) build
 	target/release/hot-path --check
+	$(MAKE) python
 	$(MAKE) fuzz
 	tests/clients/run
 	tests/lab/run
