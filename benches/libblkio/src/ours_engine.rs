@@ -2,7 +2,7 @@
 
 use crate::{Engine, MAX_DEPTH, Settings};
 use ours::capi::*;
-use ours::{Completion, IoQueue, Region};
+use ours::raw::{Completion, IoQueue, Region};
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
 use std::ptr::{null_mut, without_provenance_mut};

@@ -6,7 +6,7 @@
 use block::{IoResult, Queue};
 use std::io;
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A queue that its caller may block on, from whatever thread has it at the moment.
 pub trait DirectQueue: Queue + Send {
@@ -94,6 +94,63 @@ pub struct Zone {
     pub reserved: [u8; 29],
 }
 
+/// A short look before a sleep, for a peer that answers faster than a thread falls asleep and wakes up again. It
+/// grows while it finds something and goes away while it does not, as where the peer needs this very processor.
+#[derive(Debug)]
+pub struct Spin {
+    window_ns: u64,
+    /// Waits without a look since the last one.
+    skipped: u32,
+    /// So many waits go without a look before it is tried again.
+    retry_after: u32,
+}
+
+impl Spin {
+    /// Longest look, and the first: long enough for a peer that has to be woken, as it may stay awake from then on.
+    const MOST_NS: u64 = 50_000;
+    /// Shortest look.
+    const LEAST_NS: u64 = 2_000;
+    /// Where looks have gone away, one wait in this many tries again; twice as many after each try in vain.
+    const RETRY: u32 = 64;
+    const MOST_RETRY: u32 = 4096;
+
+    /// Looks at first.
+    pub const fn new() -> Spin {
+        Spin { window_ns: Self::MOST_NS, skipped: 0, retry_after: Self::RETRY }
+    }
+
+    /// Looks until `has_ended`; `false` when it is time to sleep.
+    pub fn until(&mut self, timeout: Option<Duration>, mut has_ended: impl FnMut() -> bool) -> bool {
+        if self.window_ns == 0 {
+            self.skipped += 1;
+            if self.skipped < self.retry_after {
+                return has_ended();
+            }
+            (self.window_ns, self.skipped) = (Self::MOST_NS, 0);
+            self.retry_after = (self.retry_after * 2).min(Self::MOST_RETRY);
+        }
+        let window = Duration::from_nanos(self.window_ns).min(timeout.unwrap_or(Duration::MAX));
+        let start = Instant::now();
+        while !has_ended() {
+            if start.elapsed() >= window {
+                // A quarter: what did not come in the whole window is not worth much more of it.
+                self.window_ns = if self.window_ns > Self::LEAST_NS { self.window_ns / 4 } else { 0 };
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        self.window_ns = (self.window_ns * 2).min(Self::MOST_NS);
+        self.retry_after = Self::RETRY;
+        true
+    }
+}
+
+impl Default for Spin {
+    fn default() -> Spin {
+        Spin::new()
+    }
+}
+
 /// [`DirectQueue::wait`] for a queue whose completions raise its event: kick, arm, sleep on the event, disarm.
 ///
 /// # Errors
@@ -153,5 +210,35 @@ pub fn poll_events(
         0 => Err(io::Error::from_raw_os_error(libc::ETIME)),
         count if count < 0 => Err(io::Error::last_os_error()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_go_away_while_they_find_nothing_and_come_back_when_one_does() {
+        let mut spin = Spin::new();
+        for expected in [12_500, 3_125, 781, 0] {
+            assert!(!spin.until(None, || false));
+            assert_eq!(spin.window_ns, expected);
+        }
+        let mut looks = 0;
+        while spin.window_ns == 0 {
+            let mut asked = 0;
+            spin.until(None, || {
+                asked += 1;
+                asked > 1
+            });
+            looks += 1;
+        }
+        assert_eq!((looks, spin.window_ns), (Spin::RETRY, Spin::MOST_NS));
+    }
+
+    #[test]
+    fn a_look_is_no_longer_than_the_timeout() {
+        let mut spin = Spin { window_ns: u64::MAX, ..Spin::new() };
+        assert!(!spin.until(Some(Duration::ZERO), || false));
     }
 }

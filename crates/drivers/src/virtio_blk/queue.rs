@@ -11,7 +11,7 @@
 use super::regions::RegionCache;
 use super::session::Session;
 use super::transport::Doorbell;
-use crate::direct::{DirectQueue, ZoneRequest, sleep_on_event};
+use crate::direct::{DirectQueue, Spin, ZoneRequest, sleep_on_event};
 use block::{Data, Flags, IoError, IoResult, Op, Queue, Request};
 use std::collections::VecDeque;
 use std::io;
@@ -112,6 +112,8 @@ pub struct VirtioBlkQueue {
     session: Arc<Session>,
     depth: u16,
     is_polled: bool,
+    /// How long a wait looks before it sleeps.
+    spin: Spin,
     traits: QueueTraits,
     regions: RegionCache,
     steps: Box<[Step]>,
@@ -137,6 +139,7 @@ impl VirtioBlkQueue {
             session,
             depth,
             is_polled,
+            spin: Spin::new(),
             regions: RegionCache::new(),
             steps: vec![Step::Idle; slots].into(),
             ready: Vec::with_capacity(slots),
@@ -372,15 +375,20 @@ impl VirtioBlkQueue {
         count
     }
 
-    /// Spins for a moment; whether [`Queue::reap`] has something to hand over by then.
+    /// Whether [`Queue::reap`] has something to hand over.
     fn has_ended(&self) -> bool {
+        self.parts.queue.has_used() || !self.ready.is_empty() || self.is_broken || self.session.is_gone()
+    }
+
+    /// As [`VirtioBlkQueue::has_ended`], after spinning for a moment.
+    fn has_soon_ended(&self) -> bool {
         for _ in 0..SPINS {
-            if self.parts.queue.has_used() || !self.ready.is_empty() {
+            if self.has_ended() {
                 return true;
             }
             std::hint::spin_loop();
         }
-        self.is_broken || self.session.is_gone()
+        false
     }
 
     /// Hands over what ended here, then what the server has finished with.
@@ -496,12 +504,15 @@ impl DirectQueue for VirtioBlkQueue {
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
-        if !self.is_polled {
-            return sleep_on_event(self, timeout, signal_mask);
-        }
         self.kick();
+        if !self.is_polled {
+            let mut spin = std::mem::take(&mut self.spin);
+            let has_ended = spin.until(timeout, || self.has_ended());
+            self.spin = spin;
+            return if has_ended { Ok(()) } else { sleep_on_event(self, timeout, signal_mask) };
+        }
         let start = Instant::now();
-        while !self.has_ended() {
+        while !self.has_soon_ended() {
             if timeout.is_some_and(|timeout| start.elapsed() >= timeout) {
                 return Err(io::Error::from_raw_os_error(libc::ETIME));
             }

@@ -195,11 +195,9 @@ impl SplitDriver {
     }
 
     pub(super) fn disarm(&mut self) {
-        if self.event_idx {
-            // An event index that was passed already asks for one interrupt in 65,536 entries, at no cost.
-            let passed = self.used_idx.wrapping_sub(1);
-            self.ring.used_event().store(passed, Ordering::Relaxed);
-        } else {
+        // An event index that was passed asks for one interrupt in 65,536 entries: once it has come there is
+        // nothing to take back, and until then taking it back would cost more than it does.
+        if !self.event_idx {
             self.ring.avail_flags().store(AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
         }
     }
