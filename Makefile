@@ -12,7 +12,6 @@ help: ## What can be made
 build: ## The release binaries, target/release/freestone and libblkio.so
 	cargo build --release --locked -p freestone -p blkio -p benches
 	cargo build --release --locked -p drivers --example virtio_blk_check --example nvme_check
-	tests/capi/build target/capi/capi-suite crates/blkio/include -Ltarget/release -lblkio
 
 run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
 	tests/lab/setup
