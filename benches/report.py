@@ -74,8 +74,8 @@ def instruction_table(rows):
     return "\n".join(lines)
 
 
-def library_parts(library, folder):
-    parts = ["## C library, file on tmpfs", LIBRARY_NOTE]
+def library_parts(library, run, folder):
+    parts = ["## C library, file on tmpfs", run, LIBRARY_NOTE]
     for name, title in (("file", "C library, driver io_uring, file on tmpfs"),
                         ("vhost_user", "C library, driver virtio-blk-vhost-user, null device")):
         (folder / f"library_{name}.svg").write_text(plot(library[name], title))
@@ -126,23 +126,27 @@ def plot(cases, title):
     return "\n".join(out) + "</svg>\n"
 
 
+def when(results, part):
+    run = results["runs"][part]
+    trips = " and ".join(f"{ns:.0f}" for ns in run["round_trip_ns"])
+    return f"{run['date']}, {run['rounds']} rounds of {run['seconds']:g} s a case; round trip {trips} ns before and after."
+
+
 def write(results, folder):
-    trips = ", ".join(f"{ns:.0f}" for ns in results["round_trip_ns"])
     parts = ["# Speed beside the peers",
              "`make bench` writes this page. Server on core 0, initiator (`freestone bench`, the same for every server) on "
              "core 1; thousand IOPS, median of the rounds (lowest..highest); ratios are taken round by round.",
-             f"{results['date']}: {results['machine']}; {results['peer']}; {results['rounds']} rounds of "
-             f"{results['seconds']:g} s a case. A cache-line round trip between the two cores took {trips} ns before, "
-             "between and after the parts: on a virtual machine it moves, and polled paths move with it."]
+             f"{results['machine']}; {results['peer']}. On a virtual machine the cores move: a cache-line round trip "
+             "between the two, given for each part, moves with them, and polled paths with it."]
     for name, title, *notes in SECTIONS:
         if name in results:
             (folder / f"{name}.svg").write_text(plot(results[name], title))
-            parts += [f"## {title}", *notes, table(results[name]), f"![{title}]({name}.svg)"]
+            parts += [f"## {title}", when(results, name), *notes, table(results[name]), f"![{title}]({name}.svg)"]
     if "idle" in results:
         idle = results["idle"]
-        parts += ["## Idle", f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
+        parts += ["## Idle", when(results, "idle"), f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
                   f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb']} KiB of private memory in all, the program "
                   f"included: {idle['private_kb'] / idle['exports']:.0f} KiB an export."]
     if "library" in results:
-        parts += library_parts(results["library"], folder)
+        parts += library_parts(results["library"], when(results, "library"), folder)
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")
