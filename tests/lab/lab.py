@@ -65,7 +65,7 @@ class Lab:
         self.guest = Guest(cpus=cpus, directory=self.directory, devices=devices)
         self._ends.enter_context(self.guest)
         for device in devices:
-            for image in getattr(device, "images", []):
+            for image in dict.fromkeys(getattr(device, "images", [])):  # once, however often the guest booted
                 self._ends.callback(os.unlink, image)
         for device in devices:
             device.attach(self.guest)

@@ -5,9 +5,9 @@ import time
 from lab import needs_freestone
 from workload import fio_verify, kill_under_load
 
-# Slow enough that the kills fall into the writes and into the verification after them: some 12 s each.
+# Slow enough that the kills fall into the writes and into the verification after them: some 18 s each.
 LOAD_IOPS = 1000
-LOAD_MIB = 48
+LOAD_MIB = 72
 KILLS = 4
 
 
