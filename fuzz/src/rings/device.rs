@@ -142,13 +142,19 @@ impl Device {
     /// Publishes what was pushed.
     pub fn publish(&mut self) {
         self.clear_log();
+        let state = self.queue.state();
         self.queue.publish();
         if let Some(log) = self.log.as_ref().filter(|_| self.unpublished > 0)
             && let Some(used_addr) = log.queue.used_addr
         {
-            // A packed ring lies where it lies, whatever the front-end said when logging began.
-            let ring = self.settings.areas.descriptors.wrapping_sub(USER);
-            let written = if self.settings.is_packed { ring } else { used_addr };
+            let written = match state {
+                // A packed ring lies where it lies, whatever the front-end said when logging began.
+                RingState::Packed { used, .. } => {
+                    let ring = self.settings.areas.descriptors.wrapping_sub(USER);
+                    ring.wrapping_add(16 * u64::from(used.slot))
+                }
+                RingState::Split { .. } => used_addr,
+            };
             if written < FIRST_BYTES {
                 log.check(written, 1);
             }
