@@ -1,0 +1,304 @@
+//! What an array is: its level, its shape, how it stays consistent. Fixed at creation, changed by growth only.
+
+use crate::{Code, Geometry, Matrix};
+use serde::{Deserialize, Serialize};
+
+/// Most members of a group (data and parity together): a strip set is a 64-bit mask.
+pub const MAX_GROUP_MEMBERS: usize = 64;
+/// Most members of an array: what a superblock has room for.
+pub const MAX_MEMBERS: usize = 256;
+/// Most parity strips of a stripe.
+pub const MAX_PARITY: usize = 16;
+/// The smallest strip, and what parity works in.
+pub const ROW_BYTES: u32 = 4096;
+/// The largest strip: one buffer.
+pub const MAX_STRIP_BYTES: u32 = 1 << 20;
+/// Longest name of an array in bytes.
+pub const MAX_NAME_BYTES: usize = 32;
+
+/// 128 bits that no two arrays or members share.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// A new one (version 4).
+    ///
+    /// # Panics
+    /// When the system has no randomness.
+    pub fn random() -> Uuid {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("the system's randomness");
+        Uuid::from_random(bytes)
+    }
+
+    /// A version 4 UUID of these random bits.
+    pub fn from_random(mut bytes: [u8; 16]) -> Uuid {
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Uuid(bytes)
+    }
+
+    /// The one that `text` spells, with or without hyphens.
+    pub fn parse(text: &str) -> Option<Uuid> {
+        let digits: Vec<u8> = text.bytes().filter(|b| *b != b'-').collect();
+        let mut bytes = [0; 16];
+        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Uuid(bytes))
+    }
+}
+
+impl std::fmt::Display for Uuid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if [4, 6, 8, 10].contains(&i) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Uuid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl From<Uuid> for String {
+    fn from(uuid: Uuid) -> String {
+        uuid.to_string()
+    }
+}
+
+impl TryFrom<String> for Uuid {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Uuid, String> {
+        Uuid::parse(&text).ok_or_else(|| format!("{text}: no UUID"))
+    }
+}
+
+/// The RAID levels, by the names that users know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Level {
+    /// Stripes without redundancy.
+    #[serde(rename = "0")]
+    Raid0,
+    /// Every member holds everything.
+    #[serde(rename = "1")]
+    Raid1,
+    /// Stripes over mirrors.
+    #[serde(rename = "10")]
+    Raid10,
+    /// One parity.
+    #[serde(rename = "5")]
+    Raid5,
+    /// Two parities.
+    #[serde(rename = "6")]
+    Raid6,
+    /// Three parities.
+    #[serde(rename = "7.3")]
+    Raid7,
+    /// Stripes over RAID 5 groups.
+    #[serde(rename = "50")]
+    Raid50,
+    /// Stripes over RAID 6 groups.
+    #[serde(rename = "60")]
+    Raid60,
+    /// Stripes over RAID 7.3 groups.
+    #[serde(rename = "70")]
+    Raid70,
+    /// N data strips and M parities, both chosen.
+    #[serde(rename = "n+m")]
+    NPlusM,
+}
+
+impl Level {
+    /// Every level.
+    pub const ALL: [Level; 10] = [
+        Level::Raid0,
+        Level::Raid1,
+        Level::Raid10,
+        Level::Raid5,
+        Level::Raid6,
+        Level::Raid7,
+        Level::Raid50,
+        Level::Raid60,
+        Level::Raid70,
+        Level::NPlusM,
+    ];
+
+    /// The name on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Raid0 => "0",
+            Level::Raid1 => "1",
+            Level::Raid10 => "10",
+            Level::Raid5 => "5",
+            Level::Raid6 => "6",
+            Level::Raid7 => "7.3",
+            Level::Raid50 => "50",
+            Level::Raid60 => "60",
+            Level::Raid70 => "70",
+            Level::NPlusM => "n+m",
+        }
+    }
+
+    /// The level of that name.
+    pub fn from_name(name: &str) -> Option<Level> {
+        Level::ALL.into_iter().find(|level| level.name() == name)
+    }
+}
+
+/// How an array stays consistent when power fails in the middle of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Consistency {
+    /// Nothing to keep consistent (level 0).
+    None,
+    /// Regions being written are marked; after a crash they are made consistent again. A crash together with a
+    /// missing member may lose blocks.
+    Bitmap,
+    /// A partial-parity log: nothing is lost.
+    Ppl,
+}
+
+impl Consistency {
+    /// The name on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Consistency::None => "none",
+            Consistency::Bitmap => "bitmap",
+            Consistency::Ppl => "ppl",
+        }
+    }
+}
+
+/// What all members of an array agree on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayConfig {
+    /// Identity.
+    pub uuid: Uuid,
+    /// For people; at most [`MAX_NAME_BYTES`] bytes.
+    pub name: String,
+    /// The level as the user named it; the geometry says what it means.
+    pub level: Level,
+    /// The shape.
+    pub geometry: Geometry,
+    /// How parity is computed.
+    pub matrix: Matrix,
+    /// What happens when power fails.
+    pub consistency: Consistency,
+    /// Logical block size in bytes: the largest of the members'.
+    pub block_size: u32,
+    /// Bytes of a member's data that one byte of the region map stands for; a multiple of the strip.
+    pub region_bytes: u64,
+    /// Lanes of the log. A stripe's lane never depends on how many cores there are.
+    pub lanes: u16,
+    /// Bytes of one lane on one member.
+    pub lane_bytes: u32,
+}
+
+/// Why a configuration makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+impl ArrayConfig {
+    /// The code of a stripe.
+    pub fn code(&self) -> Code {
+        Code::new(self.matrix, self.geometry.data, self.geometry.parity).expect("a checked configuration")
+    }
+
+    /// The log lane of a stripe.
+    pub fn lane_of(&self, stripe: u64) -> u16 {
+        // Multiplicative hashing (Knuth): neighbours lie in different lanes, so a sequential run uses them all.
+        (((stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) * u64::from(self.lanes)) >> 32) as u16
+    }
+
+    /// Regions of the array: one byte each in the region map. A region is the same part of every member.
+    pub fn regions(&self) -> u64 {
+        let member_bytes = self.geometry.group_stripes * u64::from(self.geometry.strip_bytes);
+        member_bytes.div_ceil(self.region_bytes)
+    }
+
+    /// The region of a stripe.
+    pub fn region_of(&self, stripe: u64) -> u64 {
+        self.geometry.member_offset(stripe) / self.region_bytes
+    }
+
+    /// Checks everything that arithmetic elsewhere relies on: to be called for what comes from a disk or a user.
+    ///
+    /// # Errors
+    /// Names what is wrong and its value.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let Geometry { groups, data, parity, strip_bytes, group_stripes } = self.geometry;
+        let fail = |text: String| Err(ConfigError(text));
+        let (group_members, members) = (data + parity, groups * (data + parity));
+        if groups == 0 || data == 0 || group_members > MAX_GROUP_MEMBERS || members > MAX_MEMBERS {
+            return fail(format!(
+                "{groups} groups of {data}+{parity} members: at most 64 in a group, 256 in all"
+            ));
+        }
+        if parity > MAX_PARITY {
+            return fail(format!("{parity} parities: at most {MAX_PARITY}"));
+        }
+        if !strip_bytes.is_power_of_two() || !(ROW_BYTES..=MAX_STRIP_BYTES).contains(&strip_bytes) {
+            return fail(format!(
+                "a strip of {strip_bytes} bytes: a power of two from 4096 to 1048576 is needed"
+            ));
+        }
+        if group_stripes == 0 || group_stripes.checked_mul((strip_bytes as u64) * (members as u64)).is_none()
+        {
+            return fail(format!("{group_stripes} stripes"));
+        }
+        if !self.block_size.is_power_of_two() || !(512..=ROW_BYTES).contains(&self.block_size) {
+            return fail(format!(
+                "blocks of {} bytes: a power of two from 512 to 4096 is needed",
+                self.block_size
+            ));
+        }
+        if self.region_bytes == 0 || !self.region_bytes.is_multiple_of(strip_bytes.into()) {
+            return fail(format!(
+                "regions of {} bytes: a multiple of the strip is needed",
+                self.region_bytes
+            ));
+        }
+        if self.name.is_empty() || self.name.len() > MAX_NAME_BYTES || self.name.contains(['/', '\0', ',']) {
+            return fail(format!(
+                "{:?}: a name of 1 to {MAX_NAME_BYTES} bytes without / and , is needed",
+                self.name
+            ));
+        }
+        if (self.consistency == Consistency::None) != (parity == 0) {
+            return fail(format!("consistency {} with {parity} parities", self.consistency.name()));
+        }
+        if self.consistency != Consistency::None
+            && (self.lanes == 0 || !self.lane_bytes.is_multiple_of(ROW_BYTES) || self.lane_bytes == 0)
+        {
+            return fail(format!("{} log lanes of {} bytes", self.lanes, self.lane_bytes));
+        }
+        Code::new(self.matrix, data, parity).map(drop).map_err(|error| ConfigError(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_survives_its_text() {
+        let uuid = Uuid::random();
+        assert_eq!(Uuid::parse(&uuid.to_string()), Some(uuid));
+        assert_eq!(Uuid::parse(&uuid.to_string().replace('-', "")), Some(uuid));
+        assert_eq!(Uuid::parse(&"+1".repeat(16)), None);
+        assert_eq!(Uuid::parse("12"), None);
+    }
+}

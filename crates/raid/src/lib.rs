@@ -1,0 +1,18 @@
+//! Arrays of members that survive the loss of some: every RAID level, with the write hole closed.
+//!
+//! ```text
+//!   Array (Device) ─► channel of a core ─┬─ healthy read ────────────────► member
+//!                                        └─ everything else ─► the stripe's owner (one core)
+//!                                                               lock rows ─► read old ─► parity ─► log ─► write
+//! ```
+//!
+//! One idea carries all levels: an array is a stripe over independent *groups*, and a group is `k` strips of data
+//! with `m` strips of parity under one [`Matrix`]. A mirror is `k = 1` with copies for parity, RAID 0 has `m = 0`.
+
+pub mod config;
+pub mod geometry;
+pub mod parity;
+
+pub use config::{ArrayConfig, ConfigError, Consistency, Level, Uuid};
+pub use geometry::{Geometry, Place};
+pub use parity::{Code, Matrix};
