@@ -12,6 +12,7 @@
 pub mod config;
 pub mod geometry;
 pub mod parity;
+pub mod stripe;
 
 pub use config::{ArrayConfig, ConfigError, Consistency, Level, Uuid};
 pub use geometry::{Geometry, Place};
