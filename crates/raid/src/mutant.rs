@@ -1,0 +1,108 @@
+//! Broken variants of the engine that the simulator must catch.
+//!
+//! Each names a rule that looks as if it could be left out. The code that keeps the rule asks [`is`] whether it is to
+//! be broken; without the feature `mutants` that is a constant `false` and the question costs nothing.
+//!
+//! ```ignore
+//! if sequence < tail && !mutant::is(Mutant::NoTailRule) { continue }
+//! ```
+
+/// A rule that is broken. At most one is, in the whole process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Mutant {
+    /// Recovery replays entries below the lane's highest tail: stale ones resurface.
+    NoTailRule = 1,
+    /// A stripe's lane depends on the core that writes it, so that two entries of a stripe lie in two lanes.
+    LaneByCore,
+    /// Healthy full stripes are written without a header in the log.
+    FullStripesUnlogged,
+    /// An entry is replayed when any of its parity members holds it, not all that are present.
+    ReplayOnAnyParity,
+    /// A parity array logs nothing and trusts the region map alone, but claims to be `ppl`.
+    BitmapOnly,
+    /// Entries carry no new data, neither for several strips nor in a degraded group.
+    NoRedo,
+    /// The nonce stays the same at every assembly: entries of an earlier one are taken for this one's.
+    NoNonce,
+    /// Parity is computed from the caller's memory, which may change while the write is in flight.
+    NoSnapshot,
+    /// A write that skipped a member is acknowledged before "member out" is durable.
+    AckBeforeMemberOut,
+    /// Overlapping rectangles of a stripe run at the same time.
+    NoRowLock,
+    /// Entries are written without waiting for them: data may reach a member first.
+    LogNotAwaited,
+    /// Data and parity are written without FUA.
+    NoFua,
+    /// The region map is not durable before the write that it covers.
+    RegionMapNotAwaited,
+    /// A re-added member is taken as it is: regions written while it was out are not copied.
+    NoResync,
+    /// All copies of a member's superblock are written at once.
+    SuperblocksAllAtOnce,
+    /// A member with an old generation is taken for a live one.
+    StaleMemberAccepted,
+    /// A lane's space is used again before the write that its entry covers has ended.
+    RetireEarly,
+    /// A rebuild copies a stripe without locking its rows against writes.
+    RebuildWithoutLock,
+}
+
+impl Mutant {
+    /// Every mutant.
+    pub const ALL: [Mutant; 18] = [
+        Mutant::NoTailRule,
+        Mutant::LaneByCore,
+        Mutant::FullStripesUnlogged,
+        Mutant::ReplayOnAnyParity,
+        Mutant::BitmapOnly,
+        Mutant::NoRedo,
+        Mutant::NoNonce,
+        Mutant::NoSnapshot,
+        Mutant::AckBeforeMemberOut,
+        Mutant::NoRowLock,
+        Mutant::LogNotAwaited,
+        Mutant::NoFua,
+        Mutant::RegionMapNotAwaited,
+        Mutant::NoResync,
+        Mutant::SuperblocksAllAtOnce,
+        Mutant::StaleMemberAccepted,
+        Mutant::RetireEarly,
+        Mutant::RebuildWithoutLock,
+    ];
+}
+
+#[cfg(feature = "mutants")]
+static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Chooses the rule that is broken from now on, in the whole process; `None` breaks none.
+#[cfg(feature = "mutants")]
+pub fn choose(mutant: Option<Mutant>) {
+    CHOSEN.store(mutant.map_or(0, |mutant| mutant as u8), std::sync::atomic::Ordering::Relaxed);
+}
+
+/// Whether the rule is broken.
+#[cfg(feature = "mutants")]
+#[inline]
+pub fn is(mutant: Mutant) -> bool {
+    CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == mutant as u8
+}
+
+/// Whether the rule is broken: never, without the feature `mutants`.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub const fn is(_: Mutant) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_rule_is_broken_unless_it_is_chosen() {
+        assert!(Mutant::ALL.iter().all(|mutant| !is(*mutant)));
+        assert!(Mutant::ALL.iter().enumerate().all(|(i, mutant)| *mutant as usize == i + 1));
+    }
+}
