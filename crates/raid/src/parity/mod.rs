@@ -5,17 +5,14 @@
 //!
 //! Strips are numbered as in [`crate::geometry`]: data `0..k`, parity `k..k+m`.
 
-/// Where the coefficients come from. Its number stands in the superblock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Matrix {
-    /// Copies: `k = 1`, every coefficient 1. Mirrors, and `m = 0`.
-    Copies = 0,
-    /// Rows `1`, `g^i`, `g^2i` with g = 2: RAID 5, 6 and 7.3 (`m` ≤ 3, `k` ≤ 255).
-    Powers = 1,
-    /// Cauchy, normalised to a first row of ones: any `k + m` ≤ 64.
-    Cauchy = 2,
-}
+mod decoder;
+mod gf;
+mod matrix;
+#[cfg(test)]
+mod tests;
+
+pub use decoder::Decoder;
+pub use matrix::Matrix;
 
 /// Why there is no such code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,35 +37,17 @@ pub struct Code {
     coefficients: Vec<u8>,
 }
 
-impl Matrix {
-    /// The matrix of that number.
-    pub fn from_number(number: u8) -> Option<Matrix> {
-        [Matrix::Copies, Matrix::Powers, Matrix::Cauchy].into_iter().find(|matrix| *matrix as u8 == number)
-    }
-}
-
 impl Code {
     /// The code of `data` and `parity` strips.
     ///
     /// # Errors
     /// When the matrix cannot protect such a stripe.
     pub fn new(matrix: Matrix, data: usize, parity: usize) -> Result<Code, CodeError> {
-        let fits = match matrix {
-            Matrix::Copies => data == 1 || parity == 0,
-            Matrix::Powers => (1..=3).contains(&parity) && data <= 255,
-            Matrix::Cauchy => parity > 0 && data + parity <= 64,
-        };
-        if !fits || data == 0 {
+        if !matrix.fits(data, parity) {
             return Err(CodeError { matrix, data, parity });
         }
-        let coefficient = |j: usize, i: usize| match matrix {
-            Matrix::Copies => 1,
-            Matrix::Powers => power(2, (i * j) as u32),
-            // 1 / (x_j + y_i) with x from k on and y below it, each column divided by its first row.
-            Matrix::Cauchy => multiply((data ^ i) as u8, inverse(((data + j) ^ i) as u8)),
-        };
-        let coefficients = (0..parity).flat_map(|j| (0..data).map(move |i| coefficient(j, i))).collect();
-        Ok(Code { data, parity, coefficients })
+        let cells = (0..parity).flat_map(|j| (0..data).map(move |i| matrix.coefficient(data, j, i)));
+        Ok(Code { data, parity, coefficients: cells.collect() })
     }
 
     /// What data strip `data` is multiplied with in parity `parity`.
@@ -78,23 +57,27 @@ impl Code {
     }
 
     /// Computes all parity strips (`parity[j]`) from all data strips (`data[i]`), all of one length.
+    ///
+    /// # Panics
+    /// When the number of strips or their lengths differ.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(data.len() == self.data && parity.len() == self.parity);
-        for (j, target) in parity.iter_mut().enumerate() {
-            target.fill(0);
-            for (i, source) in data.iter().enumerate() {
-                accumulate(target, self.coefficient(j, i), source);
-            }
-        }
+        combine(&self.coefficients, data, parity);
     }
 
     /// Sets each parity `(j, bytes)` to the sum of the given data strips `(i, bytes)` alone: a partial parity.
+    ///
+    /// # Panics
+    /// When the lengths differ.
     pub fn encode_some(&self, data: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
         parity.iter_mut().for_each(|(_, target)| target.fill(0));
         self.update(data, parity);
     }
 
     /// Adds the given data strips `(i, bytes)` to each parity `(j, bytes)`. Adding is taking away.
+    ///
+    /// # Panics
+    /// When the lengths differ.
     pub fn update(&self, changes: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
         for (j, target) in parity {
             for (i, source) in changes {
@@ -103,61 +86,33 @@ impl Code {
         }
     }
 
-    /// How the strips in `lost` are computed from those in `available` (bit `s` for strip `s`).
+    /// How the strips in `lost` are computed from those in `available` (bit `s` for strip `s`; a strip in `lost` is
+    /// not available). Data strips serve before parity, and as few strips as do.
     ///
     /// # Errors
     /// When fewer than `k` strips are available.
+    ///
+    /// # Panics
+    /// When a lost strip is none of the stripe's.
     pub fn decoder(&self, lost: &[usize], available: u64) -> Result<Decoder, TooManyLost> {
-        let _ = (lost, available);
-        todo!()
+        Decoder::new(self, lost, available)
     }
 }
 
-/// How lost strips are computed from others.
-#[derive(Clone, Debug)]
-pub struct Decoder {
-    sources: Vec<usize>,
-    /// Row by row: lost strip `l` of source `s` at `l * sources + s`.
-    coefficients: Vec<u8>,
-}
-
-impl Decoder {
-    /// The strips that are needed, ascending; data strips come first.
-    pub fn sources(&self) -> &[usize] {
-        &self.sources
-    }
-
-    /// Computes the lost strips, in the order in which [`Code::decoder`] was told of them, from the sources in the
-    /// order of [`Decoder::sources`]. All have one length.
-    pub fn decode(&self, sources: &[&[u8]], lost: &mut [&mut [u8]]) {
-        let _ = (sources, lost, &self.coefficients);
-        todo!()
+/// Sets each target to the sum of the sources by its row of coefficients.
+fn combine(coefficients: &[u8], sources: &[&[u8]], targets: &mut [&mut [u8]]) {
+    for (t, target) in targets.iter_mut().enumerate() {
+        target.fill(0);
+        for (s, source) in sources.iter().enumerate() {
+            accumulate(target, coefficients[t * sources.len() + s], source);
+        }
     }
 }
 
 /// `target ^= coefficient · source`.
 fn accumulate(target: &mut [u8], coefficient: u8, source: &[u8]) {
     assert_eq!(target.len(), source.len());
-    target.iter_mut().zip(source).for_each(|(t, s)| *t ^= multiply(coefficient, *s));
-}
-
-/// The product in GF(2^8), polynomial 0x11d.
-fn multiply(mut a: u8, mut b: u8) -> u8 {
-    let mut product = 0;
-    while b != 0 {
-        if b & 1 != 0 {
-            product ^= a;
-        }
-        a = (a << 1) ^ if a & 0x80 != 0 { 0x1d } else { 0 };
-        b >>= 1;
-    }
-    product
-}
-
-fn power(base: u8, exponent: u32) -> u8 {
-    (0..exponent % 255).fold(1, |product, _| multiply(product, base))
-}
-
-fn inverse(a: u8) -> u8 {
-    power(a, 254)
+    let table = &gf::NIBBLES.0[coefficient as usize];
+    let product = |s: u8| table[s as usize & 15] ^ table[16 + (s as usize >> 4)];
+    target.iter_mut().zip(source).for_each(|(t, s)| *t ^= product(*s));
 }
