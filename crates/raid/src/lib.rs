@@ -11,6 +11,7 @@
 
 pub mod config;
 pub mod geometry;
+pub mod log;
 pub mod mutant;
 pub mod parity;
 pub mod stripe;

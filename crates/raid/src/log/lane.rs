@@ -1,0 +1,1 @@
+//! The bookkeeping of one lane.
