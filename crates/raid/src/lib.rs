@@ -13,6 +13,7 @@ pub mod config;
 pub mod geometry;
 pub mod log;
 pub mod mutant;
+pub mod metadata;
 pub mod parity;
 pub mod stripe;
 

@@ -1,0 +1,319 @@
+//! Where everything lies on a member.
+//!
+//! ```text
+//!   0        4 KiB: zeroes, so that nobody mistakes the member for something else
+//!   4 KiB    superblock copies 0 and 1, 12 KiB each
+//!   32 KiB   region map: pages of 4 KiB, two copies of each side by side
+//!            bad blocks: two copies
+//!            log: lane 0, lane 1, …
+//!            reserve for a change of shape
+//!   data     the member's strips, aligned
+//!   …        free
+//!   end      superblock copies 2 and 3, 12 KiB each, before the last whole 4 KiB of the device
+//! ```
+//!
+//! Every place stands in the member's superblock; [`Layout::new`] only chooses them for a new member. So two members
+//! of an array may be laid out differently.
+
+use crate::{ArrayConfig, Consistency};
+
+/// What every place of metadata is a multiple of: the largest logical block.
+pub const PAGE_BYTES: u64 = 4096;
+/// Bytes of one superblock copy's place: a head of 1 KiB and 256 members of 32 bytes, in whole pages.
+pub const COPY_BYTES: u64 = 12 << 10;
+/// Superblock copies on a member.
+pub const COPIES: usize = 4;
+/// Regions that one page of the region map holds.
+pub const REGIONS_PER_PAGE: u64 = 4032;
+/// Most regions of an array: what is held in memory for each stays small.
+pub const MAX_REGIONS: u64 = 1 << 20;
+/// From this size on a member has generous areas and data aligned to 1 MiB. Smaller ones exist in tests only.
+pub const ROOMY_MEMBER_BYTES: u64 = 256 << 20;
+
+/// Where the region map begins: behind the first page and two superblock copies, rounded up.
+const MAP_OFFSET: u64 = 32 << 10;
+/// Pages of the region map on a roomy member: 64 Ki regions twice over, so that the array can double.
+const ROOMY_MAP_PAGES: u64 = 34;
+/// Bytes of one copy of the bad blocks on a roomy member: 2728 ranges.
+const ROOMY_BAD_BYTES: u64 = 64 << 10;
+/// Least reserve on a roomy member.
+const ROOMY_RESERVE_BYTES: u64 = 8 << 20;
+/// Strips that the reserve holds at least.
+const RESERVE_STRIPS: u64 = 4;
+
+/// Where everything lies on one member. All in bytes from the member's beginning; offsets and lengths are multiples
+/// of [`PAGE_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Layout {
+    /// Bytes of the member that are used; the device may be larger.
+    pub member_bytes: u64,
+    /// What `data_offset` is a multiple of.
+    pub alignment: u32,
+    /// Pages of the region map, each with two copies.
+    pub map_pages: u32,
+    /// Where the region map begins.
+    pub map_offset: u64,
+    /// Where the bad blocks begin.
+    pub bad_offset: u64,
+    /// Bytes of one of the two copies of the bad blocks.
+    pub bad_bytes: u32,
+    /// Where the log begins.
+    pub log_offset: u64,
+    /// Bytes of the log: all lanes.
+    pub log_bytes: u64,
+    /// Where the reserve for a change of shape begins.
+    pub reserve_offset: u64,
+    /// Bytes of the reserve.
+    pub reserve_bytes: u64,
+    /// Where the strips begin.
+    pub data_offset: u64,
+    /// Bytes for strips.
+    pub data_bytes: u64,
+}
+
+/// Why a member cannot be laid out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// The member is too small.
+    #[error("{capacity} bytes: at least {needed} are needed")]
+    TooSmall {
+        /// Bytes of the member.
+        capacity: u64,
+        /// Bytes that it would need.
+        needed: u64,
+    },
+    /// The region map would be too large.
+    #[error("{regions} regions: at most {MAX_REGIONS}")]
+    Regions {
+        /// Regions of the array.
+        regions: u64,
+    },
+    /// Places overlap or are out of order.
+    #[error("{area} at {offset}: not where it can be")]
+    Area {
+        /// What lies there.
+        area: &'static str,
+        /// Where it was said to lie.
+        offset: u64,
+    },
+}
+
+impl Layout {
+    /// Lays out a new member of `capacity` bytes for all stripes of `config`.
+    ///
+    /// # Errors
+    /// When the member is too small, or `config` has too many regions.
+    pub fn new(capacity: u64, config: &ArrayConfig) -> Result<Layout, LayoutError> {
+        if config.regions() > MAX_REGIONS {
+            return Err(LayoutError::Regions { regions: config.regions() });
+        }
+        let data_bytes = config.geometry.group_stripes * u64::from(config.geometry.strip_bytes);
+        let mut layout = Layout::areas(capacity, config);
+        let needed = layout.data_offset.saturating_add(data_bytes).saturating_add(2 * COPY_BYTES);
+        if needed > layout.member_bytes || layout.map_capacity() < config.regions() {
+            return Err(LayoutError::TooSmall { capacity, needed });
+        }
+        layout.data_bytes = data_bytes;
+        Ok(layout)
+    }
+
+    /// The most stripes that a group can have when its smallest member has `capacity` bytes; 0 when the member has no
+    /// room for any. The stripes in `config` do not matter.
+    pub fn most_group_stripes(capacity: u64, config: &ArrayConfig) -> u64 {
+        let layout = Layout::areas(capacity, config);
+        let room = layout.member_bytes.saturating_sub(layout.data_offset).saturating_sub(2 * COPY_BYTES);
+        let most_data = config.region_bytes.saturating_mul(MAX_REGIONS);
+        room.min(most_data) / u64::from(config.geometry.strip_bytes)
+    }
+
+    /// Everything but the data's length. Sums stay far below 2^64: each area is at most 2^48 bytes.
+    fn areas(capacity: u64, config: &ArrayConfig) -> Layout {
+        let member_bytes = capacity & !(PAGE_BYTES - 1);
+        let is_roomy = member_bytes >= ROOMY_MEMBER_BYTES;
+        let strip_bytes = u64::from(config.geometry.strip_bytes);
+        let regions = member_bytes.div_ceil(config.region_bytes.max(1)).min(MAX_REGIONS);
+        let pages = regions.div_ceil(REGIONS_PER_PAGE).max(1);
+        let map_pages = if is_roomy { pages.max(ROOMY_MAP_PAGES) } else { pages };
+        let bad_bytes = if is_roomy { ROOMY_BAD_BYTES } else { PAGE_BYTES };
+        let log_bytes = match config.consistency {
+            Consistency::None => 0,
+            Consistency::Bitmap | Consistency::Ppl => u64::from(config.lanes) * u64::from(config.lane_bytes),
+        };
+        let least_reserve = RESERVE_STRIPS * strip_bytes;
+        let reserve_bytes = if is_roomy { least_reserve.max(ROOMY_RESERVE_BYTES) } else { least_reserve };
+        let alignment = if is_roomy { 1 << 20 } else { PAGE_BYTES };
+        let bad_offset = MAP_OFFSET + 2 * map_pages * PAGE_BYTES;
+        let log_offset = bad_offset + 2 * bad_bytes;
+        let reserve_offset = log_offset + log_bytes;
+        Layout {
+            member_bytes,
+            alignment: alignment as u32,
+            map_pages: map_pages as u32,
+            map_offset: MAP_OFFSET,
+            bad_offset,
+            bad_bytes: bad_bytes as u32,
+            log_offset,
+            log_bytes,
+            reserve_offset,
+            reserve_bytes,
+            data_offset: (reserve_offset + reserve_bytes).next_multiple_of(alignment),
+            data_bytes: 0,
+        }
+    }
+
+    /// Checks a layout that came from a disk: order, alignment, room for what `config` needs.
+    ///
+    /// # Errors
+    /// Names the area that is wrong.
+    pub fn check(&self, config: &ArrayConfig) -> Result<(), LayoutError> {
+        let log_bytes = u64::from(config.lanes) * u64::from(config.lane_bytes);
+        let needs_log = config.consistency != Consistency::None;
+        if config.regions() > MAX_REGIONS || config.regions() > self.map_capacity() {
+            return Err(LayoutError::Regions { regions: config.regions() });
+        }
+        if needs_log && log_bytes > self.log_bytes {
+            return Err(LayoutError::Area { area: "the log", offset: self.log_offset });
+        }
+        let needed = config.geometry.group_stripes.checked_mul(config.geometry.strip_bytes.into());
+        if needed.is_none_or(|needed| needed > self.data_bytes) {
+            return Err(LayoutError::Area { area: "the data", offset: self.data_offset });
+        }
+        self.check_order()
+    }
+
+    fn check_order(&self) -> Result<(), LayoutError> {
+        let areas = [
+            ("the region map", self.map_offset, 2 * u64::from(self.map_pages) * PAGE_BYTES),
+            ("the bad blocks", self.bad_offset, 2 * u64::from(self.bad_bytes)),
+            ("the log", self.log_offset, self.log_bytes),
+            ("the reserve", self.reserve_offset, self.reserve_bytes),
+            ("the data", self.data_offset, self.data_bytes),
+            ("the last superblocks", self.member_bytes.saturating_sub(2 * COPY_BYTES), 2 * COPY_BYTES),
+        ];
+        let mut end = PAGE_BYTES + 2 * COPY_BYTES;
+        for (area, offset, len) in areas {
+            let is_whole = (offset | len).is_multiple_of(PAGE_BYTES);
+            match offset.checked_add(len) {
+                Some(after) if is_whole && offset >= end => end = after,
+                _ => return Err(LayoutError::Area { area, offset }),
+            }
+        }
+        let is_aligned = self.alignment.is_power_of_two()
+            && self.data_offset.is_multiple_of(self.alignment.into())
+            && u64::from(self.bad_bytes) >= PAGE_BYTES;
+        if is_aligned {
+            Ok(())
+        } else {
+            Err(LayoutError::Area { area: "the data", offset: self.data_offset })
+        }
+    }
+
+    /// Where the superblock copies of a member of `capacity` bytes lie; `None` when it has no room for them.
+    pub fn superblocks_at(capacity: u64) -> Option<[u64; COPIES]> {
+        let end = capacity & !(PAGE_BYTES - 1);
+        if end < MAP_OFFSET + 2 * COPY_BYTES {
+            return None;
+        }
+        Some([PAGE_BYTES, PAGE_BYTES + COPY_BYTES, end - 2 * COPY_BYTES, end - COPY_BYTES])
+    }
+
+    /// Where the superblock copies lie.
+    pub fn superblocks(&self) -> [u64; COPIES] {
+        Layout::superblocks_at(self.member_bytes).expect("a member that has been laid out")
+    }
+
+    /// Regions that the region map has room for.
+    pub fn map_capacity(&self) -> u64 {
+        u64::from(self.map_pages) * REGIONS_PER_PAGE
+    }
+
+    /// Where a copy (0 or 1) of a page of the region map lies.
+    pub fn map_page(&self, page: u32, copy: usize) -> u64 {
+        debug_assert!(page < self.map_pages && copy < 2);
+        self.map_offset + (2 * u64::from(page) + copy as u64) * PAGE_BYTES
+    }
+
+    /// Where a copy (0 or 1) of the bad blocks lies.
+    pub fn bad_copy(&self, copy: usize) -> u64 {
+        debug_assert!(copy < 2);
+        self.bad_offset + copy as u64 * u64::from(self.bad_bytes)
+    }
+
+    /// Where a lane of the log begins.
+    pub fn lane(&self, lane: u16, lane_bytes: u32) -> u64 {
+        self.log_offset + u64::from(lane) * u64::from(lane_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::testing::config;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_member_of_the_simulator_keeps_most_of_itself_for_data() {
+        let mut config = config(2, 1);
+        config.lanes = 2;
+        config.lane_bytes = 16 << 10;
+        config.region_bytes = 16 << 10;
+        config.geometry.group_stripes = Layout::most_group_stripes(256 << 10, &config);
+        let layout = Layout::new(256 << 10, &config).unwrap();
+        layout.check(&config).unwrap();
+        assert!(layout.data_bytes >= 128 << 10, "{layout:?}");
+        assert_eq!(layout.superblocks()[3] + COPY_BYTES, 256 << 10);
+    }
+
+    #[test]
+    fn data_of_a_large_member_begins_at_a_mebibyte() {
+        let mut config = config(8, 2);
+        config.region_bytes = 64 << 20;
+        config.geometry.group_stripes = Layout::most_group_stripes(4 << 40, &config);
+        let layout = Layout::new(4 << 40, &config).unwrap();
+        layout.check(&config).unwrap();
+        assert!(layout.data_offset.is_multiple_of(1 << 20) && layout.data_offset <= 64 << 20);
+    }
+
+    #[test]
+    fn a_member_without_room_is_refused_with_what_it_would_need() {
+        let mut config = config(4, 1);
+        config.geometry.group_stripes = 1000;
+        let Err(LayoutError::TooSmall { capacity, needed }) = Layout::new(1 << 20, &config) else { panic!() };
+        assert_eq!(capacity, 1 << 20);
+        assert!(Layout::new(needed, &config).is_ok());
+        assert_eq!(Layout::most_group_stripes(4096, &config), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_chosen_passes_the_check(
+            capacity in prop_oneof![0..=u64::MAX, 0..1u64 << 30], strip in 12..=20u32, region_strips in 1..=1u64 << 40,
+            lanes in 1..=u16::MAX, lane_pages in 1..=4096u32,
+        ) {
+            let mut config = config(3, 2);
+            config.geometry.strip_bytes = 1 << strip;
+            config.region_bytes = region_strips << strip;
+            config.lanes = lanes;
+            config.lane_bytes = lane_pages * 4096;
+            config.geometry.group_stripes = Layout::most_group_stripes(capacity, &config);
+            if config.check().is_ok() {
+                let layout = Layout::new(capacity, &config).unwrap();
+                prop_assert_eq!(layout.check(&config), Ok(()));
+                config.geometry.group_stripes += 1;
+                prop_assert!(Layout::new(capacity, &config).is_err());
+            }
+        }
+
+        #[test]
+        fn a_layout_of_any_numbers_is_checked_without_overflow(
+            n in proptest::collection::vec(prop_oneof![0..=u64::MAX, 0..1u64 << 20], 12),
+        ) {
+            let layout = Layout {
+                member_bytes: n[0], alignment: n[1] as u32, map_pages: n[2] as u32, map_offset: n[3],
+                bad_offset: n[4], bad_bytes: n[5] as u32, log_offset: n[6], log_bytes: n[7],
+                reserve_offset: n[8], reserve_bytes: n[9], data_offset: n[10], data_bytes: n[11],
+            };
+            let _ = layout.check(&config(2, 1));
+        }
+    }
+}

@@ -1,0 +1,607 @@
+//! A superblock as bytes: little-endian, crc32c over everything. `docs/on-disk-formats.md` has the table of fields.
+
+use super::{
+    EpochId, HISTORY, Label, MAX_OWNER_BYTES, Member, MemberState, Reason, Reshape, Spare, Superblock, Table,
+};
+use crate::config::MAX_NAME_BYTES;
+use crate::metadata::layout::{COPY_BYTES, Layout};
+use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid};
+
+/// What every superblock begins with.
+pub const MAGIC: [u8; 8] = *b"FrstRaid";
+/// The version of the format. A program refuses every other one.
+pub const VERSION: u32 = 1;
+/// Bytes before the table of members.
+pub const HEAD_BYTES: usize = 1024;
+
+const MEMBER_BYTES: usize = 32;
+const CRC_AT: usize = 16;
+const ROLE_MEMBER: u32 = 0;
+const ROLE_SPARE: u32 = 1;
+const NO_CURSOR: u64 = u64::MAX;
+const IS_CLEAN: u16 = 1;
+const IS_CREATING: u16 = 2;
+const IS_LOGGING: u16 = 4;
+
+/// Incompatible features this program knows: a bit and its name.
+const INCOMPAT: [(u64, &str); 1] = [(1, "reshape")];
+/// Features that only a writer must know, which this program knows.
+const RO_COMPAT: u64 = 0;
+
+/// Why bytes are no superblock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// There is none.
+    #[error("no superblock")]
+    NoMagic,
+    /// The bytes are not those that were written.
+    #[error("superblock with checksum {stored:#010x} where {computed:#010x} is right")]
+    Checksum {
+        /// What the superblock says.
+        stored: u32,
+        /// What its bytes give.
+        computed: u32,
+    },
+    /// The format is another.
+    #[error("superblock of version {0}: this program knows version {VERSION}")]
+    Version(u32),
+    /// The array needs features that this program does not know.
+    #[error("superblock with features {0:#x} that this program does not know")]
+    Incompatible(u64),
+    /// A field has a value that it cannot have.
+    #[error("superblock with {field} {value}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+fn invalid<T>(field: &'static str, value: impl ToString) -> Result<T, DecodeError> {
+    Err(DecodeError::Field { field, value: value.to_string() })
+}
+
+impl Label {
+    /// The label as bytes: see [`Superblock::encode`].
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Label::Member(superblock) => superblock.encode(),
+            Label::Spare(spare) => spare.encode(),
+        }
+    }
+
+    /// The label in `bytes`, which may be anything and of any length.
+    ///
+    /// # Errors
+    /// Says what is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Label, DecodeError> {
+        if bytes.len() < HEAD_BYTES || bytes[..8] != MAGIC {
+            return Err(DecodeError::NoMagic);
+        }
+        let input = Input(bytes);
+        if input.u32(8) != VERSION {
+            return Err(DecodeError::Version(input.u32(8)));
+        }
+        let len = input.u32(12) as usize;
+        if !(HEAD_BYTES..=bytes.len()).contains(&len) {
+            return invalid("length", len);
+        }
+        let (stored, computed) = (input.u32(CRC_AT), checksum(&bytes[..len]));
+        if stored != computed {
+            return Err(DecodeError::Checksum { stored, computed });
+        }
+        let unknown = input.u64(40) & !INCOMPAT.iter().fold(0, |known, (bit, _)| known | bit);
+        if unknown != 0 {
+            return Err(DecodeError::Incompatible(unknown));
+        }
+        match input.u32(20) {
+            ROLE_MEMBER => decode_member(&Input(&bytes[..len])).map(|member| Label::Member(Box::new(member))),
+            ROLE_SPARE => decode_spare(&input).map(Label::Spare),
+            role => invalid("role", role),
+        }
+    }
+}
+
+impl Superblock {
+    /// The superblock as bytes, in whole pages of 4 KiB, at most [`COPY_BYTES`].
+    pub fn encode(&self) -> Vec<u8> {
+        sealed(self.table.members.len(), |out| encode_member(out, self))
+    }
+}
+
+impl Spare {
+    /// The superblock as bytes: one page of 4 KiB.
+    pub fn encode(&self) -> Vec<u8> {
+        sealed(0, |out| encode_spare(out, self))
+    }
+}
+
+fn sealed(members: usize, fill: impl FnOnce(&mut Fields<'_>)) -> Vec<u8> {
+    let len = HEAD_BYTES + members * MEMBER_BYTES;
+    let mut bytes = vec![0; len.next_multiple_of(4096)];
+    assert!(bytes.len() as u64 <= COPY_BYTES, "{members} members");
+    let mut out = Fields(&mut bytes);
+    out.put(0, MAGIC);
+    out.put(8, VERSION.to_le_bytes());
+    out.put(12, (len as u32).to_le_bytes());
+    fill(&mut out);
+    let crc = checksum(&out.0[..len]);
+    out.put(CRC_AT, crc.to_le_bytes());
+    bytes
+}
+
+/// crc32c of a superblock, its own field taken as zero.
+fn checksum(bytes: &[u8]) -> u32 {
+    let before = crc32c::crc32c(&bytes[..CRC_AT]);
+    crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC_AT + 4..])
+}
+
+/// The fixed fields of a superblock, to write.
+struct Fields<'a>(&'a mut [u8]);
+
+impl Fields<'_> {
+    fn put<const N: usize>(&mut self, at: usize, value: [u8; N]) {
+        self.0[at..at + N].copy_from_slice(&value);
+    }
+
+    fn put_text(&mut self, at: usize, text: &str, most: usize) {
+        let mut len = text.len().min(most);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        self.0[at..at + len].copy_from_slice(&text.as_bytes()[..len]);
+    }
+}
+
+/// The fixed fields of a superblock, to read. All places lie below [`HEAD_BYTES`], which `Label::decode` checks, or
+/// in the table of members, which `decode_member` checks.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        self.0[at..at + N].try_into().expect("N bytes")
+    }
+
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes(self.bytes(at))
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(at))
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(at))
+    }
+
+    fn text(&self, field: &'static str, at: usize, most: usize) -> Result<String, DecodeError> {
+        let bytes = &self.0[at..at + most];
+        let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+        match std::str::from_utf8(text) {
+            Ok(text) if !text.chars().any(char::is_control) => Ok(text.to_owned()),
+            _ => invalid(field, format!("{text:02x?}")),
+        }
+    }
+
+    fn cursor(&self, at: usize) -> Option<u64> {
+        Some(self.u64(at)).filter(|cursor| *cursor != NO_CURSOR)
+    }
+}
+
+fn encode_spare(out: &mut Fields<'_>, spare: &Spare) {
+    out.put(20, ROLE_SPARE.to_le_bytes());
+    out.put(48, spare.array.unwrap_or_default().0);
+    out.put_text(64, &spare.array_name, MAX_NAME_BYTES);
+    out.put(176, spare.member.0);
+    out.put(192, spare.created_ns.to_le_bytes());
+    out.put(208, spare.member_bytes.to_le_bytes());
+    out.put_text(320, &spare.owner, MAX_OWNER_BYTES);
+}
+
+fn decode_spare(input: &Input<'_>) -> Result<Spare, DecodeError> {
+    Ok(Spare {
+        member: Uuid(input.bytes(176)),
+        array: Some(Uuid(input.bytes(48))).filter(|uuid| *uuid != Uuid::default()),
+        array_name: input.text("array name", 64, MAX_NAME_BYTES)?,
+        member_bytes: input.u64(208),
+        created_ns: input.u64(192),
+        owner: input.text("owner", 320, MAX_OWNER_BYTES)?,
+    })
+}
+
+fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
+    let Superblock { member, slot, layout, unknown_ro_compat, table } = superblock;
+    let incompat: u64 = if table.reshape.is_some() { INCOMPAT[0].0 } else { 0 };
+    out.put(20, ROLE_MEMBER.to_le_bytes());
+    out.put(32, unknown_ro_compat.to_le_bytes());
+    out.put(40, incompat.to_le_bytes());
+    encode_config(out, &table.config);
+    out.put(99, [table.initial_region]);
+    out.put(106, slot.to_le_bytes());
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    let flags = flag(table.is_clean, IS_CLEAN)
+        | flag(table.is_creating, IS_CREATING)
+        | flag(table.is_logging, IS_LOGGING);
+    out.put(138, flags.to_le_bytes());
+    out.put(140, (table.members.len() as u32).to_le_bytes());
+    out.put(144, table.generation.to_le_bytes());
+    out.put(152, table.epoch.to_le_bytes());
+    out.put(160, table.nonce);
+    out.put(176, member.0);
+    out.put(192, table.created_ns.to_le_bytes());
+    out.put(200, table.updated_ns.to_le_bytes());
+    encode_layout(out, layout);
+    out.put(296, table.resync_cursor.unwrap_or(NO_CURSOR).to_le_bytes());
+    out.put(304, table.scrub_cursor.unwrap_or(NO_CURSOR).to_le_bytes());
+    out.put(312, table.scrubbed_ns.to_le_bytes());
+    out.put_text(320, &table.owner, MAX_OWNER_BYTES);
+    if let Some(reshape) = &table.reshape {
+        encode_reshape(out, reshape);
+    }
+    let newest = table.history.len().saturating_sub(HISTORY);
+    for (i, epoch) in table.history[newest..].iter().enumerate() {
+        out.put(512 + 16 * i, epoch.epoch.to_le_bytes());
+        out.put(512 + 16 * i + 8, epoch.id.to_le_bytes());
+    }
+    for (i, member) in table.members.iter().enumerate() {
+        let (state, value) = match member.state {
+            MemberState::Live => (0, 0),
+            MemberState::Rebuilding { cursor } => (1, cursor),
+            MemberState::Missing { since } => (2, since),
+        };
+        let at = HEAD_BYTES + i * MEMBER_BYTES;
+        out.put(at, member.uuid.0);
+        out.put(at + 16, [state, member.reason as u8]);
+        out.put(at + 24, value.to_le_bytes());
+    }
+}
+
+fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
+    let config = decode_config(input)?;
+    let layout = decode_layout(input);
+    if let Err(error) = layout.check(&config) {
+        return invalid("layout", error);
+    }
+    if Layout::superblocks_at(layout.member_bytes).is_none() {
+        return invalid("size", layout.member_bytes);
+    }
+    let members = decode_members(input, config.geometry.members())?;
+    let slot = input.u16(106);
+    if usize::from(slot) >= members.len() {
+        return invalid("slot", slot);
+    }
+    let (generation, epoch) = (input.u64(144), input.u64(152));
+    // A counter that cannot be counted on: nobody commits 2^63 times.
+    if generation == 0 || generation >> 63 != 0 || epoch >> 63 != 0 {
+        return invalid("generation", generation);
+    }
+    let flags = input.u16(138);
+    let table = Table {
+        history: decode_history(input, epoch)?,
+        config,
+        generation,
+        epoch,
+        nonce: input.bytes(160),
+        is_clean: flags & IS_CLEAN != 0,
+        is_creating: flags & IS_CREATING != 0,
+        is_logging: flags & IS_LOGGING != 0,
+        initial_region: input.0[99],
+        members,
+        resync_cursor: input.cursor(296),
+        scrub_cursor: input.cursor(304),
+        scrubbed_ns: input.u64(312),
+        reshape: decode_reshape(input)?,
+        owner: input.text("owner", 320, MAX_OWNER_BYTES)?,
+        created_ns: input.u64(192),
+        updated_ns: input.u64(200),
+    };
+    let unknown_ro_compat = input.u64(32) & !RO_COMPAT;
+    Ok(Superblock { member: Uuid(input.bytes(176)), slot, layout, unknown_ro_compat, table })
+}
+
+fn decode_members(input: &Input<'_>, count: usize) -> Result<Vec<Member>, DecodeError> {
+    if input.u32(140) as usize != count || input.0.len() != HEAD_BYTES + count * MEMBER_BYTES {
+        return invalid("members", input.u32(140));
+    }
+    let member = |i| {
+        let at = HEAD_BYTES + i * MEMBER_BYTES;
+        let value = input.u64(at + 24);
+        let state = match input.0[at + 16] {
+            0 => MemberState::Live,
+            1 => MemberState::Rebuilding { cursor: value },
+            2 => MemberState::Missing { since: value },
+            state => return invalid("member state", state),
+        };
+        let Some(reason) = Reason::ALL.get(usize::from(input.0[at + 17])) else {
+            return invalid("member reason", input.0[at + 17]);
+        };
+        Ok(Member { uuid: Uuid(input.bytes(at)), state, reason: *reason })
+    };
+    (0..count).map(member).collect()
+}
+
+fn decode_history(input: &Input<'_>, epoch: u64) -> Result<Vec<EpochId>, DecodeError> {
+    let at = |i: usize| EpochId { epoch: input.u64(512 + 16 * i), id: input.u64(512 + 16 * i + 8) };
+    let history: Vec<EpochId> =
+        (0..HISTORY).map(at).take_while(|entry| *entry != EpochId { epoch: 0, id: 0 }).collect();
+    let is_rising = history.windows(2).all(|pair| pair[0].epoch < pair[1].epoch);
+    match history.last() {
+        Some(last) if last.epoch == epoch && is_rising => Ok(history),
+        _ => invalid("history", format!("{history:?} at epoch {epoch}")),
+    }
+}
+
+fn encode_config(out: &mut Fields<'_>, config: &ArrayConfig) {
+    out.put(48, config.uuid.0);
+    out.put_text(64, &config.name, MAX_NAME_BYTES);
+    out.put(96, [level_number(config.level), consistency_number(config.consistency), config.matrix as u8]);
+    out.put(100, (config.geometry.groups as u16).to_le_bytes());
+    out.put(102, (config.geometry.data as u16).to_le_bytes());
+    out.put(104, (config.geometry.parity as u16).to_le_bytes());
+    out.put(108, config.geometry.strip_bytes.to_le_bytes());
+    out.put(112, config.geometry.group_stripes.to_le_bytes());
+    out.put(120, config.block_size.to_le_bytes());
+    out.put(124, config.lane_bytes.to_le_bytes());
+    out.put(128, config.region_bytes.to_le_bytes());
+    out.put(136, config.lanes.to_le_bytes());
+}
+
+fn decode_config(input: &Input<'_>) -> Result<ArrayConfig, DecodeError> {
+    let consistency = match input.0[97] {
+        0 => Consistency::None,
+        1 => Consistency::Bitmap,
+        2 => Consistency::Ppl,
+        number => return invalid("consistency", number),
+    };
+    let config = ArrayConfig {
+        uuid: Uuid(input.bytes(48)),
+        name: input.text("array name", 64, MAX_NAME_BYTES)?,
+        level: decode_level(input.0[96])?,
+        geometry: Geometry {
+            groups: input.u16(100).into(),
+            data: input.u16(102).into(),
+            parity: input.u16(104).into(),
+            strip_bytes: input.u32(108),
+            group_stripes: input.u64(112),
+        },
+        matrix: decode_matrix(input.0[98])?,
+        consistency,
+        block_size: input.u32(120),
+        region_bytes: input.u64(128),
+        lanes: input.u16(136),
+        lane_bytes: input.u32(124),
+    };
+    match config.check() {
+        Ok(()) => Ok(config),
+        Err(error) => invalid("configuration", error),
+    }
+}
+
+fn level_number(level: Level) -> u8 {
+    // The place in `Level::ALL` is part of the format.
+    Level::ALL.iter().position(|other| *other == level).expect("every level") as u8
+}
+
+fn decode_level(number: u8) -> Result<Level, DecodeError> {
+    Level::ALL.get(usize::from(number)).copied().map_or_else(|| invalid("level", number), Ok)
+}
+
+fn consistency_number(consistency: Consistency) -> u8 {
+    match consistency {
+        Consistency::None => 0,
+        Consistency::Bitmap => 1,
+        Consistency::Ppl => 2,
+    }
+}
+
+fn decode_matrix(number: u8) -> Result<Matrix, DecodeError> {
+    Matrix::from_number(number).map_or_else(|| invalid("matrix", number), Ok)
+}
+
+fn encode_layout(out: &mut Fields<'_>, layout: &Layout) {
+    out.put(208, layout.member_bytes.to_le_bytes());
+    out.put(216, layout.alignment.to_le_bytes());
+    out.put(220, layout.map_pages.to_le_bytes());
+    out.put(224, layout.map_offset.to_le_bytes());
+    out.put(232, layout.bad_offset.to_le_bytes());
+    out.put(240, layout.bad_bytes.to_le_bytes());
+    out.put(248, layout.log_offset.to_le_bytes());
+    out.put(256, layout.log_bytes.to_le_bytes());
+    out.put(264, layout.reserve_offset.to_le_bytes());
+    out.put(272, layout.reserve_bytes.to_le_bytes());
+    out.put(280, layout.data_offset.to_le_bytes());
+    out.put(288, layout.data_bytes.to_le_bytes());
+}
+
+fn decode_layout(input: &Input<'_>) -> Layout {
+    Layout {
+        member_bytes: input.u64(208),
+        alignment: input.u32(216),
+        map_pages: input.u32(220),
+        map_offset: input.u64(224),
+        bad_offset: input.u64(232),
+        bad_bytes: input.u32(240),
+        log_offset: input.u64(248),
+        log_bytes: input.u64(256),
+        reserve_offset: input.u64(264),
+        reserve_bytes: input.u64(272),
+        data_offset: input.u64(280),
+        data_bytes: input.u64(288),
+    }
+}
+
+fn encode_reshape(out: &mut Fields<'_>, reshape: &Reshape) {
+    out.put(384, 1u32.to_le_bytes());
+    out.put(388, (reshape.old_geometry.groups as u16).to_le_bytes());
+    out.put(390, (reshape.old_geometry.data as u16).to_le_bytes());
+    out.put(392, (reshape.old_geometry.parity as u16).to_le_bytes());
+    out.put(394, [reshape.old_matrix as u8, level_number(reshape.old_level)]);
+    out.put(396, reshape.old_geometry.strip_bytes.to_le_bytes());
+    out.put(400, reshape.old_geometry.group_stripes.to_le_bytes());
+    out.put(408, reshape.cursor.to_le_bytes());
+    out.put(416, reshape.reserved.to_le_bytes());
+}
+
+fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
+    match input.u32(384) {
+        0 => return Ok(None),
+        1 => {}
+        state => return invalid("reshape", state),
+    }
+    // The old shape is checked like any configuration: by making one of it.
+    let current = decode_config(input)?;
+    let old = ArrayConfig {
+        level: decode_level(input.0[395])?,
+        matrix: decode_matrix(input.0[394])?,
+        geometry: Geometry {
+            groups: input.u16(388).into(),
+            data: input.u16(390).into(),
+            parity: input.u16(392).into(),
+            strip_bytes: input.u32(396),
+            group_stripes: input.u64(400),
+        },
+        region_bytes: input.u32(396).into(),
+        consistency: if input.u16(392) == 0 { Consistency::None } else { Consistency::Bitmap },
+        lanes: 1,
+        lane_bytes: 4096,
+        ..current
+    };
+    match old.check() {
+        Ok(()) => Ok(Some(Reshape {
+            old_level: old.level,
+            old_matrix: old.matrix,
+            old_geometry: old.geometry,
+            cursor: input.u64(408),
+            reserved: input.u64(416),
+        })),
+        Err(error) => invalid("old shape", error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::testing::{config, superblock};
+    use proptest::prelude::*;
+
+    fn full() -> Superblock {
+        let mut superblock = superblock(&config(21, 3), 5);
+        let table = &mut superblock.table;
+        (table.generation, table.is_clean, table.is_logging, table.initial_region) = (77, true, true, 5);
+        (1..60).for_each(|id| table.begin_epoch(id));
+        table.take_out(3, Reason::TimedOut);
+        table.members[4].state = MemberState::Rebuilding { cursor: 1 << 40 };
+        table.members[4].reason = Reason::Replacing;
+        (table.resync_cursor, table.scrub_cursor, table.scrubbed_ns) = (Some(4096), Some(0), 9);
+        table.owner = "höst".into();
+        table.reshape = Some(Reshape {
+            old_level: Level::Raid6,
+            old_matrix: Matrix::Powers,
+            old_geometry: Geometry { data: 20, parity: 2, ..table.config.geometry },
+            cursor: 12,
+            reserved: 34,
+        });
+        superblock
+    }
+
+    fn reseal(bytes: &mut [u8]) {
+        let len = (Input(bytes).u32(12) as usize).clamp(HEAD_BYTES, bytes.len());
+        let crc = checksum(&bytes[..len]);
+        Fields(bytes).put(CRC_AT, crc.to_le_bytes());
+    }
+
+    #[test]
+    fn what_was_encoded_comes_back() {
+        for members in [1, 24, 64] {
+            let label = Label::Member(Box::new(superblock(&config(members, 0), 0)));
+            assert_eq!(Label::decode(&label.encode()), Ok(label));
+        }
+        let label = Label::Member(Box::new(full()));
+        assert_eq!(Label::decode(&label.encode()), Ok(label));
+        for array in [None, Some(Uuid([3; 16]))] {
+            let spare = Spare {
+                member: Uuid([9; 16]),
+                array,
+                array_name: if array.is_some() { "vm".into() } else { String::new() },
+                member_bytes: 1 << 33,
+                created_ns: 5,
+                owner: "host".into(),
+            };
+            assert_eq!(Label::decode(&Label::Spare(spare.clone()).encode()), Ok(Label::Spare(spare)));
+        }
+    }
+
+    #[test]
+    fn an_array_of_256_members_fits_into_a_copy() {
+        let mut config = config(14, 2);
+        config.geometry.groups = 16;
+        let label = Label::Member(Box::new(superblock(&config, 255)));
+        let bytes = label.encode();
+        assert_eq!(bytes.len() as u64, COPY_BYTES);
+        assert_eq!(Label::decode(&bytes), Ok(label));
+    }
+
+    #[test]
+    fn a_flipped_bit_is_found_wherever_it_is() {
+        let bytes = full().encode();
+        let len = Input(&bytes).u32(12) as usize;
+        for bit in 0..len * 8 {
+            let mut broken = bytes.clone();
+            broken[bit / 8] ^= 1 << (bit % 8);
+            assert!(Label::decode(&broken).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_feature_that_is_not_known_is_refused_by_its_number() {
+        let mut bytes = full().encode();
+        bytes[44] = 4;
+        reseal(&mut bytes);
+        let error = Label::decode(&bytes).unwrap_err();
+        assert_eq!(error, DecodeError::Incompatible(4 << 32));
+        assert!(error.to_string().contains("0x400000000"), "{error}");
+        let mut bytes = full().encode();
+        bytes[8] = 2;
+        assert_eq!(Label::decode(&bytes), Err(DecodeError::Version(2)));
+    }
+
+    #[test]
+    fn a_feature_that_only_a_writer_must_know_is_told() {
+        let mut bytes = full().encode();
+        bytes[32] = 8;
+        reseal(&mut bytes);
+        let Ok(Label::Member(superblock)) = Label::decode(&bytes) else { panic!() };
+        assert_eq!(superblock.unknown_ro_compat, 8);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            let _ = Label::decode(&bytes);
+            let mut bytes = bytes;
+            if bytes.len() >= 12 {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+            }
+            let _ = Label::decode(&bytes);
+        }
+
+        #[test]
+        fn changed_bytes_under_a_right_checksum_are_refused_or_make_a_sound_superblock(
+            changes in proptest::collection::vec((0..HEAD_BYTES + 24 * MEMBER_BYTES, any::<u8>()), 1..12),
+        ) {
+            let mut bytes = full().encode();
+            changes.iter().for_each(|(at, value)| bytes[*at] = *value);
+            reseal(&mut bytes);
+            if let Ok(Label::Member(superblock)) = Label::decode(&bytes) {
+                prop_assert!(superblock.table.config.check().is_ok());
+                prop_assert!(superblock.layout.check(&superblock.table.config).is_ok());
+                prop_assert_eq!(superblock.table.members.len(), superblock.table.config.geometry.members());
+                prop_assert!(usize::from(superblock.slot) < superblock.table.members.len());
+                let again = Label::Member(superblock.clone()).encode();
+                prop_assert_eq!(Label::decode(&again), Ok(Label::Member(superblock)));
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The superblock: what a member knows about itself and its array.
+//!
+//! A [`Superblock`] has two parts. The [`Table`] is the same on all members: the array's configuration and which of
+//! its members can be trusted. The rest is the member's own: who it is and where things lie on it. [`codec`] turns it
+//! into bytes and back.
+//!
+//! Two numbers order tables. The *generation* grows with each commit. The *epoch* grows when membership changes, and
+//! every epoch has a random id; a table knows the ids of its ancestors ([`Table::history`]), so that two tables can
+//! be told to be one line or two (split brain).
+
+mod codec;
+
+pub use codec::{DecodeError, HEAD_BYTES, MAGIC, VERSION};
+
+use super::layout::Layout;
+use crate::{ArrayConfig, Geometry, Level, Matrix, Uuid};
+use serde::Serialize;
+use std::cmp::Ordering;
+
+/// Ancestors that a table remembers.
+pub const HISTORY: usize = 32;
+/// Longest name of a host in bytes.
+pub const MAX_OWNER_BYTES: usize = 64;
+
+/// What stands in a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// The device is a member of an array.
+    Member(Box<Superblock>),
+    /// The device waits to become one.
+    Spare(Spare),
+}
+
+/// The superblock of a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// The member's identity.
+    pub member: Uuid,
+    /// The member's number in the array.
+    pub slot: u16,
+    /// Where things lie on this member.
+    pub layout: Layout,
+    /// Features that an older program may ignore only while it does not write (see `docs/on-disk-formats.md`) and
+    /// that this one does not know. When not 0 the array may be read only.
+    pub unknown_ro_compat: u64,
+    /// What all members agree on.
+    pub table: Table,
+}
+
+/// The superblock of a spare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spare {
+    /// The spare's identity; the member that it becomes keeps it.
+    pub member: Uuid,
+    /// The array it is for; `None` for any.
+    pub array: Option<Uuid>,
+    /// That array's name, or empty.
+    pub array_name: String,
+    /// Bytes of the device when it became a spare.
+    pub member_bytes: u64,
+    /// When it became one, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// The host that said so.
+    pub owner: String,
+}
+
+/// What all members of an array agree on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The array.
+    pub config: ArrayConfig,
+    /// Grows by one with each commit.
+    pub generation: u64,
+    /// Grows by one when membership changes.
+    pub epoch: u64,
+    /// The epochs before and including this one, oldest first, with their random ids; at most [`HISTORY`].
+    pub history: Vec<EpochId>,
+    /// What makes entries of this assembly's log valid; new at every assembly.
+    pub nonce: [u8; 16],
+    /// Nothing was in flight when the array was stopped.
+    pub is_clean: bool,
+    /// The array is being made: it must not be assembled.
+    pub is_creating: bool,
+    /// Writes go through the log: always with `ppl`, with `bitmap` while a member is missing.
+    pub is_logging: bool,
+    /// What a region that the region map has never had a page for reads as ([`super::region_map`]).
+    pub initial_region: u8,
+    /// The members by slot.
+    pub members: Vec<Member>,
+    /// Bytes of members' data that resync has passed; `None` when none is under way.
+    pub resync_cursor: Option<u64>,
+    /// Bytes of members' data that scrub has passed; `None` when none is under way.
+    pub scrub_cursor: Option<u64>,
+    /// When the last scrub ended, in nanoseconds since 1970; 0 for never.
+    pub scrubbed_ns: u64,
+    /// The change of shape that is under way.
+    pub reshape: Option<Reshape>,
+    /// The host that serves the array, or did last.
+    pub owner: String,
+    /// When the array was made, in nanoseconds since 1970.
+    pub created_ns: u64,
+    /// When this table was committed, in nanoseconds since 1970.
+    pub updated_ns: u64,
+}
+
+/// An epoch and what makes it unlike another line's epoch of the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct EpochId {
+    /// The epoch.
+    pub epoch: u64,
+    /// Random.
+    pub id: u64,
+}
+
+/// A member as the table knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Member {
+    /// Its identity; [`Uuid::default`] when the slot has none.
+    pub uuid: Uuid,
+    /// Whether it can be trusted.
+    pub state: MemberState,
+    /// Why it is not live.
+    pub reason: Reason,
+}
+
+/// Whether a member can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemberState {
+    /// It holds everything.
+    Live,
+    /// It holds what lies below the cursor.
+    Rebuilding {
+        /// Bytes of the member's data that are rebuilt.
+        cursor: u64,
+    },
+    /// It is out: it has missed writes, or is not there.
+    Missing {
+        /// The generation of the table that took it out. 0 when the slot never had a member.
+        since: u64,
+    },
+}
+
+/// Why a member is not live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Reason {
+    /// It is live, or its slot is empty.
+    None = 0,
+    /// It was not found at assembly.
+    Absent = 1,
+    /// A read failed and could not be repaired.
+    ReadError = 2,
+    /// A write failed.
+    WriteError = 3,
+    /// It did not answer in time.
+    TimedOut = 4,
+    /// The device went away.
+    Gone = 5,
+    /// Somebody failed it.
+    Failed = 6,
+    /// Somebody removed it.
+    Removed = 7,
+    /// It missed writes and came back.
+    Stale = 8,
+    /// It takes the place of another.
+    Replacing = 9,
+}
+
+/// A change of shape that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reshape {
+    /// The level before.
+    pub old_level: Level,
+    /// The matrix before.
+    pub old_matrix: Matrix,
+    /// The shape before; the configuration holds the shape after.
+    pub old_geometry: Geometry,
+    /// Bytes of the array that have the new shape.
+    pub cursor: u64,
+    /// Bytes behind the cursor that also stand in the members' reserves.
+    pub reserved: u64,
+}
+
+impl Reason {
+    const ALL: [Reason; 10] = [
+        Reason::None,
+        Reason::Absent,
+        Reason::ReadError,
+        Reason::WriteError,
+        Reason::TimedOut,
+        Reason::Gone,
+        Reason::Failed,
+        Reason::Removed,
+        Reason::Stale,
+        Reason::Replacing,
+    ];
+
+    /// The reason in words that end "it is out because …".
+    pub const fn text(self) -> &'static str {
+        match self {
+            Reason::None => "the slot is empty",
+            Reason::Absent => "it was not found",
+            Reason::ReadError => "a read failed",
+            Reason::WriteError => "a write failed",
+            Reason::TimedOut => "it did not answer in time",
+            Reason::Gone => "the device went away",
+            Reason::Failed => "somebody failed it",
+            Reason::Removed => "somebody removed it",
+            Reason::Stale => "it has missed writes",
+            Reason::Replacing => "it takes the place of another",
+        }
+    }
+}
+
+impl Member {
+    /// A live member.
+    pub const fn live(uuid: Uuid) -> Member {
+        Member { uuid, state: MemberState::Live, reason: Reason::None }
+    }
+
+    /// Whether it holds everything.
+    pub fn is_live(&self) -> bool {
+        self.state == MemberState::Live
+    }
+
+    /// Whether it takes writes: it is live or being rebuilt.
+    pub fn is_in(&self) -> bool {
+        !matches!(self.state, MemberState::Missing { .. })
+    }
+}
+
+impl Table {
+    /// The table to commit after this one, as yet the same: the generation is one higher.
+    #[must_use]
+    pub fn next(&self, updated_ns: u64) -> Table {
+        Table { generation: self.generation + 1, updated_ns, ..self.clone() }
+    }
+
+    /// Starts a new epoch: to be called once for each commit that changes which members are live. `id` is random.
+    pub fn begin_epoch(&mut self, id: u64) {
+        self.epoch += 1;
+        if self.history.len() == HISTORY {
+            self.history.remove(0);
+        }
+        self.history.push(EpochId { epoch: self.epoch, id });
+    }
+
+    /// Takes a member out. The caller begins an epoch.
+    pub fn take_out(&mut self, slot: usize, reason: Reason) {
+        let since = self.generation;
+        let member = &mut self.members[slot];
+        if member.is_in() {
+            (member.state, member.reason) = (MemberState::Missing { since }, reason);
+        }
+    }
+
+    /// Whether every group can lose no more members than it has.
+    pub fn is_alive(&self) -> bool {
+        let Geometry { parity, .. } = self.config.geometry;
+        let lost = |group: &[Member]| group.iter().filter(|member| !member.is_live()).count();
+        self.members.chunks(self.config.geometry.group_members()).all(|group| lost(group) <= parity)
+    }
+
+    /// Whether some member is not live.
+    pub fn is_degraded(&self) -> bool {
+        self.members.iter().any(|member| !member.is_live())
+    }
+
+    /// How the table stands to another one of the same array.
+    pub fn relation_to(&self, other: &Table) -> Relation {
+        if self.epoch > other.epoch {
+            return other.relation_to(self).reversed();
+        }
+        let own = self.history.last().map(|epoch| epoch.id);
+        let theirs = other.history.iter().find(|epoch| epoch.epoch == self.epoch).map(|epoch| epoch.id);
+        match self.generation.cmp(&other.generation) {
+            // What the other one has forgotten is older than its history: a member that was away for long.
+            _ if theirs.is_some_and(|id| Some(id) != own) => Relation::Diverged,
+            Ordering::Less => Relation::Ancestor,
+            // Within an epoch nobody goes on alone, so a later commit of the epoch is part of what followed.
+            _ if self.epoch < other.epoch => Relation::Diverged,
+            Ordering::Equal => Relation::Same,
+            Ordering::Greater => Relation::Descendant,
+        }
+    }
+}
+
+/// How two tables stand to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relation {
+    /// The same table.
+    Same,
+    /// The other one was made from this one.
+    Ancestor,
+    /// This one was made from the other one.
+    Descendant,
+    /// Each was made without the other: two sides went on alone.
+    Diverged,
+}
+
+impl Relation {
+    fn reversed(self) -> Relation {
+        match self {
+            Relation::Ancestor => Relation::Descendant,
+            Relation::Descendant => Relation::Ancestor,
+            Relation::Same | Relation::Diverged => self,
+        }
+    }
+}
+
+impl Superblock {
+    /// The array's identity.
+    pub fn array(&self) -> Uuid {
+        self.table.config.uuid
+    }
+}
