@@ -4,8 +4,11 @@ use crate::permits::Permits;
 use block::{Data, Segment};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::task::Context;
 
 /// Longest buffer; longer transfers go in parts.
 pub const MAX_BUFFER: usize = 1 << 20;
@@ -126,6 +129,34 @@ impl Buffer {
         (self, result)
     }
 
+    /// [`Buffer::transfer`] for a caller that changes its memory meanwhile, as a guest may: for tests of what a device
+    /// does then. `change` is called with the memory, at the latest whenever the request's task runs without the
+    /// request having ended; it may arrange to be called again.
+    pub async fn transfer_changing(
+        self,
+        channel: &dyn block::Channel,
+        op: block::Op,
+        flags: block::Flags,
+        offset: u64,
+        mut change: impl FnMut(&mut Context<'_>, Data<'_>),
+    ) -> (Buffer, block::IoResult) {
+        let segments = [self.segment()];
+        // SAFETY: as in `transfer`; no reference to the memory exists, `change` writes through the same window.
+        let data = unsafe { Data::new(&segments) };
+        let req = block::Request { op, flags, len: self.len as u64, data };
+        let mut request = channel.submit(&req, offset);
+        let result = std::future::poll_fn(|cx| {
+            let state = Pin::new(&mut request).poll(cx);
+            if state.is_pending() {
+                change(cx, data);
+            }
+            state
+        })
+        .await;
+        drop(request);
+        (self, result)
+    }
+
     /// [`Buffer::transfer`] of the part that starts `skip` bytes into the buffer, in segments of `lens` bytes:
     /// for tests of what a device does with scattered and misaligned memory.
     ///
@@ -190,9 +221,8 @@ fn allocate(class: usize) -> NonNull<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::future::Future;
     use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
+    use std::task::{Poll, Waker};
 
     fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(Waker::noop()))

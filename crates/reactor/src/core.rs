@@ -153,6 +153,12 @@ impl Core {
         }))
     }
 
+    /// A core under virtual time.
+    pub(crate) fn simulated(index: usize, clock: &VirtualClock, seed: u64) -> Core {
+        let park = Box::new(VirtualPark(clock.clone()));
+        Core::with(index, Box::new(clock.clone()), park, seed, PollWindow::up_to(0))
+    }
+
     /// The core's number among those that were started together.
     pub fn index(&self) -> usize {
         self.0.index
@@ -410,6 +416,17 @@ impl Core {
         inner.body.woke_up();
     }
 
+    /// Whether nothing can happen before time passes or somebody else acts.
+    pub(crate) fn is_idle(&self) -> bool {
+        let inner = &*self.0;
+        let is_due = || inner.timers.next_deadline().is_some_and(|at| at <= self.now_ns());
+        inner.ready.borrow().is_empty()
+            && inner.inbox.is_empty()
+            && !inner.body.has_woken()
+            && inner.active.borrow().is_empty()
+            && !is_due()
+    }
+
     fn run_until_set<R: 'static>(&self, future: impl Future<Output = R> + 'static) -> R {
         let result = Rc::new(Cell::new(None));
         let target = result.clone();
@@ -448,8 +465,7 @@ pub fn run_simulated<R: 'static, F: Future<Output = R> + 'static>(
     make: impl FnOnce(VirtualClock) -> F,
 ) -> R {
     let clock = VirtualClock::default();
-    let park = VirtualPark(clock.clone());
-    let core = Core::with(0, Box::new(clock.clone()), Box::new(park), seed, PollWindow::up_to(0));
+    let core = Core::simulated(0, &clock, seed);
     core.run_until_set(make(clock))
 }
 

@@ -1,0 +1,108 @@
+//! Several cores in one thread under virtual time: which core has its turn next is drawn from the seed.
+
+use crate::clock::{Clock, VirtualClock};
+use crate::core::Core;
+use crate::rng::Rng;
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+
+/// Turns without time passing after which the run counts as hung: somebody asks again and again for what only time
+/// can bring.
+const MOST_TURNS_AT_A_TIME: u64 = 20_000_000;
+
+/// Runs `count` cores in the calling thread under one virtual clock until the future that `make` returns ends. That
+/// future runs on core 0. Cores have their turns in an order that the seed decides; time passes while all of them
+/// wait: same seed, same run.
+///
+/// A task of another core is made with [`Core::with_current`] and [`Core::spawn`], or by a message.
+///
+/// # Panics
+/// When the future waits for something that no timer will bring, or the cores never come to wait.
+pub fn run_simulated_cores<R: 'static, F: Future<Output = R> + 'static>(
+    seed: u64,
+    count: usize,
+    make: impl FnOnce(VirtualClock, Vec<Core>) -> F,
+) -> R {
+    assert!(count > 0, "a run needs a core");
+    let clock = VirtualClock::default();
+    let order = Rng::new(seed);
+    let cores: Vec<Core> = (0..count).map(|i| Core::simulated(i, &clock, order.next())).collect();
+    let result = Rc::new(Cell::new(None));
+    cores[0].with_current(|| {
+        let (future, target) = (make(clock.clone(), cores.clone()), result.clone());
+        cores[0].spawn(async move { target.set(Some(future.await)) });
+    });
+    let mut turns = 0;
+    loop {
+        let next = if count == 1 { 0 } else { (order.next() % count as u64) as usize };
+        let is_busy = cores[next].turn();
+        turns += 1;
+        assert!(turns < MOST_TURNS_AT_A_TIME, "livelock: the cores work on and time does not pass");
+        if let Some(result) = result.take() {
+            cores.into_iter().for_each(Core::end);
+            return result;
+        }
+        if !is_busy && cores.iter().all(Core::is_idle) {
+            let next = cores.iter().filter_map(|core| core.timers().next_deadline()).min();
+            let next = next.expect("deadlock: no task is ready and no timer runs");
+            clock.advance(next.saturating_sub(clock.now_ns()));
+            turns = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::current;
+    use std::cell::RefCell;
+
+    /// Two cores that send each other messages and sleep; what happened in which order.
+    fn trace(seed: u64) -> Vec<(u64, usize, u64)> {
+        run_simulated_cores(seed, 2, |_, cores| async move {
+            let trace = Rc::new(RefCell::new(Vec::new()));
+            let left = Rc::new(Cell::new(2));
+            for core in &cores {
+                let (trace, left, core) = (trace.clone(), left.clone(), core.clone());
+                core.clone().with_current(|| {
+                    let task = core.clone();
+                    core.spawn(async move {
+                        assert_eq!(current().index(), task.index());
+                        for round in 0..10 {
+                            trace.borrow_mut().push((current().now_ns(), task.index(), round));
+                            task.sleep(10 + 5 * task.index() as u64).await;
+                        }
+                        left.set(left.get() - 1);
+                    });
+                });
+            }
+            let (sender, received) = (cores[0].remote(), std::sync::Arc::new(std::sync::Mutex::new(0)));
+            let answer = received.clone();
+            let there = move |core: &Core| {
+                let index = core.index();
+                sender.run(move |_| *answer.lock().unwrap() = index).unwrap();
+            };
+            cores[1].remote().run(there).unwrap();
+            while left.get() > 0 {
+                current().sleep(1000).await;
+            }
+            assert_eq!(*received.lock().unwrap(), 1, "the message went there and back");
+            trace.take()
+        })
+    }
+
+    #[test]
+    fn two_cores_share_the_clock_and_the_seed_decides_who_is_first() {
+        assert_eq!(trace(1), trace(1));
+        assert!((2..20).any(|seed| trace(seed) != trace(1)), "some seed turns the cores in another order");
+        let times: Vec<u64> = trace(1).iter().map(|(at, _, _)| *at).collect();
+        assert!(times.is_sorted() && times.last() == Some(&135));
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn cores_that_wait_for_nothing_are_noticed() {
+        run_simulated_cores(1, 2, |_, _| std::future::pending::<()>());
+    }
+}
