@@ -5,8 +5,9 @@
 //! the data out of reach.
 
 use super::gf::multiply;
+use super::kernels::{Job, Kernels};
 use super::matrix::invert;
-use super::{Code, TooManyLost, combine};
+use super::{Code, TooManyLost};
 
 /// How lost strips are computed from others.
 #[derive(Clone, Debug)]
@@ -28,9 +29,9 @@ impl Decoder {
     /// # Panics
     /// When the number of strips or their lengths differ.
     pub fn decode(&self, sources: &[&[u8]], lost: &mut [&mut [u8]]) {
-        assert!(sources.len() == self.sources.len());
-        assert!(lost.len() * sources.len() == self.coefficients.len());
-        combine(&self.coefficients, sources, lost);
+        assert_eq!(sources.len(), self.sources.len(), "the decoder's sources");
+        let job = Job { coefficients: &self.coefficients, is_powers: false, is_added: false };
+        Kernels::best().run(&job, sources.iter().copied(), lost.iter_mut().map(|lost| &mut **lost));
     }
 
     /// See [`Code::decoder`].

@@ -16,7 +16,7 @@ pub(crate) static NIBBLES: Nibbles = nibbles();
 
 /// The bit matrix of every coefficient, as x86's `gf2p8affineqb` wants it: byte `7 - i` says which bits of the source
 /// are summed into bit `i` of the product.
-#[cfg(test)]
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) static AFFINE: [u64; 256] = affine();
 
 /// The product with 2.
@@ -67,7 +67,7 @@ const fn nibbles() -> Nibbles {
     Nibbles(table)
 }
 
-#[cfg(test)]
+#[cfg(any(test, target_arch = "x86_64"))]
 const fn affine() -> [u64; 256] {
     let mut table = [0; 256];
     let mut c = 0;

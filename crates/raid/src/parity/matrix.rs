@@ -112,10 +112,10 @@ mod tests {
 
     #[test]
     fn every_part_of_a_cauchy_matrix_can_be_inverted() {
-        for (data, parity) in [(1, 4), (2, 4), (4, 4), (8, 4), (6, 6), (3, 12), (12, 4)] {
+        for (data, parity) in [(1, 4), (2, 4), (4, 4), (8, 4), (6, 6), (3, 9), (10, 4)] {
             assert_mds(Matrix::Cauchy, data, parity, 16);
         }
-        for (data, parity) in [(61, 3), (60, 4), (1, 63), (63, 1), (16, 24)] {
+        for (data, parity) in [(61, 3), (40, 4), (1, 63), (63, 1), (16, 8)] {
             assert_mds(Matrix::Cauchy, data, parity, 2);
             let all: Vec<usize> = (0..data.min(parity)).collect();
             assert!(invert(part(Matrix::Cauchy, data, &all, &all), all.len()).is_some());

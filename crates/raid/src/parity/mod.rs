@@ -7,9 +7,13 @@
 
 mod decoder;
 mod gf;
+mod kernels;
 mod matrix;
 #[cfg(test)]
 mod tests;
+
+use arrayvec::ArrayVec;
+use kernels::{Job, Kernels};
 
 pub use decoder::Decoder;
 pub use matrix::Matrix;
@@ -28,9 +32,18 @@ pub struct CodeError {
 #[error("too many strips are missing")]
 pub struct TooManyLost;
 
+/// The instructions that parity is computed with on this processor: `avx2` or the like.
+pub fn instructions() -> &'static str {
+    Kernels::best().name
+}
+
+/// Most coefficients of a code: of 32 data and 32 parity strips.
+const MAX_COEFFICIENTS: usize = 32 * 32;
+
 /// A code: how parity of a stripe is computed.
 #[derive(Clone, Debug)]
 pub struct Code {
+    matrix: Matrix,
     data: usize,
     parity: usize,
     /// Row by row: parity `j` of data `i` at `j * data + i`.
@@ -47,7 +60,7 @@ impl Code {
             return Err(CodeError { matrix, data, parity });
         }
         let cells = (0..parity).flat_map(|j| (0..data).map(move |i| matrix.coefficient(data, j, i)));
-        Ok(Code { data, parity, coefficients: cells.collect() })
+        Ok(Code { matrix, data, parity, coefficients: cells.collect() })
     }
 
     /// What data strip `data` is multiplied with in parity `parity`.
@@ -62,7 +75,12 @@ impl Code {
     /// When the number of strips or their lengths differ.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(data.len() == self.data && parity.len() == self.parity);
-        combine(&self.coefficients, data, parity);
+        let job = Job {
+            coefficients: &self.coefficients,
+            is_powers: self.matrix == Matrix::Powers,
+            is_added: false,
+        };
+        Kernels::best().run(&job, data.iter().copied(), parity.iter_mut().map(|parity| &mut **parity));
     }
 
     /// Sets each parity `(j, bytes)` to the sum of the given data strips `(i, bytes)` alone: a partial parity.
@@ -70,8 +88,7 @@ impl Code {
     /// # Panics
     /// When the lengths differ.
     pub fn encode_some(&self, data: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
-        parity.iter_mut().for_each(|(_, target)| target.fill(0));
-        self.update(data, parity);
+        self.add(data, parity, false);
     }
 
     /// Adds the given data strips `(i, bytes)` to each parity `(j, bytes)`. Adding is taking away.
@@ -79,11 +96,15 @@ impl Code {
     /// # Panics
     /// When the lengths differ.
     pub fn update(&self, changes: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
-        for (j, target) in parity {
-            for (i, source) in changes {
-                accumulate(target, self.coefficient(*j, *i), source);
-            }
-        }
+        self.add(changes, parity, true);
+    }
+
+    fn add(&self, data: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])], is_added: bool) {
+        let rows = parity.iter().flat_map(|(j, _)| data.iter().map(|(i, _)| self.coefficient(*j, *i)));
+        let coefficients: ArrayVec<u8, MAX_COEFFICIENTS> = rows.collect();
+        let job = Job { coefficients: &coefficients, is_powers: false, is_added };
+        let targets = parity.iter_mut().map(|(_, bytes)| &mut **bytes);
+        Kernels::best().run(&job, data.iter().map(|(_, bytes)| *bytes), targets);
     }
 
     /// How the strips in `lost` are computed from those in `available` (bit `s` for strip `s`; a strip in `lost` is
@@ -97,22 +118,4 @@ impl Code {
     pub fn decoder(&self, lost: &[usize], available: u64) -> Result<Decoder, TooManyLost> {
         Decoder::new(self, lost, available)
     }
-}
-
-/// Sets each target to the sum of the sources by its row of coefficients.
-fn combine(coefficients: &[u8], sources: &[&[u8]], targets: &mut [&mut [u8]]) {
-    for (t, target) in targets.iter_mut().enumerate() {
-        target.fill(0);
-        for (s, source) in sources.iter().enumerate() {
-            accumulate(target, coefficients[t * sources.len() + s], source);
-        }
-    }
-}
-
-/// `target ^= coefficient · source`.
-fn accumulate(target: &mut [u8], coefficient: u8, source: &[u8]) {
-    assert_eq!(target.len(), source.len());
-    let table = &gf::NIBBLES.0[coefficient as usize];
-    let product = |s: u8| table[s as usize & 15] ^ table[16 + (s as usize >> 4)];
-    target.iter_mut().zip(source).for_each(|(t, s)| *t ^= product(*s));
 }

@@ -1,0 +1,269 @@
+//! The inner loops, written once over whatever vector a set of instructions has.
+//!
+//! Each loop takes a few source streams and makes whole cache lines of each target, with the sums in registers.
+//! Everything here is inlined into functions that enable the instructions ([`kernels!`](super::kernels)).
+
+// The safety of every loop is the contract of `Pass`.
+#![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
+
+/// Most sources of a pass: with 4 KiB-aligned strips, more would push each other out of an 8-way L1 cache.
+pub(super) const MAX_SOURCES: usize = 8;
+/// Most targets of a pass: as many sums as there are registers for.
+pub(super) const MAX_TARGETS: usize = 4;
+
+/// One walk over a few sources that makes a few targets.
+///
+/// The caller of a loop answers for: all `len` bytes behind every pointer are valid, targets overlap nothing but their
+/// own `sums`, at most [`MAX_SOURCES`] and [`MAX_TARGETS`], `len` is a multiple of the kernels' step, streamed
+/// targets are aligned to 64 bytes, and the processor has the instructions.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub sources: &'a [*const u8],
+    pub targets: &'a [*mut u8],
+    /// What is added to: one a target, or none to begin with zero.
+    pub sums: &'a [*const u8],
+    /// The coefficient of source `s` in target `t` at `t * stride + s`; for products only.
+    pub coefficients: &'a [u8],
+    pub stride: usize,
+    pub len: usize,
+    /// Past the caches.
+    pub is_streamed: bool,
+}
+
+/// A vector of bytes over GF(2^8).
+pub(super) trait Vector: Copy {
+    const BYTES: usize;
+    /// A vector, made ready to be multiplied with several coefficients.
+    type Split: Copy;
+    /// A coefficient, made ready to multiply vectors with.
+    type Factor: Copy;
+
+    unsafe fn zero() -> Self;
+    unsafe fn load(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut u8);
+    /// Stores past the caches; `to` is aligned to the vector.
+    unsafe fn stream(self, to: *mut u8);
+    /// Orders streamed stores before what follows.
+    unsafe fn fence();
+    unsafe fn xor(self, other: Self) -> Self;
+    unsafe fn xor3(self, a: Self, b: Self) -> Self;
+    /// `2 · self + other`
+    unsafe fn double_add(self, other: Self) -> Self;
+    /// `4 · self + other`
+    unsafe fn quadruple_add(self, other: Self) -> Self;
+    unsafe fn split(self) -> Self::Split;
+    unsafe fn factor(coefficient: u8) -> Self::Factor;
+    /// `self + factor · other`
+    unsafe fn multiply_add(self, factor: Self::Factor, other: Self::Split) -> Self;
+}
+
+/// Writes the vectors of one target.
+#[inline(always)]
+unsafe fn put<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usize, values: [V; U]) {
+    let to = unsafe { pass.targets.get_unchecked(target).add(at) };
+    for (u, value) in values.into_iter().enumerate() {
+        unsafe {
+            if pass.is_streamed {
+                value.stream(to.add(u * V::BYTES))
+            } else {
+                value.store(to.add(u * V::BYTES))
+            }
+        }
+    }
+}
+
+/// The vectors that a target begins with.
+#[inline(always)]
+unsafe fn begin<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usize) -> [V; U] {
+    let mut values = unsafe { [V::zero(); U] };
+    if !pass.sums.is_empty() {
+        let from = unsafe { pass.sums.get_unchecked(target).add(at) };
+        for (u, value) in values.iter_mut().enumerate() {
+            *value = unsafe { V::load(from.add(u * V::BYTES)) };
+        }
+    }
+    values
+}
+
+#[inline(always)]
+unsafe fn load<V: Vector, const U: usize>(source: *const u8, at: usize) -> [V; U] {
+    let mut values = unsafe { [V::zero(); U] };
+    for (u, value) in values.iter_mut().enumerate() {
+        *value = unsafe { V::load(source.add(at + u * V::BYTES)) };
+    }
+    values
+}
+
+#[inline(always)]
+unsafe fn finish<V: Vector>(pass: &Pass<'_>) {
+    if pass.is_streamed {
+        unsafe { V::fence() }
+    }
+}
+
+/// One target: the plain sum.
+#[inline(always)]
+pub(super) unsafe fn sum<V: Vector, const U: usize>(pass: &Pass<'_>) {
+    unsafe {
+        match (pass.sources.len(), pass.sums.len()) {
+            (1, 0) => sum_of::<V, U, 1>(pass, [pass.sources[0]]),
+            (2, 0) => sum_of::<V, U, 2>(pass, first(pass, [])),
+            (3, 0) => sum_of::<V, U, 3>(pass, first(pass, [])),
+            (4, 0) => sum_of::<V, U, 4>(pass, first(pass, [])),
+            (5, 0) => sum_of::<V, U, 5>(pass, first(pass, [])),
+            (6, 0) => sum_of::<V, U, 6>(pass, first(pass, [])),
+            (7, 0) => sum_of::<V, U, 7>(pass, first(pass, [])),
+            (8, 0) => sum_of::<V, U, 8>(pass, first(pass, [])),
+            (1, _) => sum_of::<V, U, 2>(pass, first(pass, [pass.sums[0]])),
+            (2, _) => sum_of::<V, U, 3>(pass, first(pass, [pass.sums[0]])),
+            (3, _) => sum_of::<V, U, 4>(pass, first(pass, [pass.sums[0]])),
+            (4, _) => sum_of::<V, U, 5>(pass, first(pass, [pass.sums[0]])),
+            (5, _) => sum_of::<V, U, 6>(pass, first(pass, [pass.sums[0]])),
+            (6, _) => sum_of::<V, U, 7>(pass, first(pass, [pass.sums[0]])),
+            (7, _) => sum_of::<V, U, 8>(pass, first(pass, [pass.sums[0]])),
+            (8, _) => sum_of::<V, U, 9>(pass, first(pass, [pass.sums[0]])),
+            (sources, _) => unreachable!("{sources} sources in a pass"),
+        }
+        finish::<V>(pass);
+    }
+}
+
+/// The head and then sources, `N` in all.
+#[inline(always)]
+fn first<const H: usize, const N: usize>(pass: &Pass<'_>, head: [*const u8; H]) -> [*const u8; N] {
+    let mut all = [std::ptr::null(); N];
+    all[..H].copy_from_slice(&head);
+    all[H..].copy_from_slice(&pass.sources[..N - H]);
+    all
+}
+
+#[inline(always)]
+unsafe fn sum_of<V: Vector, const U: usize, const N: usize>(pass: &Pass<'_>, sources: [*const u8; N]) {
+    let mut at = 0;
+    while at < pass.len {
+        unsafe {
+            let mut values: [V; U] = load(sources[0], at);
+            let mut n = 1;
+            while n + 1 < N {
+                let (a, b): ([V; U], [V; U]) = (load(sources[n], at), load(sources[n + 1], at));
+                for u in 0..U {
+                    values[u] = values[u].xor3(a[u], b[u]);
+                }
+                n += 2;
+            }
+            if n < N {
+                let a: [V; U] = load(sources[n], at);
+                for u in 0..U {
+                    values[u] = values[u].xor(a[u]);
+                }
+            }
+            put(pass, 0, at, values);
+        }
+        at += U * V::BYTES;
+    }
+}
+
+/// Two targets: `P += Σ D_i` and `Q = 2^n · Q + Σ 2^i · D_i`, by Horner's rule from the last source down.
+#[inline(always)]
+pub(super) unsafe fn powers2<V: Vector, const U: usize>(pass: &Pass<'_>) {
+    let mut at = 0;
+    while at < pass.len {
+        unsafe {
+            let mut p: [V; U] = begin(pass, 0, at);
+            let mut q: [V; U] = begin(pass, 1, at);
+            for source in pass.sources.iter().rev() {
+                let data: [V; U] = load(*source, at);
+                for u in 0..U {
+                    p[u] = p[u].xor(data[u]);
+                    q[u] = q[u].double_add(data[u]);
+                }
+            }
+            put(pass, 0, at, p);
+            put(pass, 1, at, q);
+        }
+        at += U * V::BYTES;
+    }
+    unsafe { finish::<V>(pass) }
+}
+
+/// Three targets: P and Q as [`powers2`], and `R = 4^n · R + Σ 4^i · D_i`.
+#[inline(always)]
+pub(super) unsafe fn powers3<V: Vector, const U: usize>(pass: &Pass<'_>) {
+    let mut at = 0;
+    while at < pass.len {
+        unsafe {
+            let mut p: [V; U] = begin(pass, 0, at);
+            let mut q: [V; U] = begin(pass, 1, at);
+            let mut r: [V; U] = begin(pass, 2, at);
+            for source in pass.sources.iter().rev() {
+                let data: [V; U] = load(*source, at);
+                for u in 0..U {
+                    p[u] = p[u].xor(data[u]);
+                    q[u] = q[u].double_add(data[u]);
+                    r[u] = r[u].quadruple_add(data[u]);
+                }
+            }
+            put(pass, 0, at, p);
+            put(pass, 1, at, q);
+            put(pass, 2, at, r);
+        }
+        at += U * V::BYTES;
+    }
+    unsafe { finish::<V>(pass) }
+}
+
+/// `T` targets by their coefficients; the first is a plain sum when `IS_SUM`.
+#[inline(always)]
+pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const IS_SUM: bool>(
+    pass: &Pass<'_>,
+) {
+    let mut at = 0;
+    while at < pass.len {
+        unsafe {
+            let mut sums = [[V::zero(); U]; T];
+            for (t, sum) in sums.iter_mut().enumerate() {
+                *sum = begin(pass, t, at);
+            }
+            for (s, source) in pass.sources.iter().enumerate() {
+                let data: [V; U] = load(*source, at);
+                let mut t = 0;
+                if IS_SUM {
+                    for u in 0..U {
+                        sums[0][u] = sums[0][u].xor(data[u]);
+                    }
+                    t = 1;
+                }
+                let mut halves = [data[0].split(); U];
+                for u in 1..U {
+                    halves[u] = data[u].split();
+                }
+                while t < T {
+                    let factor = V::factor(*pass.coefficients.get_unchecked(t * pass.stride + s));
+                    for u in 0..U {
+                        sums[t][u] = sums[t][u].multiply_add(factor, halves[u]);
+                    }
+                    t += 1;
+                }
+            }
+            for (t, sum) in sums.into_iter().enumerate() {
+                put(pass, t, at, sum);
+            }
+        }
+        at += U * V::BYTES;
+    }
+    unsafe { finish::<V>(pass) }
+}
+
+/// [`products`] of as many targets as the pass has.
+#[inline(always)]
+pub(super) unsafe fn products_of_any<V: Vector, const U: usize, const IS_SUM: bool>(pass: &Pass<'_>) {
+    unsafe {
+        match pass.targets.len() {
+            1 => products::<V, U, 1, IS_SUM>(pass),
+            2 => products::<V, U, 2, IS_SUM>(pass),
+            3 => products::<V, U, 3, IS_SUM>(pass),
+            4 => products::<V, U, 4, IS_SUM>(pass),
+            targets => unreachable!("{targets} targets in a pass"),
+        }
+    }
+}
