@@ -12,8 +12,8 @@
 pub mod config;
 pub mod geometry;
 pub mod log;
-pub mod mutant;
 pub mod metadata;
+pub mod mutant;
 pub mod parity;
 pub mod stripe;
 

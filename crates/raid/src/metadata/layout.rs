@@ -200,7 +200,7 @@ impl Layout {
         }
         let is_aligned = self.alignment.is_power_of_two()
             && self.data_offset.is_multiple_of(self.alignment.into())
-            && u64::from(self.bad_bytes) >= PAGE_BYTES;
+            && (PAGE_BYTES..=ROOMY_BAD_BYTES).contains(&u64::from(self.bad_bytes));
         if is_aligned {
             Ok(())
         } else {

@@ -34,6 +34,7 @@ pub(crate) fn table(config: &ArrayConfig) -> Table {
     Table {
         config: config.clone(),
         generation: 1,
+        settled: 0,
         epoch: 1,
         history: vec![EpochId { epoch: 1, id: 4711 }],
         nonce: [7; 16],

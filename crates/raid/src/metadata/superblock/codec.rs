@@ -80,9 +80,6 @@ impl Label {
             return Err(DecodeError::NoMagic);
         }
         let input = Input(bytes);
-        if input.u32(8) != VERSION {
-            return Err(DecodeError::Version(input.u32(8)));
-        }
         let len = input.u32(12) as usize;
         if !(HEAD_BYTES..=bytes.len()).contains(&len) {
             return invalid("length", len);
@@ -90,6 +87,10 @@ impl Label {
         let (stored, computed) = (input.u32(CRC_AT), checksum(&bytes[..len]));
         if stored != computed {
             return Err(DecodeError::Checksum { stored, computed });
+        }
+        // Magic, version, length and checksum keep their places in every version.
+        if input.u32(8) != VERSION {
+            return Err(DecodeError::Version(input.u32(8)));
         }
         let unknown = input.u64(40) & !INCOMPAT.iter().fold(0, |known, (bit, _)| known | bit);
         if unknown != 0 {
@@ -227,6 +228,7 @@ fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     out.put(140, (table.members.len() as u32).to_le_bytes());
     out.put(144, table.generation.to_le_bytes());
     out.put(152, table.epoch.to_le_bytes());
+    out.put(424, table.settled.to_le_bytes());
     out.put(160, table.nonce);
     out.put(176, member.0);
     out.put(192, table.created_ns.to_le_bytes());
@@ -273,7 +275,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
     }
     let (generation, epoch) = (input.u64(144), input.u64(152));
     // A counter that cannot be counted on: nobody commits 2^63 times.
-    if generation == 0 || generation >> 63 != 0 || epoch >> 63 != 0 {
+    if generation == 0 || generation >> 63 != 0 || epoch >> 63 != 0 || input.u64(424) > generation {
         return invalid("generation", generation);
     }
     let flags = input.u16(138);
@@ -281,6 +283,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         history: decode_history(input, epoch)?,
         config,
         generation,
+        settled: input.u64(424),
         epoch,
         nonce: input.bytes(160),
         is_clean: flags & IS_CLEAN != 0,
@@ -488,7 +491,7 @@ mod tests {
     fn full() -> Superblock {
         let mut superblock = superblock(&config(21, 3), 5);
         let table = &mut superblock.table;
-        (table.generation, table.is_clean, table.is_logging, table.initial_region) = (77, true, true, 5);
+        (table.generation, table.settled, table.is_clean, table.initial_region) = (77, 76, true, 5);
         (1..60).for_each(|id| table.begin_epoch(id));
         table.take_out(3, Reason::TimedOut);
         table.members[4].state = MemberState::Rebuilding { cursor: 1 << 40 };
@@ -563,6 +566,7 @@ mod tests {
         assert!(error.to_string().contains("0x400000000"), "{error}");
         let mut bytes = full().encode();
         bytes[8] = 2;
+        reseal(&mut bytes);
         assert_eq!(Label::decode(&bytes), Err(DecodeError::Version(2)));
     }
 

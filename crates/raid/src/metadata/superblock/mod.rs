@@ -71,6 +71,8 @@ pub struct Table {
     pub config: ArrayConfig,
     /// Grows by one with each commit.
     pub generation: u64,
+    /// The last generation that was durable on every member which took writes then: an older member has lost writes.
+    pub settled: u64,
     /// Grows by one when membership changes.
     pub epoch: u64,
     /// The epochs before and including this one, oldest first, with their random ids; at most [`HISTORY`].
@@ -136,7 +138,8 @@ pub enum MemberState {
     },
     /// It is out: it has missed writes, or is not there.
     Missing {
-        /// The generation of the table that took it out. 0 when the slot never had a member.
+        /// The generation of the table that took it out. 0 when the slot never had a member, or one that did not yet
+        /// hold everything.
         since: u64,
     },
 }
@@ -232,9 +235,15 @@ impl Member {
 }
 
 impl Table {
-    /// The table to commit after this one, as yet the same: the generation is one higher.
+    /// The table to commit after this one, which is durable on every member it trusts. As yet the same.
     #[must_use]
     pub fn next(&self, updated_ns: u64) -> Table {
+        Table { settled: self.generation, ..self.retry(updated_ns) }
+    }
+
+    /// The table to commit after this one, which could not be made durable everywhere. As yet the same.
+    #[must_use]
+    pub fn retry(&self, updated_ns: u64) -> Table {
         Table { generation: self.generation + 1, updated_ns, ..self.clone() }
     }
 
@@ -249,8 +258,8 @@ impl Table {
 
     /// Takes a member out. The caller begins an epoch.
     pub fn take_out(&mut self, slot: usize, reason: Reason) {
-        let since = self.generation;
         let member = &mut self.members[slot];
+        let since = if member.is_live() { self.generation } else { 0 };
         if member.is_in() {
             (member.state, member.reason) = (MemberState::Missing { since }, reason);
         }

@@ -1,0 +1,323 @@
+//! Bad blocks: ranges of the array that nothing can bring back, until they are written again.
+//!
+//! The list is the same on all members, two copies each. It is short by nature: a range enters it when more strips of
+//! a row are unreadable than parity can replace, or when a crash left a row that the log cannot finish.
+
+use super::io::{self, MemberFailures, Target, Targets};
+use super::layout::{Layout, PAGE_BYTES};
+use super::replicated::{Format, Replicated};
+use crate::Uuid;
+use block::IoError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const MAGIC: [u8; 8] = *b"FrstRbad";
+const HEAD_BYTES: usize = 64;
+const RANGE_BYTES: usize = 24;
+
+/// A range of strips that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+pub struct BadRange {
+    /// The stripe.
+    pub stripe: u64,
+    /// Its strips, bit `s` for strip `s`.
+    pub strips: u64,
+    /// Bytes into each strip.
+    pub offset: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl BadRange {
+    /// Whether two ranges share a byte.
+    pub fn overlaps(&self, other: &BadRange) -> bool {
+        self.stripe == other.stripe
+            && self.strips & other.strips != 0
+            && u64::from(self.offset) < other.end()
+            && u64::from(other.offset) < self.end()
+    }
+
+    fn end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.len)
+    }
+}
+
+/// Why a range could not be added or removed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadBlocksError {
+    /// There is no room for another range: what is to be noted cannot be; the caller must freeze what it is about.
+    #[error("the list of bad blocks is full at {0} ranges")]
+    Full(usize),
+    /// Members that could not be written: the caller takes them out, durably, and calls again.
+    #[error(transparent)]
+    Members(#[from] MemberFailures),
+}
+
+/// The bad blocks of a running array, shared by all cores.
+pub struct BadBlocks {
+    array: Uuid,
+    capacity: usize,
+    count: AtomicUsize,
+    list: Replicated<Vec<BadRange>>,
+}
+
+impl BadBlocks {
+    /// An empty list of at most `capacity` ranges: that of a new array.
+    pub fn new(array: Uuid, capacity: usize) -> BadBlocks {
+        BadBlocks::with(array, capacity, Replicated::new(Vec::new(), 0, 1))
+    }
+
+    fn with(array: Uuid, capacity: usize, list: Replicated<Vec<BadRange>>) -> BadBlocks {
+        let count = AtomicUsize::new(list.lock().wanted.len());
+        BadBlocks { array, capacity, count, list }
+    }
+
+    /// Ranges that a member has room for.
+    pub fn capacity_of(layout: &Layout) -> usize {
+        (layout.bad_bytes as usize - HEAD_BYTES) / RANGE_BYTES
+    }
+
+    /// Reads the list from the live members: the newest valid copy. Members that hold an older one are brought up to
+    /// date before this returns.
+    ///
+    /// # Errors
+    /// Members that could not be read or written: take them out, durably, and call again.
+    pub async fn load(array: Uuid, live: &[Target]) -> Result<BadBlocks, MemberFailures> {
+        let capacity = live.iter().map(|t| BadBlocks::capacity_of(&t.layout)).min().unwrap_or(0);
+        let copies = io::all(live.iter().map(read_copies)).await;
+        let failed = |(target, copies): (&Target, &Result<Copies, IoError>)| {
+            Some((target.slot, *copies.as_ref().err()?))
+        };
+        let failures: Vec<_> = live.iter().zip(&copies).filter_map(failed).collect();
+        if !failures.is_empty() || live.is_empty() {
+            return Err(MemberFailures(failures));
+        }
+        let copies: Vec<Copies> = copies.into_iter().flatten().collect();
+        let decoded = |bytes: &Option<Vec<u8>>| bytes.as_deref().and_then(|bytes| decode(array, bytes));
+        let valid = copies.iter().flat_map(|c| [0, 1].map(|copy| Some((copy, decoded(&c[copy])?))));
+        let newest = valid.flatten().max_by_key(|(_, (generation, _))| *generation);
+        let (copy, (generation, ranges)) = newest.unwrap_or((1, (0, Vec::new())));
+        let list = BadBlocks::with(array, capacity, Replicated::new(ranges, generation, copy));
+        for (target, copies) in live.iter().zip(&copies) {
+            let has_it = copies.iter().filter_map(&decoded).any(|(other, _)| other == generation);
+            if generation > 0 && !has_it {
+                list.write_to(target).await.map_err(|e| MemberFailures(vec![(target.slot, e)]))?;
+            }
+        }
+        Ok(list)
+    }
+
+    /// Whether there is none: costs a load.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// All ranges.
+    pub fn ranges(&self) -> Vec<BadRange> {
+        self.list.lock().wanted.clone()
+    }
+
+    /// Which strips of `range` have a bad byte in it.
+    pub fn strips_in(&self, range: &BadRange) -> u64 {
+        if self.is_empty() {
+            return 0;
+        }
+        let list = self.list.lock();
+        list.wanted.iter().filter(|bad| bad.overlaps(range)).fold(0, |strips, bad| strips | bad.strips)
+            & range.strips
+    }
+
+    /// Adds a range and returns when that is durable on all `members`. When the list is full, ranges of one stripe are
+    /// made one that covers them all.
+    ///
+    /// # Errors
+    /// See [`BadBlocksError`].
+    pub async fn add(
+        &self,
+        range: BadRange,
+        members: &(impl Targets + ?Sized),
+    ) -> Result<(), BadBlocksError> {
+        self.edit(members, |list| insert(list, range, self.capacity), |list| is_covered(list, &range)).await
+    }
+
+    /// Removes a range, which has been written, and returns when that is durable on all `members`: before the write is
+    /// acknowledged.
+    ///
+    /// # Errors
+    /// See [`BadBlocksError`]; the list can be too full to have a hole cut into one of its ranges.
+    pub async fn remove(
+        &self,
+        range: BadRange,
+        members: &(impl Targets + ?Sized),
+    ) -> Result<(), BadBlocksError> {
+        let is_gone = |list: &[BadRange]| !list.iter().any(|bad| bad.overlaps(&range));
+        if self.is_empty() && is_gone(&self.list.lock().durable) {
+            return Ok(());
+        }
+        self.edit(members, |list| cut(list, &range, self.capacity), is_gone).await
+    }
+
+    async fn edit(
+        &self,
+        members: &(impl Targets + ?Sized),
+        edit: impl Fn(&[BadRange]) -> Option<Vec<BadRange>>,
+        is_done: impl Fn(&[BadRange]) -> bool,
+    ) -> Result<(), BadBlocksError> {
+        let is_full = std::cell::Cell::new(false);
+        let change = |wanted: &mut Vec<BadRange>| {
+            match edit(wanted) {
+                Some(edited) => *wanted = edited,
+                None => is_full.set(true),
+            }
+            self.count.store(wanted.len(), Ordering::Release);
+        };
+        let format = ListFormat { array: self.array };
+        self.list.change(&format, members, change, |durable| is_full.get() || is_done(durable)).await?;
+        if is_full.get() { Err(BadBlocksError::Full(self.capacity)) } else { Ok(()) }
+    }
+
+    /// Writes the list to a member that is about to take writes. Not while anybody changes it.
+    ///
+    /// # Errors
+    /// When the member cannot be written or has no room.
+    pub async fn write_to(&self, target: &Target) -> block::IoResult {
+        if self.list.lock().durable.len() > BadBlocks::capacity_of(&target.layout) {
+            return Err(IoError::NoSpace);
+        }
+        self.list.write_to(&ListFormat { array: self.array }, target).await
+    }
+}
+
+/// The list with a range more; `None` when it is full.
+fn insert(list: &[BadRange], range: BadRange, capacity: usize) -> Option<Vec<BadRange>> {
+    let mut list = list.to_vec();
+    if is_covered(&list, &range) {
+        return Some(list);
+    }
+    let touches = |bad: &BadRange| {
+        bad.stripe == range.stripe
+            && bad.strips == range.strips
+            && u64::from(bad.offset) <= range.end()
+            && u64::from(range.offset) <= bad.end()
+    };
+    let is_twin =
+        |bad: &BadRange| (bad.stripe, bad.offset, bad.len) == (range.stripe, range.offset, range.len);
+    let is_full = list.len() >= capacity;
+    let place = list
+        .iter()
+        .position(|bad| touches(bad) || is_twin(bad))
+        .or_else(|| list.iter().position(|bad| is_full && bad.stripe == range.stripe));
+    match place {
+        Some(place) => list[place] = union(&list[place], &range),
+        None if is_full => return None,
+        None => list.push(range),
+    }
+    Some(list)
+}
+
+fn union(a: &BadRange, b: &BadRange) -> BadRange {
+    let offset = a.offset.min(b.offset);
+    let len = (a.end().max(b.end()) - u64::from(offset)) as u32;
+    BadRange { stripe: a.stripe, strips: a.strips | b.strips, offset, len }
+}
+
+/// The list without the bytes of a range; `None` when what remains has no room.
+fn cut(list: &[BadRange], range: &BadRange, capacity: usize) -> Option<Vec<BadRange>> {
+    let mut left = Vec::with_capacity(list.len());
+    for bad in list {
+        if !bad.overlaps(range) {
+            left.push(*bad);
+            continue;
+        }
+        let (from, to) = (range.offset.max(bad.offset), range.end().min(bad.end()) as u32);
+        let inner = bad.strips & range.strips;
+        let pieces = [
+            BadRange { strips: bad.strips & !range.strips, ..*bad },
+            BadRange { strips: inner, len: from - bad.offset, ..*bad },
+            BadRange { strips: inner, offset: to, len: (bad.end() - u64::from(to)) as u32, ..*bad },
+        ];
+        left.extend(pieces.into_iter().filter(|piece| piece.strips != 0 && piece.len != 0));
+    }
+    (left.len() <= capacity).then_some(left)
+}
+
+/// Whether every byte of a range is in the list.
+fn is_covered(list: &[BadRange], range: &BadRange) -> bool {
+    let mut rest = vec![*range];
+    for bad in list {
+        rest = cut(&rest, bad, usize::MAX).unwrap_or_default();
+    }
+    rest.is_empty()
+}
+
+/// Both copies of a member's list, as far as they can be read.
+type Copies = [Option<Vec<u8>>; 2];
+
+/// Reads both copies. A block that cannot be read is a copy that is not there; any other error is the member's.
+async fn read_copies(target: &Target) -> Result<Copies, IoError> {
+    let mut copies = [None, None];
+    for (i, copy) in copies.iter_mut().enumerate() {
+        let place = target.layout.bad_copy(i);
+        match io::read_long(&*target.channel, place, target.layout.bad_bytes as usize).await {
+            Ok(bytes) => *copy = Some(bytes),
+            Err(IoError::Medium | IoError::Corrupt) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(copies)
+}
+
+/// How the list is written.
+struct ListFormat {
+    array: Uuid,
+}
+
+impl Format<Vec<BadRange>> for ListFormat {
+    fn encode(&self, ranges: &Vec<BadRange>, generation: u64) -> Vec<u8> {
+        let len = HEAD_BYTES + ranges.len() * RANGE_BYTES;
+        let mut bytes = vec![0; len.next_multiple_of(PAGE_BYTES as usize)];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[12..16].copy_from_slice(&(ranges.len() as u32).to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.array.0);
+        bytes[32..40].copy_from_slice(&generation.to_le_bytes());
+        for (range, bytes) in ranges.iter().zip(bytes[HEAD_BYTES..].chunks_exact_mut(RANGE_BYTES)) {
+            bytes[..8].copy_from_slice(&range.stripe.to_le_bytes());
+            bytes[8..16].copy_from_slice(&range.strips.to_le_bytes());
+            bytes[16..20].copy_from_slice(&range.offset.to_le_bytes());
+            bytes[20..].copy_from_slice(&range.len.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes[..len]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn place(&self, layout: &Layout, copy: usize) -> u64 {
+        layout.bad_copy(copy)
+    }
+}
+
+/// The generation and the ranges of a copy, when it is valid and of this array.
+fn decode(array: Uuid, bytes: &[u8]) -> Option<(u64, Vec<BadRange>)> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let count = u32_at(12)? as usize;
+    let used = bytes.get(..HEAD_BYTES.checked_add(count.checked_mul(RANGE_BYTES)?)?)?;
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&used[..8]), &[0; 4]), &used[12..]);
+    if used[..8] != MAGIC || used[16..32] != array.0 || u32_at(8)? != crc {
+        return None;
+    }
+    let range = |at: usize| {
+        Some(BadRange {
+            stripe: u64_at(at)?,
+            strips: u64_at(at + 8)?,
+            offset: u32_at(at + 16)?,
+            len: u32_at(at + 20)?,
+        })
+    };
+    let ranges: Option<Vec<_>> = (0..count).map(|i| range(HEAD_BYTES + i * RANGE_BYTES)).collect();
+    // Lengths are bounded so that ends of ranges fit into 32 bits.
+    let ranges = ranges?;
+    let is_sound = ranges.iter().all(|range| range.end() <= u64::from(u32::MAX) && range.len > 0);
+    let generation = u64_at(32)?;
+    (is_sound && generation > 0 && generation >> 63 == 0).then_some((generation, ranges))
+}

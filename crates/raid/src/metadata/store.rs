@@ -1,0 +1,240 @@
+//! Superblocks on members: finding the newest copy, and committing a new table.
+//!
+//! The four copies of a member are two sets: copies 0 and 2, copies 1 and 3. A commit overwrites the set that does not
+//! hold the newest copy, so a crash in the middle leaves the other one.
+
+use super::io::{self, Target};
+use super::layout::{COPIES, COPY_BYTES, Layout};
+use super::superblock::{DecodeError, Label, Superblock, Table};
+use block::{Channel, IoError, IoResult};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What was found on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The device's name.
+    pub name: String,
+    /// Its size in bytes.
+    pub capacity: u64,
+    /// The newest valid superblock.
+    pub label: Label,
+    /// Which copy that was.
+    pub newest: usize,
+    /// All copies.
+    pub copies: [Copy; COPIES],
+}
+
+/// One copy of a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// It is valid and of this generation (0 for a spare).
+    Valid(u64),
+    /// It is not.
+    Bad(DecodeError),
+    /// It cannot be read.
+    Unreadable(IoError),
+}
+
+/// Why a device has no superblock that can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The device is too small to be a member.
+    #[error("{name}: {capacity} bytes are too few for a member")]
+    TooSmall {
+        /// The device.
+        name: String,
+        /// Its size.
+        capacity: u64,
+    },
+    /// Nothing there looks like a superblock.
+    #[error("{name}: no superblock")]
+    None {
+        /// The device.
+        name: String,
+    },
+    /// A superblock was there, but no copy is valid, or one is from a newer program.
+    #[error("{name}: {error}")]
+    Bad {
+        /// The device.
+        name: String,
+        /// What is wrong with the copy that says most.
+        error: DecodeError,
+    },
+    /// No copy can be read.
+    #[error("{name}: superblock: {error}")]
+    Io {
+        /// The device.
+        name: String,
+        /// The error of the first copy.
+        error: IoError,
+    },
+}
+
+/// Reads all copies of a device's superblock. `name` is the device's, for messages.
+///
+/// # Errors
+/// When no copy is valid, or one needs a newer program.
+pub async fn read_superblock(name: &str, channel: &dyn Channel, capacity: u64) -> Result<Found, ReadError> {
+    let Some(places) = Layout::superblocks_at(capacity) else {
+        return Err(ReadError::TooSmall { name: name.to_owned(), capacity });
+    };
+    let mut copies: [Result<Label, Copy>; COPIES] =
+        std::array::from_fn(|_| Err(Copy::Bad(DecodeError::NoMagic)));
+    for (copy, place) in copies.iter_mut().zip(places) {
+        *copy = read_copy(channel, place).await;
+    }
+    // A device that has grown has its last copies where it ended before.
+    let end = copies.iter().flatten().filter_map(member_bytes).find(|end| *end < capacity & !4095);
+    if let Some(places) = end.and_then(Layout::superblocks_at) {
+        for i in COPIES / 2..COPIES {
+            if copies[i].is_err() {
+                copies[i] = read_copy(channel, places[i]).await;
+            }
+        }
+    }
+    choose(name, capacity, copies)
+}
+
+fn member_bytes(label: &Label) -> Option<u64> {
+    match label {
+        Label::Member(superblock) => Some(superblock.layout.member_bytes),
+        Label::Spare(spare) => Some(spare.member_bytes),
+    }
+}
+
+async fn read_copy(channel: &dyn Channel, place: u64) -> Result<Label, Copy> {
+    let buffer = io::read(channel, place, COPY_BYTES as usize).await.map_err(Copy::Unreadable)?;
+    Label::decode(buffer.as_slice()).map_err(Copy::Bad)
+}
+
+fn generation(label: &Label) -> u64 {
+    match label {
+        Label::Member(superblock) => superblock.table.generation,
+        Label::Spare(_) => 0,
+    }
+}
+
+fn choose(name: &str, capacity: u64, copies: [Result<Label, Copy>; COPIES]) -> Result<Found, ReadError> {
+    let name = name.to_owned();
+    let states = copies.each_ref().map(|copy| match copy {
+        Ok(label) => Copy::Valid(generation(label)),
+        Err(state) => state.clone(),
+    });
+    let errors = || {
+        states.iter().filter_map(|copy| if let Copy::Bad(error) = copy { Some(error.clone()) } else { None })
+    };
+    // A newer program has written here: what older copies say is out of date.
+    let newer =
+        errors().find(|error| matches!(error, DecodeError::Incompatible(_) | DecodeError::Version(_)));
+    if let Some(error) = newer {
+        return Err(ReadError::Bad { name, error });
+    }
+    let newest = copies.iter().enumerate().filter_map(|(i, copy)| Some((i, copy.as_ref().ok()?)));
+    let Some((newest, label)) = newest.max_by_key(|(i, label)| (generation(label), COPIES - i)) else {
+        if let Some(error) = errors().find(|error| *error != DecodeError::NoMagic) {
+            return Err(ReadError::Bad { name, error });
+        }
+        return Err(
+            match states.iter().find_map(|c| if let Copy::Unreadable(e) = c { Some(*e) } else { None }) {
+                Some(error) => ReadError::Io { name, error },
+                None => ReadError::None { name },
+            },
+        );
+    };
+    Ok(Found { name, capacity, label: label.clone(), newest, copies: states })
+}
+
+/// Which set of copies each member is to be written to next. One for each array; every commit goes through it, one
+/// at a time.
+#[derive(Debug)]
+pub struct Store {
+    next: Vec<AtomicU8>,
+}
+
+impl Store {
+    /// For an array of so many slots, none of which has a superblock that matters yet.
+    pub fn new(slots: usize) -> Store {
+        Store { next: (0..slots).map(|_| AtomicU8::new(0)).collect() }
+    }
+
+    /// Remembers which copy of a member is the newest: to be called for every member that is taken into the array.
+    pub fn note(&self, slot: usize, found: &Found) {
+        self.next[slot].store(1 - (found.newest % 2) as u8, Ordering::Relaxed);
+    }
+
+    /// Writes `table` to the given members, to all at once, and says how each of them ended, in the same order.
+    ///
+    /// The table is committed when it is durable on every member that it calls live or rebuilding. When one fails,
+    /// the caller takes it out ([`Table::take_out`], [`Table::begin_epoch`]) and commits the table after this one.
+    pub async fn commit(&self, targets: &[Target], table: &Table) -> Vec<(usize, IoResult)> {
+        io::all(targets.iter().map(|target| self.write(target, table))).await
+    }
+
+    async fn write(&self, target: &Target, table: &Table) -> (usize, IoResult) {
+        let Target { slot, channel, layout } = target;
+        let superblock = Superblock {
+            member: table.members[*slot].uuid,
+            slot: *slot as u16,
+            layout: *layout,
+            unknown_ro_compat: 0,
+            table: table.clone(),
+        };
+        let set = usize::from(self.next[*slot].load(Ordering::Relaxed));
+        let result = write_set(&**channel, layout, set, &superblock.encode()).await;
+        if result.is_ok() {
+            self.next[*slot].store(1 - set as u8, Ordering::Relaxed);
+        }
+        (*slot, result)
+    }
+}
+
+/// Writes both copies of a set. One that is durable is enough: a bad block under the other costs no member.
+async fn write_set(channel: &dyn Channel, layout: &Layout, set: usize, bytes: &[u8]) -> IoResult {
+    let places = layout.superblocks();
+    let results = io::all([set, set + 2].map(|copy| io::write(channel, places[copy], bytes))).await;
+    if let (Some(Err(error)), true) = (results.iter().find(|r| r.is_err()), results.iter().any(Result::is_ok))
+    {
+        tracing::warn!(%error, "one copy of a superblock cannot be written");
+    }
+    if results.contains(&Ok(())) { Ok(()) } else { results[0] }
+}
+
+/// Makes a device a spare, or what [`Label`] says: writes all four copies, set by set.
+///
+/// # Errors
+/// When a set cannot be written.
+pub async fn write_label(channel: &dyn Channel, capacity: u64, label: &Label) -> IoResult {
+    let places = Layout::superblocks_at(capacity).ok_or(IoError::OutOfRange)?;
+    let bytes = label.encode();
+    for set in 0..2 {
+        for result in io::all([set, set + 2].map(|copy| io::write(channel, places[copy], &bytes))).await {
+            result?;
+        }
+    }
+    Ok(())
+}
+
+/// Wipes every copy of a superblock, so that the device is nobody's member any more. A copy that never was one is
+/// left as it is.
+///
+/// # Errors
+/// When a copy cannot be read or written; others may be gone by then.
+pub async fn zero_superblock(channel: &dyn Channel, capacity: u64) -> Result<usize, IoError> {
+    let Some(mut places) = Layout::superblocks_at(capacity).map(Vec::from) else { return Ok(0) };
+    if let Ok(found) = read_superblock("", channel, capacity).await
+        && let Some(end) = member_bytes(&found.label).filter(|end| *end <= capacity)
+    {
+        places.extend(Layout::superblocks_at(end).into_iter().flatten());
+    }
+    places.sort_unstable();
+    places.dedup();
+    let mut wiped = 0;
+    // From the back: the copy that is looked at first goes last.
+    for place in places.into_iter().rev() {
+        if read_copy(channel, place).await != Err(Copy::Bad(DecodeError::NoMagic)) {
+            io::write(channel, place, &vec![0; COPY_BYTES as usize]).await?;
+            wiped += 1;
+        }
+    }
+    Ok(wiped)
+}
