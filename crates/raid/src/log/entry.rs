@@ -246,7 +246,7 @@ impl Header {
             payload_crc: u32::from_le_bytes(get(bytes, 112)),
         };
         let is_placed = header.position.is_multiple_of(UNIT) && header.position < config.lane_bytes;
-        let is_whole = header.entry_bytes(data) <= u64::from(config.lane_bytes);
+        let is_whole = header.entry_bytes(data) <= max_entry_bytes(config);
         (is_placed && is_whole && header.tail <= header.sequence && header.lane < config.lanes)
             .then_some(header)
     }
@@ -255,6 +255,13 @@ impl Header {
 /// Bytes in a lane of an entry with that much payload.
 pub const fn entry_bytes(payload_bytes: u64) -> u64 {
     (HEADER_BYTES as u64 + payload_bytes).next_multiple_of(UNIT as u64)
+}
+
+/// The longest entry.
+pub fn max_entry_bytes(config: &ArrayConfig) -> u64 {
+    // Half a lane: the newest entry on a member is never overwritten, a marker's unit is kept, and two operations
+    // should get along. One buffer holds an entry.
+    u64::from(config.lane_bytes / 2 / UNIT * UNIT).min(reactor::MAX_BUFFER as u64)
 }
 
 fn decode_write(bytes: &[u8; HEADER_BYTES], has_redo: bool) -> Option<Write> {
@@ -394,7 +401,7 @@ mod tests {
             let crc = crc32c::crc32c(&bytes[..CRC_AT]);
             put(&mut bytes, CRC_AT, crc.to_le_bytes());
             if let Some(header) = Header::decode(&bytes, &config) {
-                prop_assert!(header.entry_bytes(data) <= u64::from(config.lane_bytes));
+                prop_assert!(header.entry_bytes(data) <= max_entry_bytes(&config));
                 if let Some(write) = &header.write {
                     prop_assert!(write.stripe < config.geometry.stripes());
                     prop_assert!(u64::from(write.offset) + u64::from(write.len) <= 4096);

@@ -1,12 +1,30 @@
 //! The log of one core: entries go out, tickets come back.
+//!
+//! ```text
+//!   append ─► the lane's turn ─► memory ─► room ─► built, once ─┬─► writer of (lane, member 1) ─┐
+//!                (FIFO)                                         └─► writer of (lane, member 2) ─┴─► ticket
+//! ```
+//!
+//! A *writer* is a task for each lane and member that are in use. It has one write in flight; what arrives meanwhile
+//! goes out together in the next one. So random small writes cost a sequential write each many.
+//!
+//! Appenders hold nothing that another needs while they wait: memory is taken at once for all copies, from a pool of the
+//! log's own, and goes back when the copies are written, which depends on members alone.
 
+use super::writer::{LaneLog, Memory, Pending, Shared, Staged};
 use crate::ArrayConfig;
 use crate::config::MAX_PARITY;
 use crate::log::Nonce;
+use crate::log::entry::{HEADER_BYTES, Header, Write, entry_bytes, max_entry_bytes};
+use crate::mutant::{self, Mutant};
 use arrayvec::ArrayVec;
 use block::{Channel, IoError};
+use reactor::{Buffer, Permits};
+use std::cell::RefCell;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 
 /// What is to be logged before a rectangle of a stripe is written.
 #[derive(Clone, Copy)]
@@ -46,71 +64,263 @@ pub struct Target<'a> {
 /// Why an entry is not durable. Nothing stays behind: the entry counts as retired.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// Members failed (slot and error each). They must go out before the operation starts over without them.
+    /// Members failed (slot and error each). They must go out before the operation starts over without them; until
+    /// [`Log::reset`] no append to them succeeds.
     #[error("the log could not be written to members {0:?}")]
-    Members(ArrayVec<(usize, IoError), MAX_PARITY>),
+    Members(Vec<(usize, IoError)>),
     /// The entry is larger than [`max_len`] allows.
-    #[error("an entry of {0} bytes")]
+    #[error("a log entry of {0} bytes")]
     TooLarge(u64),
     /// The lane is full, and its oldest ticket was dropped without being retired: the array has failed there.
     #[error("log lane {0} is full of operations that were given up")]
     Stuck(u16),
 }
 
-/// An entry that is durable and not yet retired. Dropping it without [`Log::retire`] keeps the entry for recovery for
-/// ever: that is right when the operation's writes did not all succeed, and its lane is lost for others once it is full.
+/// An entry that is durable and not yet retired.
+///
+/// Dropping it without [`Log::retire`] keeps the entry for recovery for ever: right when the operation's writes did not
+/// all succeed. Appends then fail with [`AppendError::Stuck`] once its lane is full.
 #[must_use = "an entry that is not retired fills its lane"]
-pub struct Ticket {}
+pub struct Ticket {
+    /// `None` once retired.
+    lane: Option<Rc<LaneLog>>,
+    sequence: u64,
+}
+
+impl Ticket {
+    /// The entry's number in its lane.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            lane.book.borrow_mut().abandon(self.sequence);
+            lane.poke();
+        }
+    }
+}
 
 /// The log of one core, for the lanes that this core owns.
-pub struct Log {}
+pub struct Log {
+    shared: Rc<Shared>,
+    /// By number; made when a lane is first used.
+    lanes: RefCell<Vec<Option<Rc<LaneLog>>>>,
+}
 
 impl Log {
     /// An empty log. Call it on the core that will use it.
     pub fn new(config: Arc<ArrayConfig>, nonce: Nonce, epoch: u64) -> Log {
-        let _ = (config, nonce, epoch);
-        todo!()
+        let lanes = RefCell::new((0..config.lanes).map(|_| None).collect());
+        Log { shared: Shared::new(config, nonce, epoch), lanes }
     }
 
     /// Makes `entry` durable on all its targets; waits first in line while the lane is full.
     ///
     /// # Errors
     /// See [`AppendError`].
+    ///
+    /// # Panics
+    /// When the entry contradicts itself: no targets, parts of other lengths than `len`, several strips but not all
+    /// modified without redo, a full stripe with neither redo nor checksums.
     pub async fn append(&self, entry: &Entry<'_>) -> Result<Ticket, AppendError> {
-        let _ = entry;
-        todo!()
+        let config = &self.shared.config;
+        let entry = &if mutant::is(Mutant::NoRedo) { Entry { redo: &[], ..*entry } } else { *entry };
+        let bytes = entry_bytes(entry.check(config));
+        if bytes > max_entry_bytes(config) {
+            return Err(AppendError::TooLarge(bytes));
+        }
+        let lane = self.lane(config.lane_of(entry.stripe));
+        lane.turn.acquire(1).await;
+        let turn = Turn(&lane.turn);
+        let memory = Memory::take(&self.shared, bytes as usize, entry.targets.len()).await;
+        let mut buffers = ArrayVec::new();
+        for _ in entry.targets {
+            buffers.push(self.shared.buffers.take(bytes as usize).await);
+        }
+        room(&lane, entry.targets, bytes).await?;
+        let pending = stage(&lane, entry, bytes, buffers, memory);
+        drop(turn);
+        let sequence = pending.await.map_err(AppendError::Members)?;
+        Ok(Ticket { lane: Some(lane), sequence })
     }
 
-    /// The operation's data and parity are durable on every live member, or none of it was written.
-    pub fn retire(&self, ticket: Ticket) {
-        let _ = ticket;
-        todo!()
+    /// The operation's data and parity are durable on every live member; or none of it was written.
+    pub fn retire(&self, mut ticket: Ticket) {
+        if let Some(lane) = ticket.lane.take() {
+            lane.book.borrow_mut().retire(ticket.sequence);
+            lane.poke();
+        }
     }
 
     /// The array's epoch has changed; entries carry it from now on.
     pub fn set_epoch(&self, epoch: u64) {
-        let _ = epoch;
-        todo!()
+        self.shared.epoch.set(epoch);
     }
 
-    /// Starts over under a nonce that is durable in the superblock: every member is good again.
+    /// Starts over, empty, under a nonce that is durable in the superblock: every member is good again.
     ///
     /// # Panics
-    /// When tickets are out, other than dropped ones.
-    pub fn reset(&self, nonce: Nonce, epoch: u64) {
-        let _ = (nonce, epoch);
-        todo!()
+    /// When an append runs or a ticket is out.
+    pub async fn reset(&self, nonce: Nonce, epoch: u64) {
+        assert_eq!(self.outstanding(), 0, "operations are under way");
+        let lanes: Vec<Rc<LaneLog>> = self.lanes.borrow_mut().iter_mut().filter_map(Option::take).collect();
+        for lane in lanes {
+            lane.close().await;
+        }
+        self.shared.nonce.set(nonce);
+        self.shared.epoch.set(epoch);
     }
 
-    /// Entries that are not retired.
+    /// Entries that can still be retired.
     pub fn outstanding(&self) -> usize {
-        todo!()
+        self.lanes.borrow().iter().flatten().map(|lane| lane.book.borrow().outstanding()).sum()
     }
+
+    fn lane(&self, number: u16) -> Rc<LaneLog> {
+        let mut lanes = self.lanes.borrow_mut();
+        lanes[usize::from(number)].get_or_insert_with(|| LaneLog::new(self.shared.clone(), number)).clone()
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.lanes.borrow().iter().flatten().for_each(|lane| lane.stop());
+    }
+}
+
+/// The right to place entries in a lane: who asked first is first.
+struct Turn<'a>(&'a Permits);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.release(1);
+    }
+}
+
+impl Entry<'_> {
+    /// Asserts that the entry makes sense; returns the bytes of its payload.
+    fn check(&self, config: &ArrayConfig) -> u64 {
+        let len = self.len as usize;
+        let strips = self.modified.count_ones() as usize;
+        let is_full = strips == config.geometry.data;
+        assert!(strips > 0 && !self.targets.is_empty(), "an entry of nothing or for nobody");
+        assert!(self.redo.is_empty() || self.redo.len() == strips, "redo is for all modified strips");
+        assert!(self.crcs.is_empty() || self.crcs.len() == strips, "checksums are of all modified strips");
+        assert!(self.redo.iter().all(|data| data.len() == len), "redo of {len} bytes a strip");
+        let partial = if is_full { 0 } else { len };
+        assert!(
+            self.targets.iter().all(|target| target.partial.len() == partial),
+            "{partial} bytes a partial"
+        );
+        let can_be_replayed =
+            strips == 1 && !is_full || !self.redo.is_empty() || is_full && !self.crcs.is_empty();
+        assert!(can_be_replayed || mutant::is(Mutant::NoRedo), "new data or checksums are needed");
+        (partial + self.redo.len() * len) as u64
+    }
+
+    fn write(&self, parity: usize) -> Write {
+        Write {
+            stripe: self.stripe,
+            offset: self.offset,
+            len: self.len,
+            modified: self.modified,
+            targets: self.targets.iter().fold(0, |mask, target| mask | 1 << target.parity),
+            parity: parity as u16,
+            has_redo: !self.redo.is_empty(),
+            crcs: self.crcs.iter().copied().collect(),
+        }
+    }
+}
+
+/// Waits until an entry of that many bytes has room on every target; asks for markers where only they make room.
+async fn room(lane: &Rc<LaneLog>, targets: &[Target<'_>], bytes: u64) -> Result<(), AppendError> {
+    poll_fn(|cx| {
+        let failed: Vec<_> =
+            targets.iter().filter_map(|target| Some((target.slot, lane.failure(target.slot)?))).collect();
+        if !failed.is_empty() {
+            return Poll::Ready(Err(AppendError::Members(failed)));
+        }
+        let mut has_room = true;
+        for target in targets {
+            if lane.book.borrow().has_room(target.slot, bytes) {
+                continue;
+            }
+            has_room = false;
+            if lane.book.borrow().needs_marker(target.slot) {
+                lane.stage_marker(target.slot, target.channel, target.log_offset);
+            } else if lane.book.borrow().is_stuck() && lane.is_idle(target.slot) {
+                return Poll::Ready(Err(AppendError::Stuck(lane.number)));
+            }
+        }
+        if has_room {
+            return Poll::Ready(Ok(()));
+        }
+        lane.wait_for_change(cx.waker());
+        Poll::Pending
+    })
+    .await
+}
+
+/// Gives the entry its sequence, builds its copies and hands them to the writers.
+fn stage(
+    lane: &Rc<LaneLog>,
+    entry: &Entry<'_>,
+    bytes: u64,
+    buffers: ArrayVec<Buffer, MAX_PARITY>,
+    mut memory: Memory,
+) -> Pending {
+    let sequence = lane.book.borrow_mut().begin();
+    let pending = Pending::new(lane.clone(), sequence, entry.targets.len());
+    let redo_crc = entry.redo.iter().fold(0, |crc, data| crc32c::crc32c_append(crc, data));
+    let redo_len = entry.redo.len() * entry.len as usize;
+    for (target, mut buffer) in entry.targets.iter().zip(buffers) {
+        let placement = lane.book.borrow_mut().place(target.slot, bytes);
+        let partial_crc = crc32c::crc32c(target.partial);
+        let payload_crc = match entry.redo {
+            [] => partial_crc,
+            _ => crc32c::crc32c_combine(partial_crc, redo_crc, redo_len),
+        };
+        let write = Some(entry.write(target.parity));
+        let header = Header { payload_crc, write, ..lane.header(target.slot, placement) };
+        fill(
+            buffer.as_mut_slice(),
+            &header.encode(lane.shared.config.geometry.data),
+            target.partial,
+            entry.redo,
+        );
+        lane.stage(
+            target.slot,
+            Staged {
+                buffer: Some(buffer),
+                bytes,
+                placement,
+                flight: pending.flight(),
+                channel: target.channel.clone(),
+                log_offset: target.log_offset,
+                _memory: Some(memory.split()),
+            },
+        );
+    }
+    pending
+}
+
+fn fill(buffer: &mut [u8], header: &[u8; HEADER_BYTES], partial: &[u8], redo: &[&[u8]]) {
+    let mut at = 0;
+    for part in [&header[..], partial].into_iter().chain(redo.iter().copied()) {
+        buffer[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    }
+    buffer[at..].fill(0);
 }
 
 /// Most bytes of each strip that one entry can cover, with the new data of `redo_strips` strips in it: longer
 /// rectangles must be cut. A multiple of the block size; 0 when the lanes are too small for any.
 pub fn max_len(config: &ArrayConfig, redo_strips: usize) -> u32 {
-    let _ = (config, redo_strips);
-    todo!()
+    let payload = max_entry_bytes(config).saturating_sub(HEADER_BYTES as u64);
+    let len =
+        payload / (1 + redo_strips as u64) / u64::from(config.block_size) * u64::from(config.block_size);
+    len.min(config.geometry.strip_bytes.into()) as u32
 }

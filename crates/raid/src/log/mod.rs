@@ -59,6 +59,11 @@ mod lane;
 #[allow(clippy::module_inception)]
 mod log;
 mod recover;
+mod replay;
+mod writer;
+
+#[cfg(test)]
+mod crash_tests;
 
 pub use entry::Nonce;
 pub use log::{AppendError, Entry, Log, Target, Ticket, max_len};

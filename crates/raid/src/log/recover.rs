@@ -1,9 +1,24 @@
 //! After a crash: what the log holds is brought to the members.
+//!
+//! ```text
+//!   scan: each lane on each member ─► choose: not below the tail, not superseded, on all live targets ─► replay
+//! ```
+//!
+//! One lane after the other, so memory is bounded by a lane of some members and by one stripe.
 
-use crate::ArrayConfig;
+use super::replay::{Replayed, Replayer, Transfer, transfer_all};
 use crate::log::Nonce;
+use crate::log::entry::{HEADER_BYTES, Header, UNIT, Write};
+use crate::mutant::{self, Mutant};
+use crate::{ArrayConfig, Consistency};
 use block::{Channel, IoError};
+use reactor::{Buffer, BufferPool, MAX_BUFFER};
 use std::rc::Rc;
+
+/// Bytes of lanes that are in memory at a time, if one is not longer.
+const SCAN_BYTES: usize = 32 << 20;
+/// Bytes of buffers: for a scan, or for a stripe of 64 members with the longest strips and their entries.
+const MEMORY: usize = 128 << 20;
 
 /// A member as recovery uses it.
 #[derive(Clone)]
@@ -85,12 +100,178 @@ pub enum RecoverError {
     },
 }
 
+impl Recovery<'_> {
+    /// The member of a slot when it is there and holds valid data of the stripe.
+    pub(super) fn live(&self, stripe: u64, slot: usize) -> Option<&RecoveryMember> {
+        let member = self.members.get(slot)?.as_ref()?;
+        (self.is_live)(stripe, slot).then_some(member)
+    }
+}
+
 /// Replays the log of all lanes. When it returns, every stripe is consistent; the log must then be used under a new
 /// nonce only.
 ///
 /// # Errors
 /// See [`RecoverError`].
 pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
-    let _ = context;
-    todo!()
+    let config = context.config;
+    let mut report = Report::default();
+    if config.consistency != Consistency::Ppl {
+        return Ok(report);
+    }
+    let lane_bytes = config.lane_bytes as usize;
+    let replayer = Replayer::new(context, BufferPool::new(MEMORY.max(2 * lane_bytes)));
+    for lane in 0..config.lanes {
+        let copies = scan(context, lane, replayer.buffers()).await?;
+        for entry in choose(context, lane, copies, &mut report)? {
+            match replayer.replay(&entry).await? {
+                Replayed::Done(bad) => {
+                    report.replayed += 1;
+                    report.bad.extend(bad);
+                }
+                Replayed::Lost => report.lost += 1,
+            }
+        }
+    }
+    Ok(report)
+}
+
+/// The valid entries of a lane on all members that are there, in any order.
+async fn scan(context: &Recovery<'_>, lane: u16, buffers: &BufferPool) -> Result<Vec<Header>, RecoverError> {
+    let lane_bytes = context.config.lane_bytes as usize;
+    let at_once = (SCAN_BYTES / lane_bytes).clamp(1, block::MAX_JOINED);
+    let members: Vec<(usize, &RecoveryMember)> =
+        context.members.iter().enumerate().filter_map(|(slot, m)| Some((slot, m.as_ref()?))).collect();
+    let mut found = Vec::new();
+    for members in members.chunks(at_once) {
+        let mut images: Vec<Image> = Vec::new();
+        for _ in members {
+            images.push(Image::new(lane_bytes, buffers).await);
+        }
+        for part in 0..lane_bytes.div_ceil(MAX_BUFFER) {
+            let reads = members.iter().zip(&mut images).map(|((slot, member), image)| {
+                let offset =
+                    member.log_offset + u64::from(lane) * lane_bytes as u64 + (part * MAX_BUFFER) as u64;
+                Transfer::read(*slot, member, offset, image.0[part].as_mut_slice())
+            });
+            transfer_all(reads.collect()).await?;
+        }
+        for ((slot, _), image) in members.iter().zip(&images) {
+            find_entries(context, lane, *slot, image, &mut found);
+        }
+    }
+    Ok(found)
+}
+
+fn find_entries(context: &Recovery<'_>, lane: u16, slot: usize, image: &Image, found: &mut Vec<Header>) {
+    let config = context.config;
+    for position in (0..config.lane_bytes).step_by(UNIT as usize) {
+        let Some(header) = Header::decode(image.from(position as usize), config) else { continue };
+        let is_ours = header.nonce == context.nonce
+            && header.array == config.uuid
+            && (header.lane, usize::from(header.slot), header.position) == (lane, slot, position);
+        if is_ours && image.payload_crc(&header, config) == header.payload_crc {
+            found.push(header);
+        }
+    }
+}
+
+/// An entry that is to be replayed, with a copy for each live target.
+pub(super) struct Chosen {
+    pub write: Write,
+    pub copies: Vec<Header>,
+}
+
+/// What of a lane's entries is replayed, in the order of their sequences.
+fn choose(
+    context: &Recovery<'_>,
+    lane: u16,
+    mut copies: Vec<Header>,
+    report: &mut Report,
+) -> Result<Vec<Chosen>, RecoverError> {
+    copies.sort_by_key(|copy| copy.sequence);
+    let tail = copies.iter().map(|copy| copy.tail).max().unwrap_or(0);
+    let mut chosen: Vec<Chosen> = Vec::new();
+    // From the newest on, so that those which supersede an entry have been seen.
+    let mut newer: Vec<&Write> = Vec::new();
+    for same in copies.chunk_by(|a, b| a.sequence == b.sequence).rev() {
+        let Header { sequence, ref write, .. } = same[0];
+        report.highest_sequence = report.highest_sequence.max(sequence);
+        let is_same = |copy: &Header| match (write, &copy.write) {
+            (Some(a), Some(b)) => a.is_copy_of(b),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        if !same.iter().all(is_same) {
+            return Err(RecoverError::Inconsistent { lane, sequence });
+        }
+        let Some(write) = write else { continue };
+        report.entries += 1;
+        if sequence < tail && !mutant::is(Mutant::NoTailRule) {
+            report.stale += 1;
+            continue;
+        }
+        let is_superseded = newer.iter().any(|newer| newer.overlaps(write));
+        newer.push(write);
+        if is_superseded && !mutant::is(Mutant::NoTailRule) {
+            report.superseded += 1;
+            continue;
+        }
+        match live_copies(context, write, same) {
+            Some(copies) => chosen.push(Chosen { write: write.clone(), copies }),
+            None => report.incomplete += 1,
+        }
+    }
+    chosen.reverse();
+    Ok(chosen)
+}
+
+/// The copies on the entry's live targets, when all of those have one.
+fn live_copies(context: &Recovery<'_>, write: &Write, copies: &[Header]) -> Option<Vec<Header>> {
+    let geometry = &context.config.geometry;
+    let mut held = Vec::new();
+    for parity in (0..geometry.parity).filter(|parity| write.targets >> parity & 1 == 1) {
+        let slot = geometry.member(write.stripe, geometry.data + parity);
+        if context.live(write.stripe, slot).is_none() {
+            continue;
+        }
+        match copies.iter().find(|copy| usize::from(copy.slot) == slot) {
+            Some(copy) => held.push(copy.clone()),
+            None if mutant::is(Mutant::ReplayOnAnyParity) => {}
+            None => return None,
+        }
+    }
+    (!held.is_empty()).then_some(held)
+}
+
+/// A lane of one member in memory, in parts of [`MAX_BUFFER`] bytes.
+struct Image(Vec<Buffer>);
+
+impl Image {
+    async fn new(bytes: usize, buffers: &BufferPool) -> Image {
+        let mut parts = Vec::new();
+        for at in (0..bytes).step_by(MAX_BUFFER) {
+            parts.push(buffers.take(MAX_BUFFER.min(bytes - at)).await);
+        }
+        Image(parts)
+    }
+
+    /// The bytes from `at` on that lie in one part; not less than a header when `at` is a multiple of [`UNIT`].
+    fn from(&self, at: usize) -> &[u8] {
+        &self.0[at / MAX_BUFFER].as_slice()[at % MAX_BUFFER..]
+    }
+
+    fn payload_crc(&self, header: &Header, config: &ArrayConfig) -> u32 {
+        let lane_bytes = config.lane_bytes as usize;
+        let mut left = header.payload_bytes(config.geometry.data) as usize;
+        let mut at = (header.position as usize + HEADER_BYTES) % lane_bytes;
+        let mut crc = 0;
+        while left > 0 {
+            let part = self.from(at);
+            let len = part.len().min(left);
+            crc = crc32c::crc32c_append(crc, &part[..len]);
+            left -= len;
+            at = (at + len) % lane_bytes;
+        }
+        crc
+    }
 }

@@ -1,0 +1,329 @@
+//! Replaying one entry: parity of its rows is made to fit the data, or data and parity are written from the log.
+//!
+//! Whatever is written is the same each time, so replay can be interrupted and repeated, with fewer members too.
+
+use super::recover::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember};
+use crate::Code;
+use crate::config::MAX_PARITY;
+use crate::log::entry::{HEADER_BYTES, Header, Write};
+use arrayvec::ArrayVec;
+use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, Op, Request, Segment};
+use reactor::{Buffer, BufferPool};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+
+/// What became of an entry.
+pub(super) enum Replayed {
+    /// Its rows are consistent; these ranges of data strips are lost.
+    Done(Vec<BadRange>),
+    /// More members are missing than parity stands for.
+    Lost,
+}
+
+/// Replays entries.
+pub(super) struct Replayer<'a> {
+    context: &'a Recovery<'a>,
+    code: Code,
+    buffers: BufferPool,
+}
+
+/// The rows of one entry in memory.
+struct Rows<'a> {
+    write: &'a Write,
+    /// Each data strip that is known: a modified one, or any of a full stripe.
+    data: Vec<Option<Buffer>>,
+    /// Live targets: parity, its entry with the partial, the parity strip.
+    parity: ArrayVec<(usize, Buffer, Buffer), MAX_PARITY>,
+}
+
+impl Rows<'_> {
+    fn len(&self) -> usize {
+        self.write.len as usize
+    }
+}
+
+impl<'a> Replayer<'a> {
+    pub fn new(context: &'a Recovery<'a>, buffers: BufferPool) -> Replayer<'a> {
+        Replayer { context, code: context.config.code(), buffers }
+    }
+
+    pub fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// Brings the rows of an entry in order.
+    pub async fn replay(&self, entry: &Chosen) -> Result<Replayed, RecoverError> {
+        let (write, geometry) = (&entry.write, &self.context.config.geometry);
+        let strips = geometry.group_members();
+        let missing = (0..strips).filter(|strip| self.live(write.stripe, *strip).is_none()).count();
+        if missing > geometry.parity {
+            return Ok(Replayed::Lost);
+        }
+        let mut rows =
+            Rows { write, data: (0..geometry.data).map(|_| None).collect(), parity: ArrayVec::new() };
+        for copy in &entry.copies {
+            let held = self.read_entry(copy).await?;
+            let parity = self.buffers.take(rows.len()).await;
+            rows.parity.push((usize::from(copy.write.as_ref().map_or(0, |w| w.parity)), held, parity));
+        }
+        let mut bad = Vec::new();
+        if write.has_redo {
+            self.take_redo(&mut rows).await;
+        } else {
+            let lost = self.read_data(&mut rows).await?;
+            if !lost.is_empty() && !self.derive(&mut rows, &lost).await? {
+                bad = self.give_up(&mut rows, &lost).await;
+            }
+        }
+        self.compute_parity(&mut rows);
+        self.write_rows(&rows).await?;
+        Ok(Replayed::Done(bad))
+    }
+
+    /// The member of a strip, when it is live.
+    fn live(&self, stripe: u64, strip: usize) -> Option<(usize, &RecoveryMember)> {
+        let slot = self.context.config.geometry.member(stripe, strip);
+        Some((slot, self.context.live(stripe, slot)?))
+    }
+
+    /// Reads a copy of an entry again, whole.
+    async fn read_entry(&self, copy: &Header) -> Result<Buffer, RecoverError> {
+        let config = self.context.config;
+        let slot = usize::from(copy.slot);
+        let member = self.context.members[slot].as_ref().expect("the entry was read from it");
+        let bytes = copy.entry_bytes(config.geometry.data) as usize;
+        let lane_at = member.log_offset + u64::from(copy.lane) * u64::from(config.lane_bytes);
+        let mut buffer = self.buffers.take(bytes).await;
+        let before_end = bytes.min((config.lane_bytes - copy.position) as usize);
+        let (first, second) = buffer.as_mut_slice().split_at_mut(before_end);
+        let mut reads = vec![Transfer::read(slot, member, lane_at + u64::from(copy.position), first)];
+        if !second.is_empty() {
+            reads.push(Transfer::read(slot, member, lane_at, second));
+        }
+        transfer_all(reads).await?;
+        let payload_end = HEADER_BYTES + copy.payload_bytes(config.geometry.data) as usize;
+        if crc32c::crc32c(&buffer.as_slice()[HEADER_BYTES..payload_end]) != copy.payload_crc {
+            return Err(RecoverError::Member { slot, error: IoError::Corrupt });
+        }
+        Ok(buffer)
+    }
+
+    /// New data comes from the log.
+    async fn take_redo(&self, rows: &mut Rows<'_>) {
+        let data = self.context.config.geometry.data;
+        for strip in strips_of(rows.write.modified) {
+            let mut buffer = self.buffers.take(rows.len()).await;
+            let at = HEADER_BYTES + rows.write.redo_at(data, strip) as usize;
+            buffer.as_mut_slice().copy_from_slice(&rows.parity[0].1.as_slice()[at..at + rows.len()]);
+            rows.data[strip] = Some(buffer);
+        }
+    }
+
+    /// Reads the modified strips as they are; returns those whose members are missing.
+    async fn read_data(&self, rows: &mut Rows<'_>) -> Result<Vec<usize>, RecoverError> {
+        let write = rows.write;
+        let mut lost = Vec::new();
+        for strip in strips_of(write.modified) {
+            match self.live(write.stripe, strip) {
+                Some(_) => rows.data[strip] = Some(self.buffers.take(rows.len()).await),
+                None => lost.push(strip),
+            }
+        }
+        let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
+            let (slot, member) = self.live(write.stripe, strip)?;
+            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut()?.as_mut_slice()))
+        });
+        transfer_all(reads.collect()).await?;
+        Ok(lost)
+    }
+
+    /// Computes lost strips from parity as it is on the members. For a full stripe that is right only when everything
+    /// else is new: the header's checksums tell. `false` when they do not match.
+    async fn derive(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Result<bool, RecoverError> {
+        let (write, data) = (rows.write, self.context.config.geometry.data);
+        let reads = rows.parity.iter_mut().filter_map(|(parity, _, buffer)| {
+            let (slot, member) = self.live(write.stripe, data + *parity)?;
+            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut_slice()))
+        });
+        transfer_all(reads.collect()).await?;
+        // What is left of parity when unmodified strips are taken away is the parity of a stripe with zeroes there.
+        for (_, entry, buffer) in &mut rows.parity {
+            let partial = partial_of(write, entry, data);
+            buffer.as_mut_slice().iter_mut().zip(partial).for_each(|(parity, partial)| *parity ^= partial);
+        }
+        let mut derived: Vec<Buffer> = Vec::new();
+        for _ in lost {
+            derived.push(self.buffers.take(rows.len()).await);
+        }
+        let zeroes = vec![0; rows.len()];
+        let held: Vec<usize> = rows.parity.iter().map(|(parity, ..)| *parity).collect();
+        // Any of the parities will do; for a full stripe those that were written in time.
+        for first in 0..held.len().saturating_sub(lost.len() - 1) {
+            let used = held[first..first + lost.len()].iter().fold(0u64, |mask, j| mask | 1 << (data + j));
+            let known = (0..data).filter(|i| !lost.contains(i)).fold(used, |mask, i| mask | 1 << i);
+            let Ok(decoder) = self.code.decoder(lost, known) else { continue };
+            let sources: Vec<&[u8]> =
+                decoder.sources().iter().map(|strip| rows.source(*strip, &zeroes)).collect();
+            let mut targets: Vec<&mut [u8]> = derived.iter_mut().map(Buffer::as_mut_slice).collect();
+            decoder.decode(&sources, &mut targets);
+            if !write.is_full(data) || self.is_new(write, lost, &derived) {
+                lost.iter().zip(derived).for_each(|(strip, buffer)| rows.data[*strip] = Some(buffer));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether strips have the checksums that the header gives for new data.
+    fn is_new(&self, write: &Write, strips: &[usize], data: &[Buffer]) -> bool {
+        strips.iter().zip(data).all(|(strip, buffer)| {
+            let place = (write.modified & ((1 << strip) - 1)).count_ones() as usize;
+            write.crcs.get(place) == Some(&crc32c::crc32c(buffer.as_slice()))
+        })
+    }
+
+    /// Zeroes stand for what is lost, so that parity protects the other strips again.
+    async fn give_up(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Vec<BadRange> {
+        let Write { stripe, offset, len, .. } = *rows.write;
+        for strip in lost {
+            let mut buffer = self.buffers.take(rows.len()).await;
+            buffer.as_mut_slice().fill(0);
+            rows.data[*strip] = Some(buffer);
+        }
+        lost.iter().map(|strip| BadRange { stripe, strip: *strip, offset, len }).collect()
+    }
+
+    /// Parity = partial + Σ c·(modified strips).
+    fn compute_parity(&self, rows: &mut Rows<'_>) {
+        let data = self.context.config.geometry.data;
+        for (parity, entry, buffer) in &mut rows.parity {
+            match partial_of(rows.write, entry, data) {
+                [] => buffer.as_mut_slice().fill(0),
+                partial => buffer.as_mut_slice().copy_from_slice(partial),
+            }
+            for (strip, source) in rows.data.iter().enumerate() {
+                if let Some(source) = source {
+                    self.code.update(&[(strip, source.as_slice())], &mut [(*parity, buffer.as_mut_slice())]);
+                }
+            }
+        }
+    }
+
+    /// Writes parity, and data that came from the log, to the live members.
+    async fn write_rows(&self, rows: &Rows<'_>) -> Result<(), RecoverError> {
+        let (write, data) = (rows.write, self.context.config.geometry.data);
+        let parity = rows.parity.iter().map(|(parity, _, buffer)| (data + parity, Some(buffer)));
+        let redo = rows.data.iter().map(Option::as_ref).enumerate().filter(|_| write.has_redo);
+        let writes = parity.chain(redo).filter_map(|(strip, buffer)| {
+            let (slot, member) = self.live(write.stripe, strip)?;
+            Some(Transfer::write(slot, member, self.offset(write, member), buffer?.as_slice()))
+        });
+        transfer_all(writes.collect()).await
+    }
+
+    /// Where the rows of an entry lie on a member.
+    fn offset(&self, write: &Write, member: &RecoveryMember) -> u64 {
+        let geometry = &self.context.config.geometry;
+        member.data_offset + geometry.member_offset(write.stripe) + u64::from(write.offset)
+    }
+}
+
+impl Rows<'_> {
+    /// What a decoder is given for a strip: known data, parity, or zeroes for a strip that was not modified.
+    fn source<'s>(&'s self, strip: usize, zeroes: &'s [u8]) -> &'s [u8] {
+        match strip.checked_sub(self.data.len()) {
+            None => self.data[strip].as_ref().map_or(zeroes, Buffer::as_slice),
+            Some(parity) => {
+                let held = self.parity.iter().find(|(j, ..)| *j == parity);
+                held.map_or(zeroes, |(_, _, buffer)| buffer.as_slice())
+            }
+        }
+    }
+}
+
+/// The partial parity in an entry; nothing for a full stripe.
+fn partial_of<'e>(write: &Write, entry: &'e Buffer, data: usize) -> &'e [u8] {
+    let len = if write.is_full(data) { 0 } else { write.len as usize };
+    &entry.as_slice()[HEADER_BYTES..HEADER_BYTES + len]
+}
+
+fn strips_of(mask: u64) -> impl Iterator<Item = usize> {
+    (0..64).filter(move |strip| mask >> strip & 1 == 1)
+}
+
+/// A request to one member, and the memory it works on.
+pub(super) struct Transfer<'a> {
+    slot: usize,
+    channel: &'a dyn Channel,
+    op: Op,
+    offset: u64,
+    segment: Segment,
+    memory: std::marker::PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Transfer<'a> {
+    pub fn read(slot: usize, member: &'a RecoveryMember, offset: u64, target: &'a mut [u8]) -> Transfer<'a> {
+        let segment = Segment { base: target.as_mut_ptr(), len: target.len() };
+        Transfer {
+            slot,
+            channel: &*member.channel,
+            op: Op::Read,
+            offset,
+            segment,
+            memory: Default::default(),
+        }
+    }
+
+    pub fn write(slot: usize, member: &'a RecoveryMember, offset: u64, source: &'a [u8]) -> Transfer<'a> {
+        // A write only reads from the segment.
+        let segment = Segment { base: source.as_ptr().cast_mut(), len: source.len() };
+        Transfer {
+            slot,
+            channel: &*member.channel,
+            op: Op::Write,
+            offset,
+            segment,
+            memory: Default::default(),
+        }
+    }
+}
+
+/// Runs transfers side by side, waits for all, and names the first member that failed. Writes are durable then.
+pub(super) async fn transfer_all(transfers: Vec<Transfer<'_>>) -> Result<(), RecoverError> {
+    for transfers in transfers.chunks(block::MAX_JOINED) {
+        let requests: Vec<Request<'_>> = transfers.iter().map(Transfer::request).collect();
+        let mut futures: Vec<IoFuture<'_>> =
+            transfers.iter().zip(&requests).map(|(t, request)| t.channel.submit(request, t.offset)).collect();
+        let mut results: Vec<Option<IoResult>> = vec![None; futures.len()];
+        poll_fn(|cx| {
+            for (future, result) in
+                futures.iter_mut().zip(&mut results).filter(|(_, result)| result.is_none())
+            {
+                if let Poll::Ready(end) = Pin::new(future).poll(cx) {
+                    *result = Some(end);
+                }
+            }
+            if results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        for (transfer, result) in transfers.iter().zip(results) {
+            if let Some(Err(error)) = result {
+                return Err(RecoverError::Member { slot: transfer.slot, error });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Transfer<'_> {
+    fn request(&self) -> Request<'_> {
+        // SAFETY: the transfer borrows its memory, for a read exclusively, and lives until `transfer_all` has waited
+        // for the request's end; a future that is dropped earlier ends the process.
+        let data = unsafe { Data::one(&self.segment) };
+        match self.op {
+            Op::Write => Request::write(data, Flags::FUA),
+            _ => Request::read(data),
+        }
+    }
+}
