@@ -39,7 +39,7 @@ pub use cores::{Cores, bind_thread};
 pub use park::{Park, UringPark, VirtualPark};
 pub use permits::{Acquire, Permits};
 pub use queue_channel::QueueChannel;
-pub use remote::{CoreRef, CoreStopped};
+pub use remote::{CoreRef, CoreStopped, NotSent};
 pub use serving_slots::ServingSlots;
 pub use simulated::run_simulated_cores;
 pub use source::{PollWindow, Source, SourceHandle};

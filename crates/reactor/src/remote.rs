@@ -52,6 +52,14 @@ impl std::fmt::Display for CoreStopped {
 
 impl std::error::Error for CoreStopped {}
 
+/// Why a message was not sent.
+pub enum NotSent {
+    /// The inbox is full; the message.
+    Full(Box<dyn FnOnce(&Core) + Send>),
+    /// The core has ended.
+    Stopped,
+}
+
 /// A core as other threads see it. They send it work; it never answers with anything but a message.
 #[derive(Clone)]
 pub struct CoreRef {
@@ -87,6 +95,28 @@ impl CoreRef {
             self.inbox.close(); // nobody else drops what came too late
         }
         Ok(())
+    }
+
+    /// Runs `work` on the core, some time soon, unless its inbox is full: for cores that send each other
+    /// messages, of which neither may wait for the other.
+    ///
+    /// # Errors
+    /// Gives `work` back when the inbox is full; [`NotSent::Stopped`] when the core has ended.
+    pub fn try_run(&self, work: Box<dyn FnOnce(&Core) + Send>) -> Result<(), NotSent> {
+        if self.inbox.is_closed.load(Ordering::SeqCst) {
+            return Err(NotSent::Stopped);
+        }
+        self.inbox.messages.push(work).map_err(NotSent::Full)?;
+        self.inbox.body.end_sleep();
+        if self.inbox.is_closed.load(Ordering::SeqCst) {
+            self.inbox.close(); // nobody else drops what came too late
+        }
+        Ok(())
+    }
+
+    /// Whether both are the same core.
+    pub fn is_same(&self, other: &CoreRef) -> bool {
+        Arc::ptr_eq(&self.inbox, &other.inbox)
     }
 
     /// Runs `work` on the core and waits for its result. Not to be called on a core.

@@ -1,0 +1,130 @@
+//! Requests to members, made together and awaited together, in the engine's own buffers.
+//!
+//! Memory, requests and futures of a batch live in one list that is kept for reuse, so that a write of a stripe
+//! allocates nothing once its owner is warm.
+
+use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, Op, Request, Segment};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+/// Requests to members.
+#[derive(Default)]
+pub struct Batch {
+    entries: Vec<Entry>,
+    /// Whether the requests have been submitted: the entries must not move any more.
+    is_running: bool,
+}
+
+struct Entry {
+    /// Before the channel and the request, which it borrows: fields are dropped in order.
+    future: Option<IoFuture<'static>>,
+    request: Request<'static>,
+    segment: Segment,
+    offset: u64,
+    channel: Rc<dyn Channel>,
+    tag: u32,
+    result: IoResult,
+}
+
+impl Batch {
+    /// Adds a request whose memory is `memory`.
+    ///
+    /// # Safety
+    /// The memory stays valid until the batch has run, and nobody else touches it meanwhile (for a write: nobody
+    /// writes to it).
+    pub unsafe fn add(
+        &mut self,
+        tag: u32,
+        channel: Rc<dyn Channel>,
+        op: Op,
+        flags: Flags,
+        memory: Segment,
+        offset: u64,
+    ) {
+        assert!(!self.is_running, "a batch is filled before it runs");
+        let request = Request { op, flags, len: memory.len as u64, data: Data::none() };
+        self.entries.push(Entry {
+            future: None,
+            request,
+            segment: memory,
+            offset,
+            channel,
+            tag,
+            result: Ok(()),
+        });
+    }
+
+    /// Adds a request without memory.
+    pub fn add_plain(&mut self, tag: u32, channel: Rc<dyn Channel>, request: Request<'static>, offset: u64) {
+        assert!(!self.is_running, "a batch is filled before it runs");
+        let segment = Segment { base: std::ptr::null_mut(), len: 0 };
+        self.entries.push(Entry { future: None, request, segment, offset, channel, tag, result: Ok(()) });
+    }
+
+    /// Submits everything and waits for the end of all.
+    pub fn run(&mut self) -> impl Future<Output = ()> + '_ {
+        Running(self)
+    }
+
+    /// How each request ended, by its tag.
+    pub fn results(&self) -> impl Iterator<Item = (u32, IoResult)> + '_ {
+        self.entries.iter().map(|entry| (entry.tag, entry.result))
+    }
+
+    /// Requests that failed.
+    pub fn failures(&self) -> impl Iterator<Item = (u32, IoError)> + '_ {
+        self.results().filter_map(|(tag, result)| result.err().map(|error| (tag, error)))
+    }
+
+    /// Forgets everything, for reuse.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.is_running = false;
+    }
+
+    fn submit(&mut self) {
+        self.is_running = true;
+        let count = self.entries.len();
+        let entries = self.entries.as_mut_ptr();
+        for i in 0..count {
+            // SAFETY: `i` is in bounds. Nothing is pushed or removed until `clear`, which drops futures first (an
+            // unfinished one ends the process), so the segment, request and channel stay where they are as long
+            // as the future lives. The request is not changed after this.
+            unsafe {
+                let entry = entries.add(i);
+                if (*entry).request.op.has_data() {
+                    (*entry).request.data = Data::one(&*(&raw const (*entry).segment));
+                }
+                let request: &'static Request<'static> = &*(&raw const (*entry).request);
+                let channel: &'static dyn Channel = &*Rc::as_ptr(&(*entry).channel);
+                (*entry).future = Some(channel.submit(request, (*entry).offset));
+            }
+        }
+    }
+}
+
+struct Running<'a>(&'a mut Batch);
+
+impl Future for Running<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.0.is_running {
+            self.0.submit();
+        }
+        let mut is_pending = false;
+        for entry in &mut self.0.entries {
+            let Some(future) = &mut entry.future else { continue };
+            match Pin::new(future).poll(cx) {
+                Poll::Ready(result) => {
+                    entry.result = result;
+                    entry.future = None;
+                }
+                Poll::Pending => is_pending = true,
+            }
+        }
+        if is_pending { Poll::Pending } else { Poll::Ready(()) }
+    }
+}

@@ -1,0 +1,240 @@
+//! An array as one core sees it: healthy reads go straight to a member, everything else to the stripe's owner.
+
+use super::members::{MemberChannel, Which};
+use super::owner::{Owner, Source};
+use super::remote;
+use super::shared::Shared;
+use crate::config::Consistency;
+use crate::metadata::region_map::NEED_SYNC;
+use crate::stripe::rect::{Rect, runs};
+use arrayvec::ArrayVec;
+use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+/// Stripes of one request that are written at a time.
+const STRIPES_AT_ONCE: usize = 8;
+
+/// An array as one core sees it.
+pub(crate) struct ArrayChannel {
+    owner: Rc<Owner>,
+    shared: Arc<Shared>,
+}
+
+/// A caller's memory on its way to another core.
+struct Caller(Data<'static>);
+
+// SAFETY: the caller keeps memory and segment list valid until its request has completed, and waits on its own core
+// while another copies; `Data` holds nothing that belongs to a thread.
+unsafe impl Send for Caller {}
+
+impl Caller {
+    /// # Safety
+    /// The caller's request does not complete before the copy is no longer used.
+    unsafe fn new(data: Data<'_>) -> Caller {
+        // SAFETY: only the lifetime changes; the caller of this function answers for it.
+        Caller(unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(data) })
+    }
+}
+
+impl ArrayChannel {
+    pub fn new(owner: Rc<Owner>) -> ArrayChannel {
+        ArrayChannel { shared: owner.shared.clone(), owner }
+    }
+
+    /// The strip and channel for a plain read of a stripe's data strip; `None` when it is not that simple.
+    #[inline]
+    fn plain_reader(&self, stripe: u64, strip: usize, offset: u64) -> Option<MemberChannel> {
+        let shared = &self.shared;
+        let geometry = &shared.config.geometry;
+        let mut strip = strip;
+        if geometry.data == 1 && geometry.parity > 0 && shared.region(stripe) & NEED_SYNC == 0 {
+            // Copies take turns every 64 KiB, so that neighbours stay together.
+            strip = ((offset >> 16) % geometry.group_members() as u64) as usize;
+        }
+        let slot = geometry.member(stripe, strip);
+        let which = match shared.members.is_live(slot) {
+            true => Which::Own,
+            false if shared.members.is_done(slot, stripe) => Which::Incoming,
+            false => return None,
+        };
+        if shared.is_frozen() || shared.has_bad(stripe) {
+            return None;
+        }
+        self.owner.channels.get(slot, which)
+    }
+
+    /// A request inside one strip that needs no parity: a read, or anything on an array without redundancy.
+    #[inline]
+    fn plain<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let place = self.shared.config.geometry.locate(offset);
+        let Some(member) = self.plain_reader(place.stripe, place.strip, offset) else {
+            return IoFuture::new(self.slow(req, offset, None));
+        };
+        let position = self.owner.position(&member, place.stripe, place.offset);
+        IoFuture::new(async move {
+            match member.channel.submit(req, position).await {
+                Ok(()) => Ok(()),
+                Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
+            }
+        })
+    }
+
+    /// What could not be done in the plain way.
+    async fn slow(&self, req: &Request<'_>, offset: u64, error: Option<IoError>) -> IoResult {
+        let place = self.shared.config.geometry.locate(offset);
+        if self.shared.config.geometry.parity == 0 || req.op != Op::Read {
+            return Err(error.unwrap_or(IoError::Medium));
+        }
+        if let Some(IoError::Invalid | IoError::Misaligned | IoError::OutOfRange) = error {
+            return Err(error.expect("just matched")); // the request's fault, not the member's
+        }
+        // SAFETY: the request completes after this future does.
+        let data = unsafe { Caller::new(req.data) };
+        let (stripe, strip, offset) = (place.stripe, place.strip, place.offset);
+        self.shared.check_bad(stripe, strip, offset, req.len as u32)?;
+        self.on_owner(stripe, move |owner| {
+            let data = data;
+            IoFuture::new(async move { owner.read(stripe, strip, offset, data.0).await })
+        })
+        .await
+    }
+
+    /// Runs work on the owner of a stripe.
+    async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
+    where
+        W: FnOnce(Rc<Owner>) -> IoFuture<'static> + Send + 'static,
+    {
+        let core = self.owner.owner_of(stripe);
+        if core.index() == self.owner.core.index() && core.is_same(&self.owner.core.remote()) {
+            return work(self.owner.clone()).await;
+        }
+        let id = self.shared.id;
+        let answer = remote::call(&core, move || match super::registry::find(id) {
+            Some(owner) => Box::pin(work(owner)),
+            None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
+        });
+        answer.await.unwrap_or(Err(IoError::DeviceGone))
+    }
+
+    /// A request that spans strips, each by itself.
+    async fn by_strips(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let strip_bytes = u64::from(self.shared.config.geometry.strip_bytes);
+        let mut at = 0;
+        while at < req.len {
+            let mut parts = ArrayVec::<(Request<'_>, u64), MAX_JOINED>::new();
+            while at < req.len && !parts.is_full() {
+                let position = offset + at;
+                let len = (strip_bytes - position % strip_bytes).min(req.len - at);
+                parts.push((req.part(at, len), position));
+                at += len;
+            }
+            join_all(parts.iter().map(|(part, position)| self.plain(part, *position))).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let geometry = &self.shared.config.geometry;
+        let mut runs = runs(geometry, offset, req.len);
+        let source = if req.op == Op::Write { Source::Data(req.data) } else { Source::Zeroes };
+        let first = runs.next().expect("a request is not empty");
+        let rects = first.rects(geometry);
+        if rects.len() == 1 && first.len == req.len {
+            return self.write_rect(rects[0], source, req.flags).await;
+        }
+        let mut rects = std::iter::once(first).chain(runs).flat_map(|run| run.rects(geometry));
+        let mut running: Vec<Pin<Box<dyn Future<Output = IoResult> + '_>>> = Vec::new();
+        let mut result = Ok(());
+        std::future::poll_fn(|cx| {
+            loop {
+                while running.len() < STRIPES_AT_ONCE
+                    && let Some(rect) = rects.next()
+                {
+                    running.push(Box::pin(self.write_rect(rect, source, req.flags)));
+                }
+                let before = running.len();
+                running.retain_mut(|future| match future.as_mut().poll(cx) {
+                    Poll::Ready(end) => {
+                        result = result.and(end);
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                match (running.is_empty(), running.len() == before) {
+                    (true, true) => return Poll::Ready(result),
+                    (_, true) => return Poll::Pending,
+                    _ => {}
+                }
+            }
+        })
+        .await
+    }
+
+    async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
+        // SAFETY: the request completes after this future does.
+        let data = match source {
+            Source::Data(data) => Some(unsafe { Caller::new(data) }),
+            Source::Zeroes => None,
+        };
+        self.on_owner(rect.stripe, move |owner| {
+            let data = data;
+            let source = data.map_or(Source::Zeroes, |data| Source::Data(data.0));
+            IoFuture::new(async move { owner.write(&rect, source, flags).await })
+        })
+        .await
+    }
+
+    /// Whole stripes are zeroed, so that parity stays what it should be; a discard promises nothing for the rest.
+    async fn discard(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let stripe_bytes = self.shared.config.geometry.stripe_bytes();
+        let from = offset.next_multiple_of(stripe_bytes);
+        let end = (offset + req.len) / stripe_bytes * stripe_bytes;
+        if from >= end {
+            return Ok(());
+        }
+        let zeroes = Request::write_zeroes(end - from, Flags::NONE);
+        self.write(&zeroes, from).await
+    }
+
+    async fn flush(&self) -> IoResult {
+        if self.shared.config.consistency != Consistency::None {
+            return Ok(()); // every write was durable when it was acknowledged
+        }
+        let mut batch = super::batch::Batch::default();
+        for slot in 0..self.shared.config.geometry.members() {
+            let member = self.owner.channels.get(slot, Which::Own).ok_or(IoError::DeviceGone)?;
+            batch.add_plain(slot as u32, member.channel, Request::flush(), 0);
+        }
+        batch.run().await;
+        batch.failures().next().map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
+impl Channel for ArrayChannel {
+    #[inline]
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if let Err(error) = self.shared.limits.check(req, offset) {
+            return IoFuture::ready(Err(error));
+        }
+        if req.op == Op::Flush {
+            return IoFuture::new(self.flush());
+        }
+        if req.len == 0 {
+            return IoFuture::ready(Ok(()));
+        }
+        let geometry = &self.shared.config.geometry;
+        if req.op == Op::Read || geometry.parity == 0 {
+            let strip_bytes = u64::from(geometry.strip_bytes);
+            let is_one = offset / strip_bytes == (offset + req.len - 1) / strip_bytes;
+            return if is_one { self.plain(req, offset) } else { IoFuture::new(self.by_strips(req, offset)) };
+        }
+        match req.op {
+            Op::Discard => IoFuture::new(self.discard(req, offset)),
+            _ => IoFuture::new(self.write(req, offset)),
+        }
+    }
+}

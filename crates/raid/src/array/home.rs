@@ -1,0 +1,313 @@
+//! The core of an array that commits its superblocks, one change at a time.
+//!
+//! Two kinds of change:
+//!
+//! * *Somebody is out.* Stripe operations go on; those that skip the member wait for the commit before they are
+//!   acknowledged.
+//! * *Somebody comes*: a member to be filled, one that is full, a core that shall own stripes. The gates of all owners
+//!   are closed first. The commit carries a new nonce, which makes every older entry of the log void, and each owner's
+//!   log starts over.
+
+use super::members::{Attached, SlotState, Which};
+use super::owner::Owner;
+use super::registry;
+use super::remote;
+use super::shared::Shared;
+use crate::Uuid;
+use crate::config::Consistency;
+use crate::log::Nonce;
+use crate::metadata::{Member, MemberFailures, MemberState, Reason, Store, Table, Target, Targets};
+use block::{IoError, IoResult};
+use reactor::{CoreRef, Permits};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// See the module.
+pub(crate) struct Home {
+    shared: Arc<Shared>,
+    owner: std::rc::Weak<Owner>,
+    store: Arc<Store>,
+    table: RefCell<Table>,
+    /// Whoever commits.
+    commit: Permits,
+    /// Whoever has closed the gates.
+    quiet: Permits,
+}
+
+/// What an array was when it was assembled; moves to its home core.
+pub(crate) struct Boot {
+    pub store: Arc<Store>,
+    pub table: Table,
+}
+
+/// What a commit is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Nobody comes or goes.
+    Note,
+    /// Somebody goes.
+    Membership,
+    /// Somebody comes.
+    NewLog,
+}
+
+/// One of a [`Permits`] of one, given back when dropped.
+struct Turn<'a>(&'a Permits);
+
+impl<'a> Turn<'a> {
+    async fn take(permits: &'a Permits) -> Turn<'a> {
+        permits.acquire(1).await;
+        Turn(permits)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.release(1);
+    }
+}
+
+impl Home {
+    pub fn new(owner: &Rc<Owner>, boot: Boot) -> Home {
+        Home {
+            shared: owner.shared.clone(),
+            owner: Rc::downgrade(owner),
+            store: boot.store,
+            table: RefCell::new(boot.table),
+            commit: Permits::new(1),
+            quiet: Permits::new(1),
+        }
+    }
+
+    /// The table as it was committed last.
+    pub fn table(&self) -> Table {
+        self.table.borrow().clone()
+    }
+
+    /// Takes a member out. Returns when every live member knows.
+    pub async fn take_out(&self, slot: usize, which: Which, reason: Reason) -> IoResult {
+        let _turn = Turn::take(&self.commit).await;
+        let members = &self.shared.members;
+        let is_done = match which {
+            Which::Own => members.state(slot) == SlotState::Out,
+            Which::Incoming => !members.is_filling(slot),
+        };
+        if is_done {
+            return Ok(());
+        }
+        let is_replacement = members.is_live(slot);
+        members.stop_filling(slot);
+        tracing::error!(array = self.shared.config.name, slot, "a member is out: {}", reason.text());
+        if which == Which::Incoming && is_replacement {
+            return Ok(()); // no superblock knows of it
+        }
+        self.commit(|table| table.take_out(slot, reason), Kind::Membership).await
+    }
+
+    /// Commits the table with a change, and with every member that is failing out. Members that fail meanwhile go
+    /// out as well, and the table is written again.
+    async fn commit(&self, change: impl Fn(&mut Table), kind: Kind) -> IoResult {
+        let shared = &self.shared;
+        let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
+        let mut generation = self.table.borrow().generation;
+        loop {
+            shared.check_frozen()?;
+            let mut table = self.table.borrow().clone();
+            table.generation = generation + 1;
+            generation += 1;
+            table.updated_ns = shared.wall_ns();
+            change(&mut table);
+            let slots = 0..shared.config.geometry.members();
+            let failing: Vec<usize> =
+                slots.filter(|slot| shared.members.state(*slot) == SlotState::Failing).collect();
+            for slot in &failing {
+                table.take_out(*slot, Reason::WriteError);
+            }
+            if kind != Kind::Note || !failing.is_empty() {
+                table.begin_epoch(owner.core.random_u64());
+            }
+            table.is_logging = table.is_logging || table.is_degraded();
+            if kind == Kind::NewLog {
+                table.nonce = shared.new_nonce();
+            }
+            let targets = owner.targets();
+            let results = self.store.commit(&targets, &table).await;
+            let failures: Vec<(usize, IoError)> =
+                results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?))).collect();
+            if failures.is_empty() {
+                let identity = (Nonce(table.nonce), table.epoch);
+                *self.table.borrow_mut() = table;
+                shared.set_log_identity(identity);
+                failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
+                return Ok(());
+            }
+            for (slot, error) in failures {
+                tracing::error!(array = shared.config.name, slot, %error, "a superblock cannot be written");
+                if shared.members.is_live(slot) {
+                    shared.members.announce_failure(slot);
+                    shared.check_redundancy(slot);
+                } else {
+                    shared.members.stop_filling(slot);
+                }
+            }
+        }
+    }
+
+    /// Commits a table with a change while no stripe operation runs, with a new log; then runs `apply`.
+    async fn quietly(
+        &self,
+        prepare: impl AsyncFnOnce() -> IoResult,
+        change: impl Fn(&mut Table),
+        apply: impl FnOnce(),
+    ) -> IoResult {
+        let _quiet = Turn::take(&self.quiet).await;
+        let cores = self.shared.owner_cores();
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.close().await })).await;
+        let turn = Turn::take(&self.commit).await;
+        let mut result = prepare().await;
+        if result.is_ok() {
+            result = self.commit(change, Kind::NewLog).await;
+        }
+        if result.is_ok() {
+            apply();
+        }
+        drop(turn);
+        let (nonce, epoch) = self.shared.log_identity();
+        let is_ok = result.is_ok();
+        // Owners that have come are open already; those that were there before open now.
+        self.each_owner(&cores, move |owner| {
+            Box::pin(async move {
+                if is_ok {
+                    owner.log.reset(nonce, epoch).await;
+                }
+                owner.gate.open();
+            })
+        })
+        .await;
+        result
+    }
+
+    /// Lets another core own stripes.
+    pub async fn join(&self, core: CoreRef) -> IoResult {
+        let shared = self.shared.clone();
+        let apply = || {
+            let mut cores = Vec::clone(&shared.owner_cores());
+            cores.push(core.clone());
+            shared.set_owner_cores(cores);
+        };
+        self.quietly(async || Ok(()), |_| (), apply).await?;
+        // Its log was made before the nonce that is in force now.
+        let (nonce, epoch) = shared.log_identity();
+        let cores = [core];
+        self.each_owner(&cores, move |owner| Box::pin(async move { owner.log.reset(nonce, epoch).await }))
+            .await;
+        Ok(())
+    }
+
+    /// Starts to fill a slot with a device. For an empty slot the superblocks say so when this returns; beside a live
+    /// device it is known in memory only, and forgotten in a crash.
+    ///
+    /// # Errors
+    /// When the array or the device cannot take what it must know.
+    pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached, cursor: u64) -> IoResult {
+        let shared = &self.shared;
+        let is_empty = !shared.members.is_live(slot);
+        let cursor_bytes = shared.config.geometry.member_offset(cursor);
+        if is_empty {
+            let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
+            let target = Target { slot, channel, layout: incoming.layout };
+            self.bring_up(&target).await?;
+        }
+        let change = |table: &mut Table| {
+            if is_empty {
+                let state = MemberState::Rebuilding { cursor: cursor_bytes };
+                table.members[slot] = Member { uuid, state, reason: Reason::None };
+            }
+        };
+        let prepare = async || {
+            shared.members.start_filling(slot, incoming.clone(), cursor);
+            Ok(())
+        };
+        let result = self.quietly(prepare, change, || ()).await;
+        if result.is_err() || !shared.members.is_filling(slot) {
+            shared.members.stop_filling(slot);
+            return result.and(Err(IoError::DeviceGone));
+        }
+        Ok(())
+    }
+
+    /// The incoming device of a slot is full: it is the slot's own from now on.
+    pub async fn finish_filling(&self, slot: usize, uuid: Uuid) -> IoResult {
+        let members = &self.shared.members;
+        let change = |table: &mut Table| table.members[slot] = Member::live(uuid);
+        let prepare = async || {
+            let [own, incoming] = members.attached(slot);
+            let incoming = incoming.ok_or(IoError::DeviceGone)?;
+            if own.is_some() {
+                let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
+                self.bring_up(&Target { slot, channel, layout: incoming.layout }).await?;
+            }
+            members.finish_filling(slot);
+            Ok(())
+        };
+        self.quietly(prepare, change, || ()).await
+    }
+
+    /// Writes region map and bad blocks to a device that is about to take part.
+    async fn bring_up(&self, target: &Target) -> IoResult {
+        self.shared.regions.write_to(target).await?;
+        self.shared.bad.write_to(target).await
+    }
+
+    /// Remembers how far a rebuild is.
+    pub async fn checkpoint(&self, slot: usize, cursor: u64) -> IoResult {
+        let _turn = Turn::take(&self.commit).await;
+        let cursor = self.shared.config.geometry.member_offset(cursor);
+        let change = |table: &mut Table| {
+            if let MemberState::Rebuilding { cursor: place } = &mut table.members[slot].state {
+                *place = cursor;
+            }
+        };
+        self.commit(change, Kind::Note).await
+    }
+
+    /// Commits a change that concerns no member, e.g. a clean stop.
+    pub async fn note(&self, change: impl Fn(&mut Table)) -> IoResult {
+        let _turn = Turn::take(&self.commit).await;
+        self.commit(change, Kind::Note).await
+    }
+
+    /// Ends service: lets no operation in any more, waits for those under way, and commits that all is clean.
+    pub async fn stop(&self) -> IoResult {
+        let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
+        let _quiet = Turn::take(&self.quiet).await;
+        let cores = self.shared.owner_cores();
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.close().await })).await;
+        self.shared.check_frozen()?;
+        if self.shared.config.consistency == Consistency::Bitmap {
+            let mut memory = Vec::new();
+            for _ in 0..2 {
+                self.shared.regions.sweep(&mut memory);
+            }
+        }
+        while let Err(MemberFailures(failures)) = self.shared.regions.settle(&*owner).await {
+            owner.members_failed(failures).await?;
+        }
+        self.note(|table| table.is_clean = true).await
+    }
+
+    async fn each_owner<W>(&self, cores: &[CoreRef], work: W)
+    where
+        W: FnOnce(Rc<Owner>) -> remote::LocalFuture<()> + Clone + Send + 'static,
+    {
+        for core in cores {
+            let (id, work) = (self.shared.id, work.clone());
+            let done = remote::call(core, move || match registry::find(id) {
+                Some(owner) => work(owner),
+                None => Box::pin(std::future::ready(())),
+            });
+            let _ = done.await; // a core that has ended runs nothing
+        }
+    }
+}

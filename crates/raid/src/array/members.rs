@@ -1,0 +1,305 @@
+//! The members of a running array: what each may be used for, as all cores see it, and one core's channels to them.
+//!
+//! A slot has a *device*, which is live or not, and perhaps an *incoming* one that is being filled: onto an empty slot
+//! (a rebuild) or beside a live device (a replacement). An incoming device counts for the stripes that are done:
+//!
+//! ```text
+//!   stripe:   0 ───────────── cursor ──── cursor + WINDOW ─────────────
+//!             all done         a bit each   none done
+//! ```
+//!
+//! Only the owner of a stripe sets its bit, while it holds the stripe's rows; so for the owner the answer is exact, and
+//! for others it errs towards "not done".
+
+use crate::metadata::Layout;
+use crate::{ArrayConfig, Geometry};
+use block::{Channel, Device, DeviceError};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Stripes of the array beyond the cursor that may be done.
+pub const WINDOW: u64 = 1024;
+
+/// What a slot's device may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SlotState {
+    /// Reads and writes.
+    Live = 0,
+    /// Nothing any more, but its superblocks and those of others may still say otherwise: what skipped it must not
+    /// be acknowledged.
+    Failing = 1,
+    /// Nothing, and every live member knows.
+    Out = 2,
+}
+
+/// A member's device and where things lie on it.
+#[derive(Clone)]
+pub struct Attached {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Where things lie on it.
+    pub layout: Layout,
+}
+
+#[derive(Default)]
+struct Slot {
+    state: AtomicU8,
+    /// Whether there is an incoming device.
+    is_filling: AtomicU8,
+    cursor: AtomicU64,
+    window: [AtomicU64; (WINDOW / 64) as usize],
+    devices: Mutex<[Option<Attached>; 2]>,
+}
+
+/// The members of a running array as all cores share them.
+pub struct Members {
+    config: Arc<ArrayConfig>,
+    slots: Vec<Slot>,
+    /// Moves whenever a device comes or goes.
+    generation: AtomicU64,
+}
+
+impl Members {
+    /// A slot for each of `devices`; those without one are out.
+    pub fn new(config: Arc<ArrayConfig>, devices: Vec<Option<Attached>>) -> Members {
+        assert_eq!(devices.len(), config.geometry.members());
+        let slot = |device: Option<Attached>| {
+            let state = if device.is_some() { SlotState::Live } else { SlotState::Out };
+            Slot { state: AtomicU8::new(state as u8), devices: Mutex::new([device, None]), ..Slot::default() }
+        };
+        Members { config, slots: devices.into_iter().map(slot).collect(), generation: AtomicU64::new(1) }
+    }
+
+    /// The array's shape.
+    #[inline]
+    pub fn geometry(&self) -> &Geometry {
+        &self.config.geometry
+    }
+
+    /// What a slot's device may be used for.
+    #[inline]
+    pub fn state(&self, slot: usize) -> SlotState {
+        match self.slots[slot].state.load(Ordering::Acquire) {
+            0 => SlotState::Live,
+            1 => SlotState::Failing,
+            _ => SlotState::Out,
+        }
+    }
+
+    /// Whether a slot's own device reads and writes.
+    #[inline]
+    pub fn is_live(&self, slot: usize) -> bool {
+        self.state(slot) == SlotState::Live
+    }
+
+    /// The devices of a slot that take writes to a stripe.
+    #[inline]
+    pub fn takers(&self, slot: usize, stripe: u64) -> impl Iterator<Item = Which> + use<> {
+        let own = self.is_live(slot).then_some(Which::Own);
+        let incoming = self.is_done(slot, stripe).then_some(Which::Incoming);
+        own.into_iter().chain(incoming)
+    }
+
+    /// Whether every slot is live.
+    pub fn is_healthy(&self) -> bool {
+        (0..self.slots.len()).all(|slot| self.state(slot) == SlotState::Live)
+    }
+
+    /// A live device is failing from now on.
+    pub(crate) fn announce_failure(&self, slot: usize) {
+        let (live, failing) = (SlotState::Live as u8, SlotState::Failing as u8);
+        let _ = self.slots[slot].state.compare_exchange(live, failing, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Changes what a slot's device may be used for. A device that is out is let go.
+    pub(crate) fn set_state(&self, slot: usize, state: SlotState) {
+        self.slots[slot].state.store(state as u8, Ordering::Release);
+        if state == SlotState::Out {
+            self.devices(slot)[0] = None;
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Puts an incoming device beside a slot's own, filled up to stripe `cursor`.
+    pub(crate) fn start_filling(&self, slot: usize, incoming: Attached, cursor: u64) {
+        let place = &self.slots[slot];
+        self.devices(slot)[1] = Some(incoming);
+        place.window.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        place.cursor.store(cursor, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Release);
+        place.is_filling.store(1, Ordering::Release);
+    }
+
+    /// The incoming device becomes the slot's own and live. Nothing runs on the array meanwhile.
+    pub(crate) fn finish_filling(&self, slot: usize) {
+        let place = &self.slots[slot];
+        let mut devices = self.devices(slot);
+        devices[0] = devices[1].take();
+        place.is_filling.store(0, Ordering::Release);
+        place.state.store(SlotState::Live as u8, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The incoming device is let go.
+    pub(crate) fn stop_filling(&self, slot: usize) {
+        self.slots[slot].is_filling.store(0, Ordering::Release);
+        self.devices(slot)[1] = None;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether a slot has an incoming device.
+    #[inline]
+    pub fn is_filling(&self, slot: usize) -> bool {
+        self.slots[slot].is_filling.load(Ordering::Acquire) != 0
+    }
+
+    /// Stripes below this one are done on the incoming device.
+    pub fn cursor(&self, slot: usize) -> u64 {
+        self.slots[slot].cursor.load(Ordering::Acquire)
+    }
+
+    /// Whether the incoming device holds a stripe.
+    #[inline]
+    pub fn is_done(&self, slot: usize, stripe: u64) -> bool {
+        if !self.is_filling(slot) {
+            return false;
+        }
+        let place = &self.slots[slot];
+        let cursor = place.cursor.load(Ordering::Acquire);
+        if stripe < cursor || stripe >= cursor + WINDOW {
+            return stripe < cursor;
+        }
+        let (word, bit) = (((stripe % WINDOW) / 64) as usize, 1 << (stripe % 64));
+        // The cursor moves before bits behind it are cleared.
+        place.window[word].load(Ordering::Acquire) & bit != 0 || stripe < place.cursor.load(Ordering::Acquire)
+    }
+
+    /// A stripe is done on the incoming device. Called by its owner, who holds its rows.
+    pub(crate) fn set_done(&self, slot: usize, stripe: u64) {
+        let place = &self.slots[slot];
+        let cursor = place.cursor.load(Ordering::Acquire);
+        assert!((cursor..cursor + WINDOW).contains(&stripe), "stripe {stripe} with the cursor at {cursor}");
+        place.window[((stripe % WINDOW) / 64) as usize].fetch_or(1 << (stripe % 64), Ordering::AcqRel);
+    }
+
+    /// Moves the cursor; every stripe below it is done. Called by one task at a time.
+    pub(crate) fn advance(&self, slot: usize, cursor: u64) {
+        let place = &self.slots[slot];
+        let old = place.cursor.swap(cursor, Ordering::AcqRel);
+        assert!(old <= cursor && cursor - old <= WINDOW, "the cursor goes from {old} to {cursor}");
+        for stripe in old..cursor {
+            place.window[((stripe % WINDOW) / 64) as usize]
+                .fetch_and(!(1 << (stripe % 64)), Ordering::AcqRel);
+        }
+    }
+
+    /// The strips of a stripe that can be written and read, as a mask.
+    #[inline]
+    pub fn live_strips(&self, stripe: u64) -> u64 {
+        let geometry = &self.config.geometry;
+        let mut live = 0;
+        for strip in 0..geometry.group_members() {
+            let slot = geometry.member(stripe, strip);
+            if self.state(slot) == SlotState::Live || self.is_done(slot, stripe) {
+                live |= 1 << strip;
+            }
+        }
+        live
+    }
+
+    /// A slot's device, and the incoming one.
+    pub fn attached(&self, slot: usize) -> [Option<Attached>; 2] {
+        self.devices(slot).clone()
+    }
+
+    /// Calls `work` with every device that takes requests.
+    ///
+    /// # Errors
+    /// The first one's.
+    pub fn each_device(
+        &self,
+        work: impl Fn(&dyn Device) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let attached = (0..self.slots.len()).flat_map(|slot| self.attached(slot)).flatten();
+        attached.map(|attached| work(&*attached.device)).collect()
+    }
+
+    fn devices(&self, slot: usize) -> MutexGuard<'_, [Option<Attached>; 2]> {
+        self.slots[slot].devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A channel to a member, and where its data and log begin.
+#[derive(Clone)]
+pub struct MemberChannel {
+    /// The channel.
+    pub channel: Rc<dyn Channel>,
+    /// Where things lie on the member.
+    pub layout: Layout,
+}
+
+/// One core's channels to the members.
+pub struct MemberChannels {
+    members: Arc<Members>,
+    generation: Cell<u64>,
+    slots: RefCell<Vec<[Option<(Arc<dyn Device>, MemberChannel)>; 2]>>,
+}
+
+/// Which device of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// The slot's own.
+    Own = 0,
+    /// The incoming one.
+    Incoming = 1,
+}
+
+impl MemberChannels {
+    /// Channels that are opened when they are needed.
+    pub fn new(members: Arc<Members>) -> MemberChannels {
+        let slots = RefCell::new(vec![[const { None }; 2]; members.slots.len()]);
+        MemberChannels { members, generation: Cell::new(0), slots }
+    }
+
+    /// A channel; `None` when the slot has no such device, or its channel cannot be opened.
+    #[inline]
+    pub fn get(&self, slot: usize, which: Which) -> Option<MemberChannel> {
+        let generation = self.members.generation.load(Ordering::Acquire);
+        if generation != self.generation.get() {
+            self.update(generation);
+        }
+        self.slots.borrow()[slot][which as usize].as_ref().map(|(_, channel)| channel.clone())
+    }
+
+    #[cold]
+    fn update(&self, generation: u64) {
+        self.generation.set(generation);
+        let mut slots = self.slots.borrow_mut();
+        for (slot, mine) in slots.iter_mut().enumerate() {
+            for (mine, theirs) in mine.iter_mut().zip(self.members.attached(slot)) {
+                let is_same = match (&*mine, &theirs) {
+                    (Some((device, _)), Some(attached)) => Arc::ptr_eq(device, &attached.device),
+                    (None, None) => true,
+                    _ => false,
+                };
+                if !is_same {
+                    *mine = theirs.and_then(open);
+                }
+            }
+        }
+    }
+}
+
+fn open(attached: Attached) -> Option<(Arc<dyn Device>, MemberChannel)> {
+    let Attached { device, layout } = attached;
+    match device.open_channel() {
+        Ok(channel) => Some((device, MemberChannel { channel, layout })),
+        Err(error) => {
+            tracing::error!(device = device.name(), %error, "a member's channel cannot be opened");
+            None
+        }
+    }
+}

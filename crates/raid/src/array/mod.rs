@@ -1,0 +1,298 @@
+//! A running array.
+//!
+//! ```text
+//!   start: superblocks ─► members that are absent go out ─► region map ─► log replayed ─► new nonce ─► serving
+//!
+//!   core A                        core B (home)                    core C
+//!   channel ─ healthy read ─► member
+//!           └ write ─────────────────────────────────────────────► owner of the stripe ─► members
+//!                                 superblocks ◄─ "member 3 is out" ┘
+//! ```
+//!
+//! Stripes belong to cores by the lane of the log that they use, so neither rows nor lanes need a lock. The first core
+//! that opens a channel owns all; each further one joins while the gates are closed.
+
+mod batch;
+mod channel;
+mod gate;
+mod home;
+pub mod members;
+mod owner;
+mod registry;
+mod remote;
+mod shared;
+mod start;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use shared::Counters;
+pub use start::{Start, StartError, StartMember};
+pub use write::ScrubResult;
+
+use crate::metadata::{Reason, Table};
+use crate::{ArrayConfig, Uuid};
+use block::{Channel, Device, DeviceError, IoError, IoResult, Limits, MemoryRegion};
+use channel::ArrayChannel;
+use home::{Boot, Home};
+use members::{Attached, SlotState, Which};
+use owner::Owner;
+use reactor::CoreRef;
+use shared::Shared;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A running array: a device over its members.
+pub struct Array {
+    name: String,
+    shared: Arc<Shared>,
+    boot: Mutex<Option<Boot>>,
+}
+
+/// A slot of a running array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotStatus {
+    /// The slot.
+    pub slot: usize,
+    /// The name of its device, if it has one.
+    pub device: Option<String>,
+    /// What its device may be used for.
+    pub state: SlotState,
+    /// Stripes of the array that a device that is being filled holds.
+    pub filled: Option<u64>,
+}
+
+impl Array {
+    /// The array's shape.
+    pub fn config(&self) -> &Arc<ArrayConfig> {
+        &self.shared.config
+    }
+
+    /// What has happened since it was assembled.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Whether nothing can be served any more.
+    pub fn is_frozen(&self) -> bool {
+        self.shared.is_frozen()
+    }
+
+    /// The slots as they are now.
+    pub fn slots(&self) -> Vec<SlotStatus> {
+        let members = &self.shared.members;
+        let status = |slot: usize| {
+            let [own, incoming] = members.attached(slot);
+            SlotStatus {
+                slot,
+                device: own.or(incoming).map(|attached| attached.device.name().to_owned()),
+                state: members.state(slot),
+                filled: members.is_filling(slot).then(|| members.cursor(slot)),
+            }
+        };
+        (0..self.shared.config.geometry.members()).map(status).collect()
+    }
+
+    /// The table as it was committed last. On a core.
+    ///
+    /// # Errors
+    /// When no core has opened a channel yet, or the home core has ended.
+    pub async fn table(&self) -> Result<Table, IoError> {
+        let place = Arc::new(Mutex::new(None));
+        let answer = place.clone();
+        self.shared
+            .at_home(move |home| {
+                Box::pin(async move {
+                    *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(home.table());
+                    Ok(())
+                })
+            })
+            .await?;
+        let table = place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        table.ok_or(IoError::DeviceGone)
+    }
+
+    /// Takes a member out, as if it had failed. Returns when every live member knows. On a core.
+    ///
+    /// # Errors
+    /// [`IoError::Invalid`] when the array would not survive it; what the commit says.
+    pub async fn fail(&self, slot: usize) -> IoResult {
+        let geometry = &self.shared.config.geometry;
+        let group = slot / geometry.group_members() * geometry.group_members();
+        let others = (group..group + geometry.group_members())
+            .filter(|other| *other != slot && self.shared.members.is_live(*other));
+        if slot >= geometry.members() || others.count() < geometry.data || geometry.parity == 0 {
+            return Err(IoError::Invalid);
+        }
+        self.shared.take_out(slot, Which::Own, Reason::Failed).await
+    }
+
+    /// Starts to fill a slot with a device: an empty slot's strips are computed from the others', a live one's are
+    /// copied. The device's superblock is written; it counts as a member once it is full. On a core.
+    ///
+    /// # Errors
+    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already.
+    pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached) -> IoResult {
+        if slot >= self.shared.config.geometry.members() || self.shared.members.is_filling(slot) {
+            return Err(IoError::Invalid);
+        }
+        self.shared
+            .at_home(move |home| Box::pin(async move { home.start_filling(slot, uuid, incoming, 0).await }))
+            .await
+    }
+
+    /// Fills one stripe of a slot that is being filled, on the stripe's owner. Stripes may be filled in any order
+    /// inside the window from the slot's cursor on.
+    ///
+    /// # Errors
+    /// When the stripe cannot be read, or the device cannot be written.
+    pub async fn fill_stripe(&self, slot: usize, stripe: u64) -> IoResult {
+        self.on_owner(stripe, move |owner| Box::pin(async move { owner.fill(stripe, slot).await })).await
+    }
+
+    /// Every stripe below `cursor` is filled.
+    pub fn advance(&self, slot: usize, cursor: u64) {
+        self.shared.members.advance(slot, cursor);
+    }
+
+    /// Remembers durably that every stripe below the slot's cursor is filled.
+    ///
+    /// # Errors
+    /// What the commit says.
+    pub async fn checkpoint(&self, slot: usize) -> IoResult {
+        let cursor = self.shared.members.cursor(slot);
+        self.shared.at_home(move |home| Box::pin(async move { home.checkpoint(slot, cursor).await })).await
+    }
+
+    /// The slot is full: its device is live from now on.
+    ///
+    /// # Errors
+    /// What the commit says; [`IoError::Invalid`] when it is not being filled.
+    pub async fn finish_filling(&self, slot: usize, uuid: Uuid) -> IoResult {
+        if !self.shared.members.is_filling(slot) {
+            return Err(IoError::Invalid);
+        }
+        self.shared.at_home(move |home| Box::pin(async move { home.finish_filling(slot, uuid).await })).await
+    }
+
+    /// Compares parity with data in one stripe, and makes it fit if told. On a core.
+    ///
+    /// # Errors
+    /// When the stripe cannot be read or written.
+    pub async fn scrub_stripe(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
+        let core = self.shared.owner_for(stripe).ok_or(IoError::DeviceGone)?;
+        let id = self.shared.id;
+        let answer = remote::call(&core, move || {
+            Box::pin(async move {
+                let owner = registry::find(id).ok_or(IoError::DeviceGone)?;
+                owner.scrub(stripe, is_repairing).await
+            })
+        });
+        answer.await.unwrap_or(Err(IoError::DeviceGone))
+    }
+
+    /// The bits of the region map for a stripe; see [`crate::metadata::region_map`].
+    pub fn region_bits(&self, stripe: u64) -> u8 {
+        self.shared.region(stripe)
+    }
+
+    /// Clears bits of a region, in memory; members learn of it with the next write of the map.
+    pub fn clear_region(&self, region: u64, bits: u8) {
+        self.shared.regions.clear(region, bits);
+    }
+
+    /// Ends the array's service cleanly: waits for what is under way, and commits that nothing was. Requests that
+    /// come later wait for ever, so whoever uses it is gone by then. On a core.
+    ///
+    /// # Errors
+    /// When the commit fails; the array is recovered at its next start then.
+    pub async fn stop(&self) -> IoResult {
+        let Some(home) = self.shared.home() else { return Ok(()) };
+        let result = self.shared.at_home(|home| Box::pin(async move { home.stop().await })).await;
+        let _ = home;
+        result
+    }
+
+    async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
+    where
+        W: FnOnce(Rc<Owner>) -> remote::LocalFuture<IoResult> + Send + 'static,
+    {
+        let core = self.shared.owner_for(stripe).ok_or(IoError::DeviceGone)?;
+        let id = self.shared.id;
+        let answer = remote::call(&core, move || match registry::find(id) {
+            Some(owner) => work(owner),
+            None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
+        });
+        answer.await.unwrap_or(Err(IoError::DeviceGone))
+    }
+
+    /// This core's part of the array, made when it is first asked for.
+    fn owner(&self) -> Rc<Owner> {
+        if let Some(owner) = registry::find(self.shared.id) {
+            return owner;
+        }
+        let owner = Rc::new(Owner::new(self.shared.clone()));
+        registry::add(self.shared.id, owner.clone());
+        let core = owner.core.remote();
+        if self.shared.claim_home(&core) {
+            let boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let home = Rc::new(Home::new(&owner, boot.expect("the first core finds it")));
+            *owner.home.borrow_mut() = Some(home);
+            owner.core.spawn(owner::keep_regions(Rc::downgrade(&owner)));
+        } else if self.shared.config.geometry.parity > 0 {
+            self.join(&owner, core);
+        }
+        owner
+    }
+
+    /// Has a core own stripes, some time soon; until then it sends its writes to others.
+    fn join(&self, owner: &Rc<Owner>, core: CoreRef) {
+        let shared = self.shared.clone();
+        owner.core.spawn(async move {
+            let joined = shared.at_home(move |home| Box::pin(async move { home.join(core).await })).await;
+            if let Err(error) = joined {
+                tracing::warn!(array = shared.config.name, %error, "a core cannot own stripes");
+            }
+        });
+    }
+}
+
+impl Device for Array {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.shared.limits.get()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(ArrayChannel::new(self.owner())))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits()) // an array grows by its own command
+    }
+
+    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
+        self.shared.members.each_device(|device| device.map_region(region))
+    }
+
+    fn unmap_region(&self, region: &MemoryRegion) {
+        let _ = self.shared.members.each_device(|device| {
+            device.unmap_region(region);
+            Ok(())
+        });
+    }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        let id = self.shared.id;
+        registry::remove(id);
+        for core in self.shared.owner_cores().iter() {
+            // A core that has ended has forgotten it already.
+            let _ = core.try_run(Box::new(move |_| registry::remove(id)));
+        }
+    }
+}

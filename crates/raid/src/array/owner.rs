@@ -1,0 +1,296 @@
+//! One core's part of an array: the stripes that it owns, and what it needs to work on them.
+
+use super::batch::Batch;
+use super::gate::Gate;
+use super::home::Home;
+use super::members::{MemberChannel, MemberChannels, Which};
+use super::shared::Shared;
+use crate::config::Consistency;
+use crate::log::Log;
+use crate::metadata::{BadBlocksError, BadRange, MemberFailures, Target, Targets};
+use crate::mutant::{self, Mutant};
+use crate::parity::Decoder;
+use crate::stripe::rect::Rect;
+use crate::stripe::rows::{RowLocks, StripeHasher};
+use block::{Data, IoError, IoResult};
+use reactor::{Buffer, BufferPool, Core, CoreRef, Permits};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+/// Bytes of buffers that a core's stripe operations use at a time, unless one needs more.
+const MEMORY_BYTES: usize = 64 << 20;
+/// How long a region that nobody writes to keeps its mark, at least.
+const SWEEP_NS: u64 = 1_000_000_000;
+/// Scratch lists that are kept for reuse.
+const SPARE_SCRATCH: usize = 64;
+/// Decoders that are kept: patterns of missing strips, each in a few readings.
+const DECODERS: usize = 1024;
+
+/// One core's part of an array.
+pub(crate) struct Owner {
+    pub shared: Arc<Shared>,
+    pub core: Core,
+    pub channels: MemberChannels,
+    pub locks: RowLocks,
+    pub gate: Gate,
+    pub log: Log,
+    /// What commits metadata, on the home core.
+    pub home: RefCell<Option<Rc<Home>>>,
+    /// The owners as this core last saw them, and their generation.
+    owners: RefCell<(u64, Arc<Vec<CoreRef>>)>,
+    pool: BufferPool,
+    memory: Permits,
+    memory_bytes: usize,
+    scratch: RefCell<Vec<Box<Scratch>>>,
+    decoders: RefCell<HashMap<u64, Rc<Decoder>, BuildHasherDefault<StripeHasher>>>,
+}
+
+/// Lists of one stripe operation, kept for reuse.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub batch: Batch,
+    /// New data, by data strip.
+    pub new: Vec<Option<Buffer>>,
+    /// Old data, by data strip.
+    pub old: Vec<Option<Buffer>>,
+    /// Parity, by parity: old, partial, new.
+    pub parity: Vec<Option<Buffer>>,
+}
+
+/// Memory that an operation may use; given back when dropped.
+pub(crate) struct MemoryGrant<'a>(&'a Permits, usize);
+
+impl Drop for MemoryGrant<'_> {
+    fn drop(&mut self) {
+        self.0.release(self.1);
+    }
+}
+
+/// What is written.
+#[derive(Clone, Copy)]
+pub(crate) enum Source<'a> {
+    /// The caller's memory.
+    Data(Data<'a>),
+    /// Zeroes.
+    Zeroes,
+}
+
+/// A strip of which something could not be read.
+pub(crate) enum ReadFailure {
+    /// The blocks are bad; the member may be fine.
+    Medium,
+    /// The member is gone.
+    Fatal(IoError),
+}
+
+/// What an error of a read says about its member.
+pub(crate) fn read_failure(error: IoError) -> ReadFailure {
+    match error {
+        IoError::Medium | IoError::Corrupt => ReadFailure::Medium,
+        error => ReadFailure::Fatal(error),
+    }
+}
+
+impl Owner {
+    pub fn new(shared: Arc<Shared>) -> Owner {
+        let core = reactor::current();
+        let members = shared.members.clone();
+        let geometry = *members.geometry();
+        let everything = 2 * geometry.group_members() * buffer_bytes(geometry.strip_bytes as usize);
+        let memory_bytes = MEMORY_BYTES.max(2 * everything);
+        Owner {
+            log: Log::new(shared.config.clone(), shared.log_identity().0, shared.log_identity().1),
+            channels: MemberChannels::new(members),
+            home: RefCell::default(),
+            owners: RefCell::default(),
+            locks: RowLocks::default(),
+            gate: Gate::default(),
+            pool: BufferPool::new(2 * memory_bytes),
+            memory: Permits::new(memory_bytes),
+            memory_bytes,
+            scratch: RefCell::default(),
+            decoders: RefCell::default(),
+            shared,
+            core,
+        }
+    }
+
+    /// The core that owns a stripe: that of its lane, so that a lane has one owner.
+    pub fn owner_of(&self, stripe: u64) -> CoreRef {
+        let generation = self.shared.owners_generation();
+        let mut owners = self.owners.borrow_mut();
+        if owners.0 != generation {
+            *owners = (generation, self.shared.owner_cores());
+        }
+        let lane = usize::from(self.shared.config.lane_of(stripe));
+        owners.1[lane % owners.1.len()].clone()
+    }
+
+    /// Waits for the memory of `buffers` buffers of `len` bytes. Asked for once in an operation, after its rows.
+    pub async fn grant(&self, buffers: usize, len: usize) -> MemoryGrant<'_> {
+        let bytes = (buffers * buffer_bytes(len)).min(self.memory_bytes);
+        self.memory.acquire(bytes).await;
+        MemoryGrant(&self.memory, bytes)
+    }
+
+    /// A buffer of what was granted.
+    pub async fn buffer(&self, len: u32) -> Buffer {
+        self.pool.take(len as usize).await
+    }
+
+    pub fn scratch(&self) -> Box<Scratch> {
+        if let Some(scratch) = self.scratch.borrow_mut().pop() {
+            return scratch;
+        }
+        let geometry = self.shared.members.geometry();
+        let mut scratch = Box::<Scratch>::default();
+        scratch.new.resize_with(geometry.data, || None);
+        scratch.old.resize_with(geometry.data, || None);
+        scratch.parity.resize_with(geometry.parity, || None);
+        scratch
+    }
+
+    pub fn recycle(&self, mut scratch: Box<Scratch>) {
+        scratch.batch.clear();
+        let Scratch { new, old, parity, .. } = &mut *scratch;
+        [new, old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
+        let mut spare = self.scratch.borrow_mut();
+        if spare.len() < SPARE_SCRATCH {
+            spare.push(scratch);
+        }
+    }
+
+    /// The channel by which a strip of a stripe is read.
+    pub fn reader(&self, stripe: u64, strip: usize) -> Option<(usize, Which, MemberChannel)> {
+        let slot = self.shared.members.geometry().member(stripe, strip);
+        let which = if self.shared.members.is_live(slot) { Which::Own } else { Which::Incoming };
+        self.channels.get(slot, which).map(|channel| (slot, which, channel))
+    }
+
+    /// Where a strip's bytes lie on its member.
+    pub fn position(&self, channel: &MemberChannel, stripe: u64, offset: u32) -> u64 {
+        channel.layout.data_offset + self.shared.members.geometry().member_offset(stripe) + u64::from(offset)
+    }
+
+    /// How to compute `lost` from what is readable.
+    pub fn decoder(&self, lost: u64, readable: u64) -> Result<Rc<Decoder>, IoError> {
+        let strips = self.shared.config.geometry.group_members();
+        // Both masks fit a word for up to 32 strips; wider groups are not kept.
+        let key = (strips <= 32).then_some(lost << 32 | readable);
+        if let Some(decoder) = key.and_then(|key| self.decoders.borrow().get(&key).cloned()) {
+            return Ok(decoder);
+        }
+        let list: Vec<usize> = (0..strips).filter(|strip| lost >> strip & 1 == 1).collect();
+        let decoder = self.shared.code.decoder(&list, readable).map_err(|_| IoError::Medium)?;
+        let decoder = Rc::new(decoder);
+        if let Some(key) = key {
+            let mut decoders = self.decoders.borrow_mut();
+            if decoders.len() >= DECODERS {
+                decoders.clear();
+            }
+            decoders.insert(key, decoder.clone());
+        }
+        Ok(decoder)
+    }
+
+    /// Makes the region map say at least `needed` about a stripe, durably.
+    #[inline]
+    pub async fn set_region(&self, stripe: u64, needed: u8) -> IoResult {
+        let region = self.shared.config.region_of(stripe);
+        if self.shared.regions.has(region, needed) || mutant::is(Mutant::RegionMapNotAwaited) {
+            return Ok(());
+        }
+        while let Err(MemberFailures(failures)) = self.shared.regions.set(region, needed, self).await {
+            self.members_failed(failures).await?;
+        }
+        Ok(())
+    }
+
+    /// Blocks that were written are no longer bad.
+    pub async fn clear_bad(&self, rect: &Rect) -> IoResult {
+        if !self.shared.has_bad(rect.stripe) {
+            return Ok(());
+        }
+        let range = BadRange { stripe: rect.stripe, strips: rect.mask(), offset: rect.offset, len: rect.len };
+        loop {
+            match self.shared.bad.remove(range, self).await {
+                Ok(()) => return Ok(()),
+                Err(BadBlocksError::Members(MemberFailures(failures))) => {
+                    self.members_failed(failures).await?
+                }
+                // It stays bad although it is not: an error, never wrong data.
+                Err(BadBlocksError::Full(_)) => return Ok(()),
+            }
+        }
+    }
+
+    pub async fn members_failed(&self, failures: Vec<(usize, IoError)>) -> IoResult {
+        self.shared.check_frozen()?;
+        for (slot, error) in failures {
+            let which = if self.shared.members.is_live(slot) { Which::Own } else { Which::Incoming };
+            self.shared.member_failed(slot, which, error).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies the caller's data: from here on nothing that the caller does changes what is written.
+    pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
+        let geometry = self.shared.members.geometry();
+        for strip in rect.first..rect.first + rect.count {
+            if scratch.new[strip].is_none() {
+                scratch.new[strip] = Some(self.buffer(rect.len).await);
+            }
+            let buffer = scratch.new[strip].as_mut().expect("just set");
+            match source {
+                Source::Data(data) => {
+                    let part = data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize);
+                    part.copy_to(buffer.as_mut_slice());
+                }
+                Source::Zeroes => buffer.as_mut_slice().fill(0),
+            }
+        }
+    }
+}
+
+impl Targets for Owner {
+    /// The members that take metadata: live ones, and those that fill an empty slot.
+    fn targets(&self) -> Vec<Target> {
+        let members = &self.shared.members;
+        let target = |slot: usize| {
+            let which = match members.is_live(slot) {
+                true => Which::Own,
+                false if members.is_filling(slot) => Which::Incoming,
+                false => return None,
+            };
+            let MemberChannel { channel, layout } = self.channels.get(slot, which)?;
+            Some(Target { slot, channel, layout })
+        };
+        (0..members.geometry().members()).filter_map(target).collect()
+    }
+}
+
+/// Takes marks away from regions that nobody writes to any more, for as long as the array lives.
+pub(crate) async fn keep_regions(owner: Weak<Owner>) {
+    let mut memory = Vec::new();
+    loop {
+        let Some(core) = owner.upgrade().map(|owner| owner.core.clone()) else { return };
+        core.sleep(SWEEP_NS).await;
+        let Some(owner) = owner.upgrade() else { return };
+        if owner.shared.config.consistency != Consistency::Bitmap || owner.shared.is_frozen() {
+            continue;
+        }
+        if owner.shared.regions.sweep(&mut memory) > 0
+            && let Err(MemberFailures(failures)) = owner.shared.regions.settle(&*owner).await
+        {
+            let _ = owner.members_failed(failures).await; // the next write finds out as well
+        }
+    }
+}
+
+/// What a buffer of `len` bytes takes from the pool.
+fn buffer_bytes(len: usize) -> usize {
+    len.next_power_of_two().max(4096)
+}

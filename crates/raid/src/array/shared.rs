@@ -1,0 +1,313 @@
+//! What all cores of a running array share.
+
+use super::home::Home;
+use super::members::{Members, SlotState, Which};
+use super::registry;
+use super::remote;
+use crate::log::Nonce;
+use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap};
+use crate::{ArrayConfig, Code};
+use block::{IoError, IoResult, SharedLimits};
+use reactor::CoreRef;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What all cores of a running array share.
+pub(crate) struct Shared {
+    /// Its number in this process.
+    pub id: u64,
+    pub config: Arc<ArrayConfig>,
+    pub code: Code,
+    pub members: Arc<Members>,
+    pub limits: Arc<SharedLimits>,
+    pub regions: RegionMap,
+    pub bad: BadBlocks,
+    pub counters: Counters,
+    /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
+    entry_limits: Vec<u32>,
+    is_frozen: AtomicBool,
+    owners: Mutex<Owners>,
+    /// Moves with every change of the owners.
+    owners_generation: AtomicU64,
+    log_identity: Mutex<(Nonce, u64)>,
+    clock: Clock,
+}
+
+/// What time it was when the array started, and where its randomness comes from.
+pub(crate) struct Clock {
+    /// Nanoseconds since 1970.
+    pub wall_ns: u64,
+    /// The starting core's clock at that time; those of other cores are about the same.
+    pub core_ns: u64,
+    /// Whether randomness is the core's: the simulator's runs can be repeated.
+    pub is_simulated: bool,
+}
+
+impl Clock {
+    /// Random bits that nobody outside the array knows. On a core.
+    pub fn new_nonce(&self) -> [u8; 16] {
+        if !self.is_simulated {
+            return crate::Uuid::random().0;
+        }
+        let (low, high) = (reactor::current().random_u64(), reactor::current().random_u64());
+        (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
+    }
+}
+
+/// A write into a region.
+pub(crate) struct RegionWrite<'a>(&'a Shared, u64);
+
+impl RegionWrite<'_> {
+    /// It is durable everywhere.
+    pub fn end(self) {
+        self.0.regions.end(self.1);
+    }
+}
+
+/// Which cores own stripes.
+#[derive(Default)]
+struct Owners {
+    /// The core that commits superblocks, region map and bad blocks.
+    home: Option<CoreRef>,
+    cores: Arc<Vec<CoreRef>>,
+}
+
+/// What has happened to an array since it was assembled.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Reads of members that failed.
+    pub read_errors: AtomicU64,
+    /// Blocks that were computed and written again.
+    pub repairs: AtomicU64,
+    /// Requests that computed data from other strips.
+    pub degraded_reads: AtomicU64,
+}
+
+impl Shared {
+    pub fn new(
+        config: Arc<ArrayConfig>,
+        members: Arc<Members>,
+        limits: Arc<SharedLimits>,
+        regions: RegionMap,
+        bad: BadBlocks,
+        log_identity: (Nonce, u64),
+        clock: Clock,
+    ) -> Shared {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let geometry = &config.geometry;
+        let limit =
+            |strips| crate::log::max_len(&config, strips).clamp(config.block_size, geometry.strip_bytes);
+        let entry_limits = match geometry.data > 1 && geometry.parity > 0 {
+            true => (0..=geometry.data).map(limit).collect(),
+            false => vec![geometry.strip_bytes; geometry.data + 1],
+        };
+        Shared {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            code: config.code(),
+            config,
+            members,
+            limits,
+            regions,
+            bad,
+            counters: Counters::default(),
+            entry_limits,
+            is_frozen: AtomicBool::new(false),
+            owners: Mutex::default(),
+            owners_generation: AtomicU64::new(0),
+            log_identity: Mutex::new(log_identity),
+            clock,
+        }
+    }
+
+    /// Nanoseconds since 1970. On a core.
+    pub fn wall_ns(&self) -> u64 {
+        self.clock.wall_ns.saturating_add(reactor::current().now_ns().saturating_sub(self.clock.core_ns))
+    }
+
+    /// Random bits that nobody outside the array knows. On a core.
+    pub fn new_nonce(&self) -> [u8; 16] {
+        self.clock.new_nonce()
+    }
+
+    /// What makes entries of the log valid now, and the array's epoch.
+    pub fn log_identity(&self) -> (Nonce, u64) {
+        *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_log_identity(&self, identity: (Nonce, u64)) {
+        *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+    }
+
+    /// Bytes of a strip that one write of `count` strips may cover.
+    pub fn entry_limit(&self, count: usize) -> u32 {
+        self.entry_limits[count]
+    }
+
+    /// Whether every member of a stripe is live and none is being replaced.
+    #[inline]
+    pub fn is_whole(&self, stripe: u64) -> bool {
+        let geometry = &self.config.geometry;
+        let first = geometry.group(stripe) * geometry.group_members();
+        (first..first + geometry.group_members()).all(|slot| self.members.is_live(slot))
+    }
+
+    /// The region map's byte for a stripe.
+    #[inline]
+    pub fn region(&self, stripe: u64) -> u8 {
+        self.regions.get(self.config.region_of(stripe))
+    }
+
+    /// A write into a stripe's region begins. Its mark is not taken away before it has ended; one that fails never
+    /// does.
+    #[inline]
+    pub fn begin_region(&self, stripe: u64) -> RegionWrite<'_> {
+        let region = self.config.region_of(stripe);
+        self.regions.begin(region);
+        RegionWrite(self, region)
+    }
+
+    /// Whether some block of a stripe is known to be bad.
+    #[inline]
+    pub fn has_bad(&self, stripe: u64) -> bool {
+        let strips = u64::MAX;
+        !self.bad.is_empty()
+            && self.bad.strips_in(&BadRange { stripe, strips, offset: 0, len: u32::MAX }) != 0
+    }
+
+    /// Refuses a read of blocks that nothing can bring back.
+    pub fn check_bad(&self, stripe: u64, strip: usize, offset: u32, len: u32) -> IoResult {
+        let range = BadRange { stripe, strips: 1 << strip, offset, len };
+        let is_bad = !self.bad.is_empty() && self.bad.strips_in(&range) != 0;
+        if is_bad { Err(IoError::Medium) } else { Ok(()) }
+    }
+
+    pub fn count_read_error(&self) {
+        self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn count_repair(&self) {
+        self.counters.repairs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Nothing can be served any more: more members are missing than parity stands for.
+    pub fn freeze(&self, why: &str) {
+        if !self.is_frozen.swap(true, Ordering::SeqCst) {
+            tracing::error!(array = self.config.name, "the array is frozen: {why}");
+        }
+    }
+
+    #[inline]
+    pub fn is_frozen(&self) -> bool {
+        self.is_frozen.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn check_frozen(&self) -> IoResult {
+        if self.is_frozen() { Err(IoError::Medium) } else { Ok(()) }
+    }
+
+    /// A member does not do what it should: it is out from now on. Returns when every live member knows.
+    ///
+    /// # Errors
+    /// When the array cannot go on without it.
+    pub async fn member_failed(&self, slot: usize, which: Which, error: IoError) -> IoResult {
+        self.take_out(slot, which, reason_of(error)).await
+    }
+
+    /// Takes a member out; see [`Shared::member_failed`].
+    pub async fn take_out(&self, slot: usize, which: Which, reason: Reason) -> IoResult {
+        if self.config.geometry.parity == 0 {
+            return Err(IoError::DeviceGone);
+        }
+        if which == Which::Own {
+            if self.members.state(slot) == SlotState::Out {
+                return Ok(());
+            }
+            self.members.announce_failure(slot);
+            self.check_redundancy(slot);
+        }
+        self.check_frozen()?;
+        self.at_home(move |home| Box::pin(async move { home.take_out(slot, which, reason).await })).await
+    }
+
+    /// Freezes when a group has lost more members than parity stands for.
+    pub fn check_redundancy(&self, slot: usize) {
+        let geometry = &self.config.geometry;
+        let group = slot / geometry.group_members();
+        let first = group * geometry.group_members();
+        let lost =
+            (first..first + geometry.group_members()).filter(|slot| !self.members.is_live(*slot)).count();
+        if lost > geometry.parity {
+            self.freeze(&format!("group {group} has lost {lost} members and can lose {}", geometry.parity));
+        }
+    }
+
+    /// Runs work on the array's home core.
+    pub async fn at_home<W>(&self, work: W) -> IoResult
+    where
+        W: FnOnce(std::rc::Rc<Home>) -> remote::LocalFuture<IoResult> + Send + 'static,
+    {
+        let Some(home) = self.home() else { return Err(IoError::DeviceGone) };
+        let id = self.id;
+        let answer = remote::call(&home, move || {
+            match registry::find(id).and_then(|owner| owner.home.borrow().clone()) {
+                Some(home) => work(home),
+                None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
+            }
+        });
+        answer.await.unwrap_or(Err(IoError::DeviceGone))
+    }
+
+    /// The home core.
+    pub fn home(&self) -> Option<CoreRef> {
+        self.lock_owners().home.clone()
+    }
+
+    /// The core that owns a stripe, as anybody may ask.
+    pub fn owner_for(&self, stripe: u64) -> Option<CoreRef> {
+        let cores = self.owner_cores();
+        let lane = usize::from(self.config.lane_of(stripe));
+        (!cores.is_empty()).then(|| cores[lane % cores.len()].clone())
+    }
+
+    /// Makes `core` the home when there is none; whether it is now.
+    pub fn claim_home(&self, core: &CoreRef) -> bool {
+        let mut owners = self.lock_owners();
+        if owners.home.is_some() {
+            return false;
+        }
+        owners.home = Some(core.clone());
+        owners.cores = Arc::new(vec![core.clone()]);
+        self.owners_generation.fetch_add(1, Ordering::Release);
+        true
+    }
+
+    /// The cores that own stripes.
+    pub fn owner_cores(&self) -> Arc<Vec<CoreRef>> {
+        self.lock_owners().cores.clone()
+    }
+
+    /// Changes who owns stripes. No stripe operation runs meanwhile.
+    pub fn set_owner_cores(&self, cores: Vec<CoreRef>) {
+        self.lock_owners().cores = Arc::new(cores);
+        self.owners_generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Moves whenever [`Shared::owner_cores`] changes.
+    #[inline]
+    pub fn owners_generation(&self) -> u64 {
+        self.owners_generation.load(Ordering::Acquire)
+    }
+
+    fn lock_owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn reason_of(error: IoError) -> Reason {
+    match error {
+        IoError::DeviceGone => Reason::Gone,
+        IoError::TimedOut => Reason::TimedOut,
+        _ => Reason::WriteError,
+    }
+}

@@ -1,0 +1,384 @@
+//! From superblocks to a running array.
+
+use super::Array;
+use super::home::Boot;
+use super::members::{Attached, Members};
+use super::shared::{Clock, Shared};
+use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
+use crate::metadata::region_map::{self, RegionMap};
+use crate::metadata::{
+    BadBlocks, BadBlocksError, BadRange, Found, Layout, MemberFailures, MemberState, Reason, Store, Table,
+    Target,
+};
+use crate::mutant::{self, Mutant};
+use crate::{ArrayConfig, ConfigError, Consistency};
+use block::{Channel, Device, DeviceError, IoError, Limits, SharedLimits};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+/// What an array is started from: the outcome of assembling.
+pub struct Start {
+    /// The newest table. Members that are not given below are taken out.
+    pub table: Table,
+    /// A member for each slot, those that the table calls live or rebuilding.
+    pub members: Vec<Option<StartMember>>,
+    /// Nanoseconds since 1970.
+    pub wall_ns: u64,
+    /// Take randomness from the core, not from the system: the simulator's runs can be repeated.
+    pub is_simulated: bool,
+}
+
+/// A member to start with.
+pub struct StartMember {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Its superblock as it was found.
+    pub found: Found,
+    /// Where things lie on it.
+    pub layout: Layout,
+}
+
+/// Why an array cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The superblock describes no array that this program can serve.
+    #[error("array {name}: {error}")]
+    Config {
+        /// The array.
+        name: String,
+        /// What is wrong.
+        error: ConfigError,
+    },
+    /// More members are missing than parity stands for.
+    #[error("array {name}: group {group} has {present} of its {members} members and needs {needed}")]
+    TooFew {
+        /// The array.
+        name: String,
+        /// The group.
+        group: usize,
+        /// Members that are there.
+        present: usize,
+        /// Members it has.
+        members: usize,
+        /// Members it needs.
+        needed: usize,
+    },
+    /// A member cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A member does not take what the array needs.
+    #[error("array {name}: member {member}: {what}")]
+    Unfit {
+        /// The array.
+        name: String,
+        /// The device.
+        member: String,
+        /// What it lacks.
+        what: String,
+    },
+    /// There is no room to remember what a crash has left unreadable.
+    #[error("array {name}: too many bad blocks to remember those of stripe {stripe}")]
+    TooManyBad {
+        /// The array.
+        name: String,
+        /// The stripe.
+        stripe: u64,
+    },
+    /// The log cannot be replayed.
+    #[error("array {name}: {error}")]
+    Recovery {
+        /// The array.
+        name: String,
+        /// Why.
+        error: RecoverError,
+    },
+}
+
+/// An array on its way up.
+struct Starting {
+    config: Arc<ArrayConfig>,
+    table: Table,
+    members: Vec<Option<StartMember>>,
+    channels: Vec<Option<Rc<dyn Channel>>>,
+    store: Store,
+    clock: Clock,
+}
+
+impl Array {
+    /// Starts an array: takes absent members out, replays the log. On a core; any core may use the array afterwards.
+    ///
+    /// # Errors
+    /// See [`StartError`]. The members are as they were, but for superblocks and what was replayed.
+    pub async fn start(start: Start) -> Result<Arc<Array>, StartError> {
+        let name = start.table.config.name.clone();
+        let config = Arc::new(start.table.config.clone());
+        config.check().map_err(|error| StartError::Config { name, error })?;
+        let mut starting = Starting::open(config, start)?;
+        let limits = starting.limits()?;
+        starting.take_out_absent().await?;
+        let (regions, bad) = starting.recover().await?;
+        starting.finish(limits, regions, bad).await
+    }
+}
+
+impl Starting {
+    fn open(config: Arc<ArrayConfig>, start: Start) -> Result<Starting, StartError> {
+        let Start { table, members, wall_ns, is_simulated } = start;
+        let store = Store::new(config.geometry.members());
+        let mut channels = Vec::new();
+        for (slot, member) in members.iter().enumerate() {
+            channels.push(match member {
+                Some(member) => {
+                    store.note(slot, &member.found);
+                    Some(member.device.open_channel()?)
+                }
+                None => None,
+            });
+        }
+        let clock = Clock { wall_ns, core_ns: reactor::current().now_ns(), is_simulated };
+        Ok(Starting { config, table, members, channels, store, clock })
+    }
+
+    fn limits(&self) -> Result<Limits, StartError> {
+        let geometry = &self.config.geometry;
+        let is_plain = geometry.parity == 0;
+        let mut limits = Limits {
+            block_size: self.config.block_size,
+            optimal_io_size: u32::try_from(geometry.stripe_bytes()).unwrap_or(0),
+            discard_alignment: u32::try_from(geometry.stripe_bytes()).unwrap_or(self.config.block_size),
+            ..Limits::new(geometry.capacity())
+        };
+        for member in self.members.iter().flatten() {
+            let theirs = member.device.limits();
+            let unfit = |what: String| StartError::Unfit {
+                name: self.config.name.clone(),
+                member: member.device.name().to_owned(),
+                what,
+            };
+            if theirs.capacity < member.layout.member_bytes {
+                let needed = member.layout.member_bytes;
+                return Err(unfit(format!("{} bytes, {needed} were in use", theirs.capacity)));
+            }
+            if theirs.read_only {
+                return Err(unfit("it is read-only".into()));
+            }
+            if theirs.block_size > self.config.block_size {
+                let needed = self.config.block_size;
+                return Err(unfit(format!("blocks of {} bytes, the array has {needed}", theirs.block_size)));
+            }
+            if theirs.max_transfer < geometry.strip_bytes {
+                let strip = geometry.strip_bytes;
+                return Err(unfit(format!(
+                    "transfers of {} bytes at most, a strip has {strip}",
+                    theirs.max_transfer
+                )));
+            }
+            limits.memory_alignment = limits.memory_alignment.max(theirs.memory_alignment);
+            limits.max_segments = limits.max_segments.min(theirs.max_segments);
+            limits.physical_block_size = limits.physical_block_size.max(theirs.physical_block_size);
+            limits.rotational |= theirs.rotational;
+            limits.volatile_cache |= is_plain && theirs.volatile_cache;
+            limits.native_fua &= !is_plain || theirs.native_fua;
+            if is_plain {
+                limits.max_discard = limits.max_discard.min(theirs.max_discard);
+                limits.max_write_zeroes = limits.max_write_zeroes.min(theirs.max_write_zeroes);
+            }
+        }
+        Ok(limits)
+    }
+
+    /// Members that take metadata.
+    fn targets(&self) -> Vec<Target> {
+        let target = |(slot, member): (usize, &Option<StartMember>)| {
+            let (member, channel) = (member.as_ref()?, self.channels[slot].clone()?);
+            self.table.members[slot].is_in().then_some(Target { slot, channel, layout: member.layout })
+        };
+        self.members.iter().enumerate().filter_map(target).collect()
+    }
+
+    fn live_targets(&self) -> Vec<Target> {
+        self.targets().into_iter().filter(|target| self.table.members[target.slot].is_live()).collect()
+    }
+
+    /// Commits that absent members are out; also those that fail meanwhile.
+    async fn take_out_absent(&mut self) -> Result<(), StartError> {
+        let absent: Vec<usize> =
+            (0..self.members.len()).filter(|slot| self.members[*slot].is_none()).collect();
+        for slot in absent {
+            self.table.take_out(slot, Reason::Absent);
+        }
+        self.check_redundancy()?;
+        self.commit(|_| ()).await
+    }
+
+    fn check_redundancy(&self) -> Result<(), StartError> {
+        let geometry = &self.config.geometry;
+        for (group, members) in self.table.members.chunks(geometry.group_members()).enumerate() {
+            let present = members.iter().filter(|member| member.is_live()).count();
+            if present < geometry.data {
+                let name = self.config.name.clone();
+                let (members, needed) = (geometry.group_members(), geometry.data);
+                return Err(StartError::TooFew { name, group, present, members, needed });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes members out that have failed, and says so to the others.
+    async fn fail(&mut self, failures: Vec<(usize, IoError)>) -> Result<(), StartError> {
+        for (slot, error) in failures {
+            tracing::error!(array = self.config.name, slot, %error, "a member fails while the array starts");
+            self.table.take_out(slot, Reason::ReadError);
+            self.channels[slot] = None;
+        }
+        self.check_redundancy()?;
+        self.commit(|_| ()).await
+    }
+
+    async fn commit(&mut self, change: impl Fn(&mut Table)) -> Result<(), StartError> {
+        loop {
+            self.table.generation += 1;
+            self.table.updated_ns = self.clock.wall_ns;
+            self.table.begin_epoch(reactor::current().random_u64());
+            self.table.is_logging = self.config.consistency == Consistency::Ppl || self.table.is_degraded();
+            change(&mut self.table);
+            let targets = self.targets();
+            let results = self.store.commit(&targets, &self.table).await;
+            let failed: Vec<usize> =
+                results.iter().filter(|(_, result)| result.is_err()).map(|(slot, _)| *slot).collect();
+            if failed.is_empty() {
+                return Ok(());
+            }
+            for slot in failed {
+                self.table.take_out(slot, Reason::WriteError);
+                self.channels[slot] = None;
+            }
+            self.check_redundancy()?;
+        }
+    }
+
+    /// Reads region map and bad blocks, and replays the log.
+    async fn recover(&mut self) -> Result<(RegionMap, BadBlocks), StartError> {
+        let was_logging = self.table.is_logging;
+        let regions = loop {
+            match RegionMap::load(&self.config, self.table.initial_region, &self.live_targets()).await {
+                Ok(regions) => break regions,
+                Err(MemberFailures(failures)) => self.fail(failures).await?,
+            }
+        };
+        let bad = loop {
+            match BadBlocks::load(self.config.uuid, &self.live_targets()).await {
+                Ok(bad) => break bad,
+                Err(MemberFailures(failures)) => self.fail(failures).await?,
+            }
+        };
+        if was_logging && !self.table.is_clean {
+            self.replay(&bad).await?;
+        }
+        if self.config.consistency == Consistency::Bitmap {
+            let is_dirty = |_, bits| bits & region_map::DIRTY != 0;
+            while let Err(MemberFailures(failures)) =
+                regions.set_where(region_map::NEED_SYNC, &self.targets(), is_dirty).await
+            {
+                self.fail(failures).await?;
+            }
+        }
+        Ok((regions, bad))
+    }
+
+    async fn replay(&mut self, bad: &BadBlocks) -> Result<(), StartError> {
+        loop {
+            let member = |(slot, member): (usize, &Option<StartMember>)| {
+                let (member, channel) = (member.as_ref()?, self.channels[slot].clone()?);
+                let (log_offset, data_offset) = (member.layout.log_offset, member.layout.data_offset);
+                self.table.members[slot].is_in().then_some(RecoveryMember {
+                    channel,
+                    log_offset,
+                    data_offset,
+                })
+            };
+            let members: Vec<Option<RecoveryMember>> = self.members.iter().enumerate().map(member).collect();
+            let geometry = self.config.geometry;
+            let table = &self.table;
+            let is_live = |stripe: u64, slot: usize| match table.members[slot].state {
+                MemberState::Live => true,
+                MemberState::Rebuilding { cursor } => geometry.member_offset(stripe) < cursor,
+                MemberState::Missing { .. } => false,
+            };
+            let recovery = Recovery {
+                config: &self.config,
+                nonce: Nonce(table.nonce),
+                members: &members,
+                is_live: &is_live,
+            };
+            match log::recover(&recovery).await {
+                Ok(report) => {
+                    tracing::info!(
+                        array = self.config.name,
+                        replayed = report.replayed,
+                        bad = report.bad.len(),
+                        "the log was replayed"
+                    );
+                    for log::BadRange { stripe, strip, offset, len } in report.bad {
+                        self.note_bad(bad, BadRange { stripe, strips: 1 << strip, offset, len }).await?;
+                    }
+                    return Ok(());
+                }
+                Err(RecoverError::Member { slot, error }) => self.fail(vec![(slot, error)]).await?,
+                Err(error) => {
+                    return Err(StartError::Recovery { name: self.config.name.clone(), error });
+                }
+            }
+        }
+    }
+
+    async fn note_bad(&mut self, bad: &BadBlocks, range: BadRange) -> Result<(), StartError> {
+        loop {
+            match bad.add(range, &self.targets()).await {
+                Ok(()) => return Ok(()),
+                Err(BadBlocksError::Members(MemberFailures(failures))) => self.fail(failures).await?,
+                Err(BadBlocksError::Full(_)) => {
+                    let name = self.config.name.clone();
+                    return Err(StartError::TooManyBad { name, stripe: range.stripe });
+                }
+            }
+        }
+    }
+
+    /// From here on entries of the log are of this assembly.
+    async fn finish(
+        mut self,
+        limits: Limits,
+        regions: RegionMap,
+        bad: BadBlocks,
+    ) -> Result<Arc<Array>, StartError> {
+        let nonce = match mutant::is(Mutant::NoNonce) {
+            false => self.clock.new_nonce(),
+            true => self.table.nonce,
+        };
+        self.commit(|table| (table.nonce, table.is_clean) = (nonce, false)).await?;
+        let Starting { config, table, members, channels, store, clock } = self;
+        let mut own = Vec::new();
+        let mut filling = Vec::new();
+        for (slot, member) in members.into_iter().enumerate() {
+            let attached = member.map(|member| Attached { device: member.device, layout: member.layout });
+            let state = table.members[slot].state;
+            own.push(attached.clone().filter(|_| state == MemberState::Live));
+            if let (Some(attached), MemberState::Rebuilding { cursor }) = (attached, state) {
+                let rows = cursor / u64::from(config.geometry.strip_bytes);
+                filling.push((slot, attached, rows * config.geometry.groups as u64));
+            }
+        }
+        drop(channels);
+        let members = Members::new(config.clone(), own);
+        filling
+            .into_iter()
+            .for_each(|(slot, attached, cursor)| members.start_filling(slot, attached, cursor));
+        let identity = (Nonce(table.nonce), table.epoch);
+        let limits = SharedLimits::new(limits);
+        let name = format!("raid:{}", config.name);
+        let shared = Shared::new(config, Arc::new(members), limits, regions, bad, identity, clock);
+        let boot = Mutex::new(Some(Boot { store: Arc::new(store), table }));
+        Ok(Arc::new(Array { name, shared: Arc::new(shared), boot }))
+    }
+}

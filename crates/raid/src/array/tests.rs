@@ -1,0 +1,288 @@
+//! Arrays on memory: the conformance suite, whole and degraded, and what happens when members fail.
+
+use super::*;
+use crate::config::Consistency;
+use crate::metadata::testing;
+use crate::metadata::{Layout, Store, Target, read_superblock};
+use crate::{Geometry, Level, Matrix};
+use block::{Flags, Op, Request};
+use conformance::Suite;
+use drivers::mem::{MemDevice, Options};
+use layers::fault::{Action, Fault, Rule};
+
+const MEMBER_BYTES: u64 = 48 << 20;
+
+fn config(level: Level, groups: usize, data: usize, parity: usize) -> ArrayConfig {
+    let matrix = match (data, parity) {
+        (1, _) | (_, 0) => Matrix::Copies,
+        (_, 1..=3) => Matrix::Powers,
+        _ => Matrix::Cauchy,
+    };
+    let consistency = match (data, parity) {
+        (_, 0) => Consistency::None,
+        (1, _) => Consistency::Bitmap,
+        _ => Consistency::Ppl,
+    };
+    let strip_bytes = 16 << 10;
+    // Small enough for the suite's requests to meet in stripes, with a last stripe that is like the others.
+    let group_stripes = (40 << 20) / u64::from(strip_bytes) / groups as u64 / data as u64 + 3;
+    ArrayConfig {
+        level,
+        geometry: Geometry { groups, data, parity, strip_bytes, group_stripes },
+        matrix,
+        consistency,
+        region_bytes: 1 << 20,
+        lanes: 4,
+        lane_bytes: 256 << 10,
+        ..testing::config(3, 1)
+    }
+}
+
+type Faults = Vec<Arc<Fault>>;
+
+/// An array of new members, without those in `absent`.
+async fn start(config: &ArrayConfig, absent: &[usize]) -> (Arc<Array>, Faults) {
+    let count = config.geometry.members();
+    let disk = || Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap());
+    let faults: Faults = (0..count).map(|_| Arc::new(Fault::new(disk()))).collect();
+    (restart(config, &faults, absent, true).await, faults)
+}
+
+async fn restart(config: &ArrayConfig, faults: &Faults, absent: &[usize], is_new: bool) -> Arc<Array> {
+    let store = Store::new(faults.len());
+    let layout = Layout::new(MEMBER_BYTES, config).unwrap();
+    if is_new {
+        let target = |(slot, fault): (usize, &Arc<Fault>)| {
+            let channel = fault.open_channel().unwrap();
+            Target { slot, channel, layout }
+        };
+        let targets: Vec<Target> = faults.iter().enumerate().map(target).collect();
+        let results = store.commit(&targets, &testing::table(config)).await;
+        assert!(results.iter().all(|(_, result)| result.is_ok()));
+    }
+    let mut members = Vec::new();
+    let mut table: Option<crate::metadata::Table> = None;
+    for (slot, fault) in faults.iter().enumerate() {
+        if absent.contains(&slot) {
+            members.push(None);
+            continue;
+        }
+        let found = read_superblock("m", &*fault.open_channel().unwrap(), MEMBER_BYTES).await.unwrap();
+        let crate::metadata::Label::Member(superblock) = &found.label else { panic!("a member") };
+        if table.as_ref().is_none_or(|table| table.generation < superblock.table.generation) {
+            table = Some(superblock.table.clone());
+        }
+        members.push(Some(StartMember { device: fault.clone(), layout, found }));
+    }
+    let start = Start { table: table.unwrap(), members, wall_ns: 1, is_simulated: true };
+    Array::start(start).await.unwrap()
+}
+
+fn suite(config: ArrayConfig, absent: &'static [usize]) {
+    let (array, _) = reactor::run(async move { start(&config, absent).await });
+    Suite::new(array).run();
+}
+
+#[test]
+fn arrays_without_parity_pass_the_suite() {
+    suite(config(Level::Raid0, 1, 4, 0), &[]);
+    suite(config(Level::Raid1, 1, 1, 1), &[]);
+    suite(config(Level::Raid10, 2, 1, 2), &[]);
+}
+
+#[test]
+fn raid_5_passes_the_suite() {
+    suite(config(Level::Raid5, 1, 3, 1), &[]);
+}
+
+#[test]
+fn raid_6_and_50_pass_the_suite() {
+    suite(config(Level::Raid6, 1, 4, 2), &[]);
+    suite(config(Level::Raid50, 2, 3, 1), &[]);
+}
+
+#[test]
+fn wide_arrays_pass_the_suite() {
+    suite(config(Level::Raid7, 1, 6, 3), &[]);
+    suite(config(Level::NPlusM, 1, 4, 4), &[]);
+}
+
+#[test]
+fn arrays_that_lack_members_pass_the_suite() {
+    suite(config(Level::Raid1, 1, 1, 2), &[0, 2]);
+    suite(config(Level::Raid5, 1, 3, 1), &[1]);
+    suite(config(Level::Raid6, 1, 4, 2), &[0, 3]);
+    suite(config(Level::NPlusM, 1, 3, 4), &[0, 2, 4, 6]);
+}
+
+async fn write(channel: &dyn Channel, offset: u64, byte: u8, len: usize) -> IoResult {
+    let mut buffer = reactor::current().buffers().take(len).await;
+    buffer.as_mut_slice().fill(byte);
+    buffer.transfer(channel, Op::Write, Flags::NONE, offset).await.1
+}
+
+async fn read(channel: &dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
+    let buffer = reactor::current().buffers().take(len).await;
+    let (buffer, result) = buffer.transfer(channel, Op::Read, Flags::NONE, offset).await;
+    result.map(|()| buffer.as_slice().to_vec())
+}
+
+/// Fills the first bytes of an array with a pattern by writes of many sizes.
+async fn fill(channel: &dyn Channel, bytes: u64) {
+    let mut at = 0;
+    for (i, len) in [4096, 512, 65536, 3584, 131072, 20480].into_iter().cycle().enumerate() {
+        if at + len > bytes {
+            break;
+        }
+        write(channel, at, i as u8 + 1, len as usize).await.unwrap();
+        at += len;
+    }
+}
+
+async fn scrub(array: &Array) -> u64 {
+    let mut mismatches = 0;
+    for stripe in 0..64 {
+        mismatches += u64::from(array.scrub_stripe(stripe, false).await.unwrap().mismatches.count_ones());
+    }
+    mismatches
+}
+
+#[test]
+fn what_was_written_survives_the_loss_of_as_many_members_as_there_are_parities() {
+    reactor::run(async {
+        for (data, parity, lost) in [(3, 1, &[2][..]), (4, 2, &[0, 5]), (5, 3, &[1, 2, 6])] {
+            let (array, faults) = start(&config(Level::NPlusM, 1, data, parity), &[]).await;
+            let channel = array.open_channel().unwrap();
+            fill(&*channel, 2 << 20).await;
+            assert_eq!(scrub(&array).await, 0);
+            let before = read(&*channel, 0, 1 << 20).await.unwrap();
+            for slot in lost {
+                faults[*slot].add(Rule::new(Action::Error(IoError::DeviceGone)));
+            }
+            assert!(read(&*channel, 0, 1 << 20).await.unwrap() == before);
+            write(&*channel, 8192, 0xaa, 100 << 10).await.unwrap();
+            let after = read(&*channel, 0, 1 << 20).await.unwrap();
+            assert!(after[8192..][..100 << 10].iter().all(|b| *b == 0xaa));
+            assert!(after[..8192] == before[..8192] && after[108 << 10..] == before[108 << 10..]);
+            let out = array.slots().iter().filter(|slot| slot.state == SlotState::Out).count();
+            assert_eq!(out, lost.len());
+            assert_eq!(
+                array.table().await.unwrap().members.iter().filter(|m| !m.is_live()).count(),
+                lost.len()
+            );
+        }
+    });
+}
+
+#[test]
+fn an_array_that_has_lost_too_many_members_answers_with_errors_only() {
+    reactor::run(async {
+        let (array, faults) = start(&config(Level::Raid5, 1, 3, 1), &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        for slot in [0, 1] {
+            faults[slot].add(Rule::new(Action::Error(IoError::DeviceGone)));
+        }
+        assert_eq!(write(&*channel, 0, 1, 64 << 10).await, Err(IoError::Medium));
+        assert_eq!(read(&*channel, 0, 4096).await, Err(IoError::Medium));
+        assert!(array.is_frozen());
+    });
+}
+
+#[test]
+fn a_bad_block_is_computed_from_the_others_and_written_again() {
+    reactor::run(async {
+        let (array, faults) = start(&config(Level::Raid5, 1, 3, 1), &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        let before = read(&*channel, 0, 256 << 10).await.unwrap();
+        let reads = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]);
+        faults[1].add(Rule { count: Some(3), ..reads });
+        assert!(read(&*channel, 0, 256 << 10).await.unwrap() == before);
+        assert!(array.counters().repairs.load(std::sync::atomic::Ordering::Relaxed) > 0);
+        assert!(array.slots().iter().all(|slot| slot.state == SlotState::Live));
+    });
+}
+
+#[test]
+fn a_new_member_is_filled_while_writes_go_on() {
+    reactor::run(async {
+        let shape = config(Level::Raid6, 1, 4, 2);
+        let (array, faults) = start(&shape, &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 2 << 20).await;
+        faults[2].add(Rule::new(Action::Error(IoError::DeviceGone)));
+        write(&*channel, 0, 7, 128 << 10).await.unwrap();
+        let device = Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap());
+        let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
+        let uuid = Uuid::random();
+        array.start_filling(2, uuid, Attached { device, layout }).await.unwrap();
+        for stripe in 0..shape.geometry.stripes() {
+            array.fill_stripe(2, stripe).await.unwrap();
+            if stripe % 64 == 63 {
+                array.advance(2, stripe + 1);
+                array.checkpoint(2).await.unwrap();
+                write(&*channel, stripe * 4096, stripe as u8, 64 << 10).await.unwrap();
+            }
+        }
+        array.finish_filling(2, uuid).await.unwrap();
+        assert!(array.slots().iter().all(|slot| slot.state == SlotState::Live));
+        let before = read(&*channel, 0, 1 << 20).await.unwrap();
+        assert_eq!(scrub(&array).await, 0);
+        array.fail(0).await.unwrap();
+        array.fail(1).await.unwrap();
+        assert_eq!(array.fail(3).await, Err(IoError::Invalid), "it would not survive");
+        assert!(read(&*channel, 0, 1 << 20).await.unwrap() == before);
+    });
+}
+
+#[test]
+fn a_scrub_finds_parity_that_does_not_fit_and_mends_it() {
+    reactor::run(async {
+        let shape = config(Level::Raid5, 1, 3, 1);
+        let (array, faults) = start(&shape, &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
+        // Stripe 0 has its parity on the last member.
+        let member = faults[3].open_channel().unwrap();
+        write(&*member, layout.data_offset + 4096, 0x55, 4096).await.unwrap();
+        assert_eq!(array.scrub_stripe(0, false).await.unwrap().mismatches, 0b1000);
+        assert_eq!(array.scrub_stripe(0, true).await.unwrap().mismatches, 0b1000);
+        assert_eq!(array.scrub_stripe(0, true).await.unwrap().mismatches, 0);
+        assert_eq!(scrub(&array).await, 0);
+    });
+}
+
+#[test]
+fn an_array_starts_again_with_what_it_had() {
+    reactor::run(async {
+        let shape = config(Level::Raid5, 1, 3, 1);
+        let (array, faults) = start(&shape, &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        let before = read(&*channel, 0, 1 << 20).await.unwrap();
+        array.stop().await.unwrap();
+        drop((array, channel));
+        for absent in [&[][..], &[3], &[3]] {
+            let array = restart(&shape, &faults, absent, false).await;
+            let channel = array.open_channel().unwrap();
+            assert!(read(&*channel, 0, 1 << 20).await.unwrap() == before);
+        }
+    });
+}
+
+#[test]
+fn zeroes_and_discards_leave_parity_right() {
+    reactor::run(async {
+        let (array, _) = start(&config(Level::Raid6, 1, 4, 2), &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 2 << 20).await;
+        let zeroes = Request::write_zeroes(300 << 10, Flags::NONE);
+        channel.submit(&zeroes, 5 << 10).await.unwrap();
+        channel.submit(&Request::discard(512 << 10), 1 << 20).await.unwrap();
+        let bytes = read(&*channel, 0, 512 << 10).await.unwrap();
+        assert!(bytes[5 << 10..305 << 10].iter().all(|b| *b == 0) && bytes[305 << 10] != 0);
+        assert_eq!(scrub(&array).await, 0);
+    });
+}

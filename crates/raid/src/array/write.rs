@@ -1,0 +1,697 @@
+//! Writes of a rectangle: the one path by which data and parity change.
+//!
+//! ```text
+//!   rows ─► snapshot ─► region map ─► read old ─► partial parity ─► log ─► parity ─► write data and parity ─► retire
+//!             ▲                          │ failed         │ failed           │ failed
+//!             └────── again, without ◄───┴────────────────┘                  └─► member out, durably ─► acknowledge
+//! ```
+//!
+//! The order is the whole point. The log entry is durable on every live parity member before a byte of the stripe
+//! changes, so that a crash leaves either nothing or all that recovery needs. What a member missed is known to every
+//! live one before the write is acknowledged.
+
+use super::members::{MemberChannel, SlotState, Which};
+use super::owner::{Owner, ReadFailure, Scratch, Source, read_failure};
+use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
+use crate::log::{AppendError, Entry, Target, Ticket};
+use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
+use crate::mutant::{self, Mutant};
+use crate::parity::Matrix;
+use crate::stripe::plan::{Method, Plan, Strips};
+use crate::stripe::rect::Rect;
+use arrayvec::ArrayVec;
+use block::{Flags, IoError, IoResult, Op};
+
+/// Why a step ends here.
+enum Stop {
+    /// Start again: what is readable or live has changed.
+    Again,
+    /// The log takes no entry of this size: the rectangle must be cut.
+    TooLarge,
+    /// The write fails.
+    Error(IoError),
+}
+
+impl From<IoError> for Stop {
+    fn from(error: IoError) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+impl Owner {
+    /// Writes a rectangle of a stripe that this core owns, in as many parts as the log asks for.
+    pub async fn write(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> IoResult {
+        let is_full = rect.count == self.shared.config.geometry.data && self.shared.is_whole(rect.stripe);
+        let mut limit = if is_full { rect.len } else { self.shared.entry_limit(rect.count).min(rect.len) };
+        let mut done = 0;
+        while done < rect.len {
+            let len = limit.min(rect.len - done);
+            let part = Rect { offset: rect.offset + done, len, at: rect.at + u64::from(done), ..*rect };
+            match self.write_part(&part, source, flags).await {
+                Ok(()) => done += len,
+                // A member has gone since, and a degraded write keeps more in the log.
+                Err(Stop::TooLarge) if limit > self.shared.entry_limit(rect.count) => {
+                    limit = self.shared.entry_limit(rect.count);
+                }
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::TooLarge | Stop::Again) => return Err(IoError::Invalid),
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_part(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), Stop> {
+        let _inside = self.gate.enter().await;
+        let rows = rect.offset..rect.offset + rect.len;
+        let _rows = match mutant::is(Mutant::NoRowLock) {
+            false => Some(self.locks.lock(rect.stripe, rows).await),
+            true => None,
+        };
+        let geometry = &self.shared.config.geometry;
+        let _memory = self.grant(rect.count + geometry.group_members(), rect.len as usize).await;
+        let mut scratch = self.scratch();
+        self.snapshot(&mut scratch, rect, source).await;
+        let mut unreadable = 0;
+        let result = loop {
+            match self.try_write(&mut scratch, rect, source, flags, &mut unreadable).await {
+                Err(Stop::Again) => {}
+                result => break result,
+            }
+        };
+        self.recycle(scratch);
+        result
+    }
+
+    async fn try_write(
+        &self,
+        scratch: &mut Scratch,
+        rect: &Rect,
+        source: Source<'_>,
+        flags: Flags,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        self.shared.check_frozen()?;
+        let strips = self.strips(rect.stripe, *unreadable);
+        let plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
+        let region = self.shared.begin_region(rect.stripe);
+        self.mark_region(rect.stripe, strips.is_degraded()).await?;
+        self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
+        self.partial_parity(scratch, rect, &plan);
+        let ticket = self.log(scratch, rect, &plan, &strips).await?;
+        if mutant::is(Mutant::NoSnapshot) {
+            self.new_parity(scratch, rect, &plan);
+            self.snapshot(scratch, rect, source).await;
+        } else {
+            self.new_parity(scratch, rect, &plan);
+        }
+        self.write_new(scratch, rect, &plan, flags).await?;
+        if let Some(ticket) = ticket {
+            self.log.retire(ticket);
+        }
+        self.clear_bad(rect).await?;
+        self.wait_until_out(rect.stripe).await?;
+        region.end();
+        Ok(())
+    }
+
+    /// What can be written and read of a stripe.
+    pub fn strips(&self, stripe: u64, unreadable: u64) -> Strips {
+        let geometry = &self.shared.config.geometry;
+        let live = self.shared.members.live_strips(stripe);
+        Strips {
+            data: geometry.data,
+            parity: geometry.parity,
+            live,
+            readable: live & !unreadable,
+            is_synced: self.shared.region(stripe) & NEED_SYNC == 0,
+        }
+    }
+
+    /// The region map says that the stripe is being written, durably.
+    async fn mark_region(&self, stripe: u64, is_degraded: bool) -> IoResult {
+        let mut needed = WRITTEN;
+        if self.shared.config.consistency == Consistency::Bitmap {
+            needed |= DIRTY;
+        }
+        if is_degraded {
+            needed |= STALE;
+        }
+        self.set_region(stripe, needed).await
+    }
+
+    async fn read_old(
+        &self,
+        scratch: &mut Scratch,
+        rect: &Rect,
+        plan: &Plan,
+        strips: &Strips,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        if self.shared.config.matrix != Matrix::Copies {
+            for strip in ones(plan.parity) {
+                let place = &mut scratch.parity[strip - strips.data];
+                if place.is_none() {
+                    *place = Some(self.buffer(rect.len).await);
+                }
+            }
+        }
+        if plan.read == 0 {
+            return Ok(());
+        }
+        let decoder = match plan.method {
+            Method::Decode => Some(self.decoder(plan.lost, plan.read)?),
+            _ => None,
+        };
+        let read = match &decoder {
+            Some(decoder) => {
+                let others = plan.read & strips.data_mask() & !rect.mask();
+                decoder.sources().iter().fold(others, |mask, strip| mask | 1 << strip)
+            }
+            None => plan.read,
+        };
+        self.read_strips(scratch, rect.stripe, rect.offset, rect.len, read, unreadable).await?;
+        if let Some(decoder) = decoder {
+            for strip in 0..strips.data {
+                if plan.lost >> strip & 1 == 1 && scratch.old[strip].is_none() {
+                    scratch.old[strip] = Some(self.buffer(rect.len).await);
+                }
+            }
+            decode(&decoder, scratch, strips.data, plan.lost);
+        }
+        Ok(())
+    }
+
+    /// Reads strips into `scratch.old` and `scratch.parity`.
+    async fn read_strips(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        offset: u32,
+        len: u32,
+        mask: u64,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        let data = self.shared.config.geometry.data;
+        scratch.batch.clear();
+        for strip in ones(mask) {
+            let place =
+                if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
+            if place.is_none() {
+                *place = Some(self.buffer(len).await);
+            }
+            let segment = place.as_ref().expect("just set").segment();
+            let Some((_, _, member)) = self.reader(stripe, strip) else { return Err(Stop::Again) };
+            let position = self.position(&member, stripe, offset);
+            // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+            unsafe {
+                scratch.batch.add(strip as u32, member.channel, Op::Read, Flags::NONE, segment, position)
+            };
+        }
+        scratch.batch.run().await;
+        let mut failed = Vec::new();
+        for (strip, error) in scratch.batch.failures() {
+            match read_failure(error) {
+                ReadFailure::Medium => *unreadable |= 1 << strip,
+                ReadFailure::Fatal(error) => failed.push((strip as usize, error)),
+            }
+            self.shared.count_read_error();
+        }
+        let is_complete = scratch.batch.failures().next().is_none();
+        for (strip, error) in failed {
+            if let Some((slot, which, _)) = self.reader(stripe, strip) {
+                self.shared.member_failed(slot, which, error).await?;
+            }
+        }
+        if is_complete { Ok(()) } else { Err(Stop::Again) }
+    }
+
+    /// Parity of the strips that do not change, in `scratch.parity`: what the log keeps.
+    fn partial_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan) {
+        let code = &self.shared.code;
+        let Scratch { old, parity, .. } = scratch;
+        let data = self.shared.config.geometry.data;
+        match plan.method {
+            Method::Direct | Method::Full => {}
+            Method::Modify => {
+                let changes = strips_of(old, rect.mask());
+                code.update(&changes, &mut parities_of(parity, plan.parity >> data));
+            }
+            Method::Reconstruct | Method::Decode => {
+                let others = strips_of(old, !rect.mask());
+                code.encode_some(&others, &mut parities_of(parity, plan.parity >> data));
+            }
+        }
+    }
+
+    /// New parity in `scratch.parity`.
+    fn new_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan) {
+        let code = &self.shared.code;
+        let Scratch { new, parity, .. } = scratch;
+        let data = self.shared.config.geometry.data;
+        let is_copy = self.shared.config.matrix == Matrix::Copies;
+        match plan.method {
+            Method::Direct => {}
+            Method::Full if is_copy => {}
+            Method::Full => {
+                code.encode_some(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
+            }
+            Method::Modify | Method::Reconstruct | Method::Decode => {
+                code.update(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
+            }
+        }
+    }
+
+    /// Makes the entry of this write durable, where one is needed.
+    async fn log(
+        &self,
+        scratch: &Scratch,
+        rect: &Rect,
+        plan: &Plan,
+        strips: &Strips,
+    ) -> Result<Option<Ticket>, Stop> {
+        let config = &self.shared.config;
+        let is_full = plan.method == Method::Full;
+        let is_whole = self.shared.is_whole(rect.stripe) && strips.is_synced;
+        let is_logged = config.consistency == Consistency::Ppl || !is_whole;
+        if strips.data == 1 || plan.parity == 0 || !is_logged || mutant::is(Mutant::BitmapOnly) {
+            return Ok(None);
+        }
+        if is_full && is_whole && mutant::is(Mutant::FullStripesUnlogged) {
+            return Ok(None);
+        }
+        let has_redo = (!is_whole || (rect.count > 1 && !is_full)) && !mutant::is(Mutant::NoRedo);
+        let mut channels = ArrayVec::<MemberChannel, MAX_PARITY>::new();
+        let mut slots = ArrayVec::<(usize, usize, Which), MAX_PARITY>::new();
+        for strip in ones(plan.parity) {
+            let Some((slot, which, member)) = self.reader(rect.stripe, strip) else {
+                return Err(Stop::Again);
+            };
+            slots.push((strip - strips.data, slot, which));
+            channels.push(member);
+        }
+        let partial = |j: usize| match is_full {
+            true => &[][..],
+            false => scratch.parity[j].as_ref().expect("just computed").as_slice(),
+        };
+        let mut targets = ArrayVec::<Target<'_>, MAX_PARITY>::new();
+        for (&(parity, slot, _), member) in slots.iter().zip(&channels) {
+            let (channel, log_offset) = (&member.channel, member.layout.log_offset);
+            targets.push(Target { parity, slot, channel, log_offset, partial: partial(parity) });
+        }
+        let new: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
+            strips_of(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect();
+        let crcs: ArrayVec<u32, MAX_GROUP_MEMBERS> = match is_full && !has_redo {
+            true => new.iter().map(|bytes| crc32c::crc32c(bytes)).collect(),
+            false => ArrayVec::new(),
+        };
+        let entry = Entry {
+            stripe: rect.stripe,
+            offset: rect.offset,
+            len: rect.len,
+            modified: rect.mask(),
+            redo: if has_redo { &new } else { &[] },
+            crcs: &crcs,
+            targets: &targets,
+        };
+        match self.log.append(&entry).await {
+            Ok(ticket) => Ok(Some(ticket)),
+            Err(AppendError::Members(failed)) => {
+                for (slot, error) in failed {
+                    let which =
+                        slots.iter().find(|(_, s, _)| *s == slot).map_or(Which::Own, |(.., which)| *which);
+                    self.shared.member_failed(slot, which, error).await?;
+                }
+                Err(Stop::Again)
+            }
+            Err(AppendError::TooLarge(_)) => Err(Stop::TooLarge),
+            Err(AppendError::Stuck(lane)) => {
+                self.shared.freeze(&format!("log lane {lane} is full of writes that failed"));
+                Err(Stop::Error(IoError::Medium))
+            }
+        }
+    }
+
+    /// Writes data and parity to every member that takes them.
+    async fn write_new(
+        &self,
+        scratch: &mut Scratch,
+        rect: &Rect,
+        plan: &Plan,
+        flags: Flags,
+    ) -> Result<(), Stop> {
+        let config = &self.shared.config;
+        let data = config.geometry.data;
+        let flags = match config.consistency {
+            Consistency::None => flags,
+            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
+            _ => Flags::FUA,
+        };
+        let Scratch { batch, new, parity, .. } = scratch;
+        batch.clear();
+        for strip in ones(rect.mask() | plan.parity) {
+            let buffer = match strip < data {
+                true => &new[strip],
+                false if config.matrix == Matrix::Copies => &new[0],
+                false => &parity[strip - data],
+            };
+            let segment = buffer.as_ref().expect("computed or copied before").segment();
+            let slot = config.geometry.member(rect.stripe, strip);
+            for which in self.shared.members.takers(slot, rect.stripe) {
+                let tag = (slot * 2 + which as usize) as u32;
+                let Some(member) = self.channels.get(slot, which) else {
+                    self.shared.member_failed(slot, which, IoError::DeviceGone).await?;
+                    continue;
+                };
+                let position = self.position(&member, rect.stripe, rect.offset);
+                // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+                unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
+            }
+        }
+        batch.run().await;
+        let failed: ArrayVec<(u32, IoError), { 2 * MAX_GROUP_MEMBERS }> = batch.failures().collect();
+        if failed.is_empty() {
+            return Ok(());
+        }
+        if config.consistency == Consistency::None {
+            return Err(Stop::Error(failed[0].1));
+        }
+        // The stripe is consistent on the others. What is missing here must be known before anybody is told.
+        self.mark_region(rect.stripe, true).await?;
+        for (tag, error) in failed {
+            let which = if tag & 1 == 0 { Which::Own } else { Which::Incoming };
+            self.shared.member_failed(tag as usize / 2, which, error).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every live member knows of those that this stripe's writes skip.
+    async fn wait_until_out(&self, stripe: u64) -> IoResult {
+        let geometry = &self.shared.config.geometry;
+        for strip in 0..geometry.group_members() {
+            let slot = geometry.member(stripe, strip);
+            if self.shared.members.state(slot) == SlotState::Failing
+                && !mutant::is(Mutant::AckBeforeMemberOut)
+            {
+                self.shared.member_failed(slot, Which::Own, IoError::DeviceGone).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a part of a strip that cannot simply be read where the request came in: from its member if that works
+    /// now, otherwise computed from the others. Blocks that a live member could not read are written again.
+    pub async fn read(&self, stripe: u64, strip: usize, offset: u32, data: block::Data<'_>) -> IoResult {
+        let _inside = self.gate.enter().await;
+        let len = data.len() as u32;
+        let geometry = &self.shared.config.geometry;
+        let _rows = self.locks.lock(stripe, offset..offset + len).await;
+        let _memory = self.grant(geometry.group_members() + 1, len as usize).await;
+        let mut scratch = self.scratch();
+        let mut unreadable = 0;
+        let result = loop {
+            match self.try_read(&mut scratch, stripe, strip, offset, data, &mut unreadable).await {
+                Ok(()) => break Ok(()),
+                Err(Stop::Again | Stop::TooLarge) => {}
+                Err(Stop::Error(error)) => break Err(error),
+            }
+        };
+        self.recycle(scratch);
+        result
+    }
+
+    async fn try_read(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        offset: u32,
+        data: block::Data<'_>,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        self.shared.check_frozen()?;
+        let geometry = &self.shared.config.geometry;
+        let len = data.len() as u32;
+        let strips = self.strips(stripe, *unreadable);
+        if strips.readable >> strip & 1 == 1 {
+            self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?;
+            data.copy_from(read_buffer(scratch, strip, geometry.data));
+            return Ok(());
+        }
+        let is_trusted = strips.is_synced || self.shared.config.consistency == Consistency::Ppl;
+        if !is_trusted && geometry.data > 1 {
+            return Err(Stop::Error(IoError::Medium));
+        }
+        self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?;
+        data.copy_from(read_buffer(scratch, strip, geometry.data));
+        if strips.live >> strip & 1 == 1 {
+            self.repair(scratch, stripe, strip, offset).await?;
+        }
+        Ok(())
+    }
+
+    /// Computes a part of a strip from others, into the scratch.
+    #[expect(clippy::too_many_arguments, reason = "a place, and what is known of the stripe")]
+    async fn compute(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        offset: u32,
+        len: u32,
+        strips: &Strips,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        let decoder = self.decoder(1 << strip, strips.readable & !(1 << strip))?;
+        let sources = decoder.sources().iter().fold(0, |mask, source| mask | 1 << source);
+        self.read_strips(scratch, stripe, offset, len, sources, unreadable).await?;
+        let data = strips.data;
+        let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
+        if place.is_none() {
+            *place = Some(self.buffer(len).await);
+        }
+        decode(&decoder, scratch, data, 1 << strip);
+        Ok(())
+    }
+
+    /// Writes what was computed to the member that could not read it.
+    async fn repair(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        offset: u32,
+    ) -> Result<(), Stop> {
+        let Some((slot, which, member)) = self.reader(stripe, strip) else { return Ok(()) };
+        let data = self.shared.config.geometry.data;
+        let segment = {
+            let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
+            place.as_ref().expect("computed before").segment()
+        };
+        let position = self.position(&member, stripe, offset);
+        scratch.batch.clear();
+        // SAFETY: as in `read_strips`.
+        unsafe { scratch.batch.add(0, member.channel, Op::Write, Flags::FUA, segment, position) };
+        scratch.batch.run().await;
+        self.shared.count_repair();
+        let failed = scratch.batch.failures().next();
+        match failed {
+            None => Ok(()),
+            Some((_, error)) => Ok(self.shared.member_failed(slot, which, error).await?),
+        }
+    }
+
+    /// Fills a stripe's strip on an incoming device from the others, and counts it as done.
+    pub async fn fill(&self, stripe: u64, slot: usize) -> IoResult {
+        let _inside = self.gate.enter().await;
+        let geometry = &self.shared.config.geometry;
+        let Some(strip) = geometry.strip_on(stripe, slot) else {
+            self.shared.members.set_done(slot, stripe);
+            return Ok(());
+        };
+        let _rows = match mutant::is(Mutant::RebuildWithoutLock) {
+            false => Some(self.locks.lock(stripe, 0..geometry.strip_bytes).await),
+            true => None,
+        };
+        let _memory = self.grant(geometry.group_members() + 1, geometry.strip_bytes as usize).await;
+        let mut scratch = self.scratch();
+        let mut unreadable = 0;
+        let result = loop {
+            match self.try_fill(&mut scratch, stripe, strip, slot, &mut unreadable).await {
+                Ok(()) => break Ok(()),
+                Err(Stop::Again | Stop::TooLarge) => {}
+                Err(Stop::Error(error)) => break Err(error),
+            }
+        };
+        self.recycle(scratch);
+        if result.is_ok() {
+            self.shared.members.set_done(slot, stripe);
+        }
+        result
+    }
+
+    async fn try_fill(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        slot: usize,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        self.shared.check_frozen()?;
+        let geometry = &self.shared.config.geometry;
+        let len = geometry.strip_bytes;
+        let strips = self.strips(stripe, *unreadable);
+        match strips.readable >> strip & 1 == 1 {
+            // A replacement: the old member still answers.
+            true => self.read_strips(scratch, stripe, 0, len, 1 << strip, unreadable).await?,
+            false => self.compute(scratch, stripe, strip, 0, len, &strips, unreadable).await?,
+        }
+        let Some(member) = self.channels.get(slot, Which::Incoming) else {
+            return Err(Stop::Error(IoError::DeviceGone));
+        };
+        let data = geometry.data;
+        let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
+        let segment = place.as_ref().expect("read or computed").segment();
+        let position = self.position(&member, stripe, 0);
+        scratch.batch.clear();
+        // SAFETY: as in `read_strips`.
+        unsafe { scratch.batch.add(0, member.channel, Op::Write, Flags::FUA, segment, position) };
+        scratch.batch.run().await;
+        match scratch.batch.failures().next() {
+            None => Ok(()),
+            Some((_, error)) => Err(Stop::Error(error)),
+        }
+    }
+
+    /// Compares parity with data in a stripe, and makes it fit if told.
+    ///
+    /// # Errors
+    /// When the stripe cannot be read or written.
+    pub async fn scrub(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
+        let _inside = self.gate.enter().await;
+        let geometry = &self.shared.config.geometry;
+        let _rows = self.locks.lock(stripe, 0..geometry.strip_bytes).await;
+        let _memory = self.grant(2 * geometry.group_members(), geometry.strip_bytes as usize).await;
+        let mut scratch = self.scratch();
+        let mut unreadable = 0;
+        let result = loop {
+            match self.try_scrub(&mut scratch, stripe, is_repairing, &mut unreadable).await {
+                Ok(result) => break Ok(result),
+                Err(Stop::Again | Stop::TooLarge) => {}
+                Err(Stop::Error(error)) => break Err(error),
+            }
+        };
+        self.recycle(scratch);
+        result
+    }
+
+    async fn try_scrub(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        is_repairing: bool,
+        unreadable: &mut u64,
+    ) -> Result<ScrubResult, Stop> {
+        self.shared.check_frozen()?;
+        let geometry = &self.shared.config.geometry;
+        let len = geometry.strip_bytes;
+        let mut strips = self.strips(stripe, *unreadable);
+        let mut result = ScrubResult::default();
+        // Strips that cannot be read are brought back first.
+        for strip in ones(strips.live & !strips.readable) {
+            self.compute(scratch, stripe, strip, 0, len, &strips, unreadable).await?;
+            self.repair(scratch, stripe, strip, 0).await?;
+            *unreadable &= !(1 << strip);
+            strips = self.strips(stripe, *unreadable);
+            result.unreadable += 1;
+        }
+        let live_parity = strips.live & !strips.data_mask();
+        if strips.live & strips.data_mask() != strips.data_mask() || live_parity == 0 {
+            return Ok(result); // nothing to compare with
+        }
+        self.read_strips(scratch, stripe, 0, len, strips.live, unreadable).await?;
+        let mut expected: Vec<reactor::Buffer> = Vec::new();
+        for _ in ones(live_parity) {
+            expected.push(self.buffer(len).await);
+        }
+        {
+            let data = strips_of(&scratch.old, strips.data_mask());
+            let mut targets: ArrayVec<(usize, &mut [u8]), MAX_PARITY> = ones(live_parity)
+                .map(|s| s - strips.data)
+                .zip(expected.iter_mut().map(|b| b.as_mut_slice()))
+                .collect();
+            self.shared.code.encode_some(&data, &mut targets);
+        }
+        for (strip, buffer) in ones(live_parity).zip(expected) {
+            let found = &mut scratch.parity[strip - strips.data];
+            if found.as_ref().expect("just read").as_slice() == buffer.as_slice() {
+                continue;
+            }
+            result.mismatches |= 1 << strip;
+            if is_repairing {
+                *found = Some(buffer);
+                self.repair(scratch, stripe, strip, 0).await?;
+            }
+        }
+        Ok(result)
+    }
+}
+
+/// What a scrub of a stripe found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubResult {
+    /// Parity strips that do not fit the data, as a mask of strips.
+    pub mismatches: u64,
+    /// Strips that could not be read and were brought back.
+    pub unreadable: u32,
+}
+
+fn read_buffer(scratch: &Scratch, strip: usize, data: usize) -> &[u8] {
+    let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
+    place.as_ref().expect("read or computed").as_slice()
+}
+
+/// Runs a decoder on what is in the scratch. The places of the lost strips have buffers.
+fn decode(decoder: &crate::parity::Decoder, scratch: &mut Scratch, data: usize, lost: u64) {
+    let mut outputs = ArrayVec::<reactor::Buffer, MAX_GROUP_MEMBERS>::new();
+    for strip in ones(lost) {
+        let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
+        outputs.push(place.take().expect("the caller has set it"));
+    }
+    {
+        let sources: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
+            decoder.sources().iter().map(|strip| read_buffer(scratch, *strip, data)).collect();
+        let mut targets: ArrayVec<&mut [u8], MAX_GROUP_MEMBERS> =
+            outputs.iter_mut().map(|buffer| buffer.as_mut_slice()).collect();
+        decoder.decode(&sources, &mut targets);
+    }
+    for (strip, buffer) in ones(lost).zip(outputs) {
+        let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
+        *place = Some(buffer);
+    }
+}
+
+/// The strips of a mask.
+fn ones(mask: u64) -> impl Iterator<Item = usize> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let strip = (left != 0).then(|| left.trailing_zeros() as usize)?;
+        left &= left - 1;
+        Some(strip)
+    })
+}
+
+/// The data strips of a mask that have buffers, with their numbers.
+fn strips_of(buffers: &[Option<reactor::Buffer>], mask: u64) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+    let strips = buffers.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+    strips.filter_map(|(i, buffer)| buffer.as_ref().map(|buffer| (i, buffer.as_slice()))).collect()
+}
+
+/// The parities of a mask that have buffers, with their numbers.
+fn parities_of(
+    buffers: &mut [Option<reactor::Buffer>],
+    mask: u64,
+) -> ArrayVec<(usize, &mut [u8]), MAX_PARITY> {
+    let parities = buffers.iter_mut().enumerate().filter(|(j, _)| mask >> j & 1 == 1);
+    parities.filter_map(|(j, buffer)| buffer.as_mut().map(|buffer| (j, buffer.as_mut_slice()))).collect()
+}
