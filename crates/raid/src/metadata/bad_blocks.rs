@@ -321,3 +321,99 @@ fn decode(array: Uuid, bytes: &[u8]) -> Option<(u64, Vec<BadRange>)> {
     let generation = u64_at(32)?;
     (is_sound && generation > 0 && generation >> 63 == 0).then_some((generation, ranges))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::testing::{config, disks, targets};
+    use proptest::prelude::*;
+    use reactor::run_simulated;
+    use std::collections::HashSet;
+
+    fn bad(stripe: u64, strips: u64, offset: u32, len: u32) -> BadRange {
+        BadRange { stripe, strips, offset, len }
+    }
+
+    #[test]
+    fn a_bad_block_is_known_after_a_restart_until_it_is_written() {
+        run_simulated(1, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(3));
+            let targets = targets(&config, &disks);
+            let list = BadBlocks::load(config.uuid, &targets).await.unwrap();
+            assert!(list.is_empty());
+            list.add(bad(9, 0b101, 512, 1024), &targets).await.unwrap();
+            let list = BadBlocks::load(config.uuid, &targets).await.unwrap();
+            assert_eq!(list.strips_in(&bad(9, 0b111, 1024, 4096)), 0b101);
+            assert_eq!(list.strips_in(&bad(9, 0b111, 1536, 4096)), 0);
+            list.remove(bad(9, 1, 0, 1024), &targets).await.unwrap();
+            let list = BadBlocks::load(config.uuid, &targets[1..]).await.unwrap();
+            assert_eq!(list.ranges(), [bad(9, 4, 512, 1024), bad(9, 1, 1024, 512)]);
+            list.remove(bad(9, 5, 0, 4096), &targets).await.unwrap();
+            assert!(list.is_empty() && BadBlocks::load(config.uuid, &targets).await.unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_full_list_covers_a_stripe_with_one_range_and_refuses_another_stripe() {
+        run_simulated(2, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(3));
+            let targets = targets(&config, &disks);
+            let list = BadBlocks::load(config.uuid, &targets).await.unwrap();
+            let capacity = BadBlocks::capacity_of(&targets[0].layout) as u64;
+            for stripe in 0..capacity {
+                list.add(bad(stripe, 1, 0, 512), &targets).await.unwrap();
+            }
+            list.add(bad(3, 2, 2048, 512), &targets).await.unwrap();
+            assert_eq!(list.strips_in(&bad(3, 2, 2048, 512)), 2);
+            let refused = list.add(bad(capacity, 1, 0, 512), &targets).await;
+            assert_eq!(refused, Err(BadBlocksError::Full(capacity as usize)));
+            assert_eq!(BadBlocks::load(config.uuid, &targets).await.unwrap().ranges(), list.ranges());
+        });
+    }
+
+    type Cells = HashSet<(u64, u32, u32)>;
+
+    fn cells(list: &[BadRange]) -> Cells {
+        let blocks = |bad: &BadRange| {
+            let bad = *bad;
+            (0..64).filter(move |s| bad.strips >> s & 1 != 0).flat_map(move |s| {
+                (bad.offset..bad.offset + bad.len).map(move |block| (bad.stripe, s, block))
+            })
+        };
+        list.iter().flat_map(blocks).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_hold_exactly_the_blocks_that_were_added_and_not_removed(
+            edits in proptest::collection::vec((any::<bool>(), 0..2u64, 1..8u64, 0..12u32, 1..6u32), 1..40),
+        ) {
+            let (mut list, mut model) = (Vec::new(), Cells::new());
+            for (adds, stripe, strips, offset, len) in edits {
+                let range = bad(stripe, strips, offset, len);
+                if adds {
+                    list = insert(&list, range, usize::MAX).unwrap();
+                    model.extend(cells(&[range]));
+                    prop_assert!(is_covered(&list, &range));
+                } else {
+                    list = cut(&list, &range, usize::MAX).unwrap();
+                    cells(&[range]).iter().for_each(|cell| { model.remove(cell); });
+                }
+                prop_assert_eq!(cells(&list), model.clone());
+                let bytes = ListFormat { array: Uuid([1; 16]) }.encode(&list, 3);
+                prop_assert_eq!(decode(Uuid([1; 16]), &bytes), Some((3, list.clone())));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_list_or_not(mut bytes in proptest::collection::vec(any::<u8>(), 0..300), count in any::<u32>()) {
+            let _ = decode(Uuid([1; 16]), &bytes);
+            if bytes.len() > 40 {
+                bytes[..8].copy_from_slice(&MAGIC);
+                bytes[12..16].copy_from_slice(&count.to_le_bytes());
+                bytes[16..32].fill(1);
+                let _ = decode(Uuid([1; 16]), &bytes);
+            }
+        }
+    }
+}

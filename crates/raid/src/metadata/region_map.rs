@@ -363,3 +363,184 @@ async fn read_pages(target: &Target, count: usize) -> Vec<u8> {
     }
     area
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::testing::{Disk, config, disks, targets};
+    use proptest::prelude::*;
+    use reactor::{current, run_simulated};
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
+    /// An array whose map has several pages.
+    fn wide() -> ArrayConfig {
+        let mut config = config(2, 1);
+        config.region_bytes = 4096;
+        config.geometry.group_stripes = 2 * REGIONS_PER_PAGE + 100;
+        config
+    }
+
+    fn big_disks(count: usize) -> Vec<Disk> {
+        let power = crate::metadata::testing::Power::default();
+        (0..count).map(|_| Disk::new(40 << 20, &power)).collect()
+    }
+
+    #[test]
+    fn bits_are_there_again_after_a_restart_and_setting_them_again_writes_nothing() {
+        run_simulated(1, |_| async {
+            let (config, disks) = (wide(), big_disks(3));
+            let targets = targets(&config, &disks);
+            let map = RegionMap::new(&config, 0);
+            for region in [0, 1, REGIONS_PER_PAGE, 2 * REGIONS_PER_PAGE + 99] {
+                map.set(region, WRITTEN | NEED_SYNC, &targets).await.unwrap();
+            }
+            let writes = disks[0].writes();
+            map.set(1, WRITTEN, &targets).await.unwrap();
+            assert_eq!(disks[0].writes(), writes);
+            map.clear(0, NEED_SYNC);
+            assert_eq!(map.get(0), WRITTEN);
+            map.set(0, NEED_SYNC, &targets).await.unwrap();
+            assert_eq!(disks[0].writes(), writes, "the members have not learned of the clearing");
+            map.clear(0, NEED_SYNC);
+            map.settle(&targets).await.unwrap();
+            assert_eq!(disks[0].writes(), writes + 1);
+            let again = RegionMap::load(&config, 0, &targets).await.unwrap();
+            assert_eq!((0..map.regions()).find(|r| map.get(*r) != again.get(*r)), None);
+            assert_eq!((again.get(0), again.get(1)), (WRITTEN, WRITTEN | NEED_SYNC));
+        });
+    }
+
+    #[test]
+    fn many_writers_of_a_page_share_its_writes() {
+        run_simulated(2, |_| async {
+            let (config, disks) = (wide(), big_disks(3));
+            disks.iter().for_each(|disk| disk.be_slow(1000));
+            let targets = Rc::new(targets(&config, &disks));
+            let map = Rc::new(RegionMap::new(&config, 0));
+            let done = Rc::new(Cell::new(0));
+            for region in 0..1000 {
+                let (map, targets, done) = (map.clone(), targets.clone(), done.clone());
+                current().spawn(async move {
+                    map.set(region, WRITTEN, &*targets).await.unwrap();
+                    assert!(map.has(region, WRITTEN));
+                    done.set(done.get() + 1);
+                });
+            }
+            current().sleep(1_000_000).await;
+            assert_eq!((done.get(), disks[0].writes()), (1000, 2));
+        });
+    }
+
+    #[test]
+    fn a_member_that_cannot_be_written_is_named_and_without_it_the_bit_is_set() {
+        run_simulated(3, |_| async {
+            let (config, disks) = (wide(), big_disks(3));
+            let mut targets = targets(&config, &disks);
+            let map = RegionMap::new(&config, 0);
+            map.set(5, DIRTY, &targets).await.unwrap();
+            map.clear(5, DIRTY);
+            disks[1].fail(Some(IoError::Medium));
+            let failed = map.settle(&targets).await.unwrap_err();
+            assert_eq!(failed, MemberFailures(vec![(1, IoError::Medium)]));
+            // The others hold a page without the bit by now: it must be written again, though the last page that was
+            // durable everywhere has it.
+            targets.remove(1);
+            map.set(5, DIRTY, &targets).await.unwrap();
+            assert!(RegionMap::load(&config, 0, &targets).await.unwrap().has(5, DIRTY));
+            assert_eq!(map.set(6, DIRTY, &Vec::new()).await, Err(MemberFailures(vec![])));
+        });
+    }
+
+    #[test]
+    fn a_member_that_lacks_the_newest_page_gets_it_when_the_map_is_loaded() {
+        run_simulated(4, |_| async {
+            let (config, disks) = (wide(), big_disks(2));
+            let targets = targets(&config, &disks);
+            let map = RegionMap::new(&config, NEED_SYNC);
+            map.set(7, WRITTEN, &targets).await.unwrap();
+            map.set(8, WRITTEN, &targets[..1]).await.unwrap();
+            let map = RegionMap::load(&config, NEED_SYNC, &targets).await.unwrap();
+            assert!(map.has(8, WRITTEN | NEED_SYNC));
+            let second = RegionMap::load(&config, NEED_SYNC, &targets[1..]).await.unwrap();
+            assert!(second.has(8, WRITTEN));
+        });
+    }
+
+    #[test]
+    fn a_page_that_is_broken_everywhere_makes_work_but_hides_nothing() {
+        run_simulated(5, |_| async {
+            let (config, disks) = (wide(), big_disks(1));
+            let targets = targets(&config, &disks);
+            RegionMap::new(&config, 0).set(7, WRITTEN, &targets).await.unwrap();
+            let place = targets[0].layout.map_page(0, 0) as usize;
+            disks[0].edit(|bytes| bytes[place + 100] ^= 1);
+            let map = RegionMap::load(&config, 0, &targets).await.unwrap();
+            assert_eq!((map.get(0), map.get(REGIONS_PER_PAGE)), (WRITTEN | STALE, 0));
+        });
+    }
+
+    #[test]
+    fn a_sweep_clears_what_is_idle_and_nothing_else() {
+        run_simulated(6, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(3));
+            let targets = targets(&config, &disks);
+            let (map, mut memory) = (RegionMap::new(&config, 0), Vec::new());
+            for region in 0..2 {
+                map.begin(region);
+                map.set(region, WRITTEN | DIRTY, &targets).await.unwrap();
+            }
+            map.end(0);
+            assert_eq!(map.sweep(&mut memory), 0, "region 0 was just written");
+            assert_eq!(map.sweep(&mut memory), 1);
+            assert_eq!((map.get(0), map.get(1)), (WRITTEN, WRITTEN | DIRTY));
+        });
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        /// Writers set and clear bits of one page on slow disks until power goes; what was acknowledged is found.
+        #[test]
+        fn what_was_durable_is_found_after_power_went(
+            seed in 1..u64::MAX, steps in proptest::collection::vec((0..16u64, 0..4u32, any::<bool>()), 1..40), cut in 1..200u64,
+        ) {
+            run_simulated(seed, |_| async move {
+                let (config, (disks, power)) = (config(2, 1), disks(3));
+                let targets = Rc::new(targets(&config, &disks));
+                let promised = Rc::new(RefCell::new([0u8; 16]));
+                for _ in 0..2 {
+                    let map = Rc::new(RegionMap::load(&config, 0, &targets).await.unwrap());
+                    for region in 0..config.regions() {
+                        assert_eq!(promised.borrow()[region as usize] & !map.get(region), 0);
+                    }
+                    disks.iter().for_each(|disk| disk.be_slow(500));
+                    power.fail_after(cut);
+                    for (region, bit, clears) in steps.iter().copied() {
+                        let (map, targets, promised) = (map.clone(), targets.clone(), promised.clone());
+                        let (region, bit) = (region % config.regions(), 1 << bit);
+                        let at = current().random_u64() % 3000;
+                        current().spawn(async move {
+                            current().sleep(at).await;
+                            if clears {
+                                promised.borrow_mut()[region as usize] &= !bit;
+                                map.clear(region, bit);
+                                let _ = map.settle(&*targets).await;
+                            } else if map.set(region, bit, &*targets).await.is_ok() && map.has(region, bit) {
+                                promised.borrow_mut()[region as usize] |= bit;
+                            }
+                        });
+                    }
+                    current().sleep(1_000_000).await;
+                    power.restore();
+                    disks.iter().for_each(|disk| disk.be_slow(0));
+                }
+            });
+        }
+
+        #[test]
+        fn any_bytes_are_a_page_or_not(bytes in proptest::collection::vec(any::<u8>(), PAGE)) {
+            prop_assert_eq!(decode(Uuid([1; 16]), 0, &bytes), None);
+        }
+    }
+}

@@ -238,3 +238,130 @@ pub async fn zero_superblock(channel: &dyn Channel, capacity: u64) -> Result<usi
     }
     Ok(wiped)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::testing::{Disk, Power, config, disks, table, targets};
+    use reactor::run_simulated;
+
+    async fn found(disk: &Disk) -> Result<Found, ReadError> {
+        read_superblock("disk", &*disk.channel(), disk.capacity()).await
+    }
+
+    fn newest(found: &Found) -> u64 {
+        found
+            .copies
+            .iter()
+            .filter_map(|c| if let Copy::Valid(n) = c { Some(*n) } else { None })
+            .max()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_commit_leaves_the_copies_before_it_in_place() {
+        run_simulated(1, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(3));
+            let (targets, store) = (targets(&config, &disks), Store::new(3));
+            let mut table = table(&config);
+            for generation in 1..=5 {
+                assert!(store.commit(&targets, &table).await.iter().all(|(_, result)| result.is_ok()));
+                for (slot, disk) in disks.iter().enumerate() {
+                    let found = found(disk).await.unwrap();
+                    assert_eq!(newest(&found), generation);
+                    let Label::Member(superblock) = &found.label else { panic!() };
+                    assert_eq!((usize::from(superblock.slot), &superblock.table), (slot, &table));
+                    let older = found.copies.iter().filter(|c| **c == Copy::Valid(generation - 1)).count();
+                    assert_eq!(older, if generation == 1 { 0 } else { 2 });
+                }
+                table = table.next(generation);
+            }
+        });
+    }
+
+    #[test]
+    fn power_may_go_at_any_sector_of_a_commit_and_again_in_the_next() {
+        run_simulated(2, |_| async {
+            let config = config(2, 1);
+            for sectors in 1..20 {
+                for again in 1..20 {
+                    let (disks, power) = disks(1);
+                    let targets = targets(&config, &disks);
+                    let store = Store::new(3);
+                    let (first, mut last) = (table(&config), 0);
+                    store.commit(&targets, &first).await;
+                    for cut in [sectors, again] {
+                        let before = found(&disks[0]).await.unwrap();
+                        assert!(newest(&before) >= last, "{sectors} {again}");
+                        last = newest(&before);
+                        let Label::Member(superblock) = &before.label else { panic!() };
+                        let store = Store::new(3);
+                        store.note(0, &before);
+                        power.fail_after(cut);
+                        store.commit(&targets, &superblock.table.next(9)).await;
+                        power.restore();
+                    }
+                    assert!(newest(&found(&disks[0]).await.unwrap()) >= last);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn three_broken_copies_do_not_matter_and_four_are_told() {
+        run_simulated(3, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(1));
+            let targets = targets(&config, &disks);
+            Store::new(3).commit(&targets, &table(&config)).await;
+            let places = targets[0].layout.superblocks();
+            disks[0].edit(|bytes| bytes[places[0] as usize + 50] ^= 1);
+            let one = found(&disks[0]).await.unwrap();
+            assert_eq!(one.newest, 2);
+            assert!(matches!(one.copies[0], Copy::Bad(DecodeError::Checksum { .. })));
+            disks[0].edit(|bytes| bytes[places[2] as usize + 50] ^= 1);
+            let error = found(&disks[0]).await.unwrap_err();
+            assert!(matches!(error, ReadError::Bad { .. }), "{error}");
+            let empty = Disk::new(1 << 20, &Power::default());
+            assert_eq!(found(&empty).await, Err(ReadError::None { name: "disk".into() }));
+            let tiny = Disk::new(4096, &Power::default());
+            assert_eq!(found(&tiny).await, Err(ReadError::TooSmall { name: "disk".into(), capacity: 4096 }));
+            disks[0].fail(Some(IoError::TimedOut));
+            let error = found(&disks[0]).await.unwrap_err();
+            assert_eq!(error, ReadError::Io { name: "disk".into(), error: IoError::TimedOut });
+        });
+    }
+
+    #[test]
+    fn a_device_that_grew_is_still_a_member_and_can_be_wiped() {
+        run_simulated(4, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(1));
+            let targets = targets(&config, &disks);
+            let (store, table) = (Store::new(3), table(&config));
+            store.commit(&targets, &table).await;
+            store.commit(&targets, &table.next(0)).await;
+            disks[0].edit(|bytes| bytes.resize(3 << 20, 0));
+            let grown = found(&disks[0]).await.unwrap();
+            assert!(grown.copies.iter().all(|copy| matches!(copy, Copy::Valid(_))), "{grown:?}");
+            assert_eq!(zero_superblock(&*disks[0].channel(), 3 << 20).await, Ok(4));
+            disks[0].edit(|bytes| bytes.truncate(1 << 20));
+            assert!(found(&disks[0]).await.is_err());
+        });
+    }
+
+    #[test]
+    fn a_spare_says_so() {
+        run_simulated(5, |_| async {
+            let (disks, _) = disks(1);
+            let label = Label::Spare(crate::metadata::Spare {
+                member: crate::Uuid([5; 16]),
+                array: None,
+                array_name: String::new(),
+                member_bytes: 1 << 20,
+                created_ns: 0,
+                owner: "host".into(),
+            });
+            write_label(&*disks[0].channel(), 1 << 20, &label).await.unwrap();
+            assert_eq!(found(&disks[0]).await.unwrap().label, label);
+        });
+    }
+}

@@ -1,8 +1,12 @@
 //! What the tests of this module share.
 
+use super::io::Target;
 use super::layout::Layout;
 use super::superblock::{EpochId, Member, Superblock, Table};
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid};
+use block::{Channel, IoError, IoFuture, IoResult, Limits, Op, Request};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 /// A small array of one group.
 pub(crate) fn config(data: usize, parity: usize) -> ArrayConfig {
@@ -62,4 +66,153 @@ pub(crate) fn superblock(config: &ArrayConfig, slot: usize) -> Superblock {
         unknown_ro_compat: 0,
         table: table(config),
     }
+}
+
+/// A disk that can lose power in the middle of a write, refuse to work, and takes its time.
+#[derive(Clone)]
+pub(crate) struct Disk(Rc<DiskState>);
+
+struct DiskState {
+    bytes: RefCell<Vec<u8>>,
+    /// What every request ends with.
+    fails: Cell<Option<IoError>>,
+    /// Longest time of a request in nanoseconds.
+    slow_ns: Cell<u64>,
+    writes: Cell<u64>,
+    power: Power,
+    takes_zeroes: Cell<bool>,
+}
+
+/// The power of several disks: it may go once so many sectors more have been written.
+#[derive(Clone, Default)]
+pub(crate) struct Power(Rc<Cell<Option<u64>>>);
+
+impl Power {
+    /// Lets so many sectors more be written.
+    pub(crate) fn fail_after(&self, sectors: u64) {
+        self.0.set(Some(sectors));
+    }
+
+    pub(crate) fn restore(&self) {
+        self.0.set(None);
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.0.get() == Some(0)
+    }
+
+    fn takes_a_sector(&self) -> bool {
+        match self.0.get() {
+            None => true,
+            Some(0) => false,
+            Some(left) => {
+                self.0.set(Some(left - 1));
+                left > 1
+            }
+        }
+    }
+}
+
+impl Disk {
+    pub(crate) fn new(bytes: usize, power: &Power) -> Disk {
+        Disk(Rc::new(DiskState {
+            bytes: RefCell::new(vec![0; bytes]),
+            fails: Cell::new(None),
+            slow_ns: Cell::new(0),
+            writes: Cell::new(0),
+            power: power.clone(),
+            takes_zeroes: Cell::new(true),
+        }))
+    }
+
+    pub(crate) fn channel(&self) -> Rc<dyn Channel> {
+        Rc::new(self.clone())
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.0.bytes.borrow().len() as u64
+    }
+
+    pub(crate) fn fail(&self, error: Option<IoError>) {
+        self.0.fails.set(error);
+    }
+
+    pub(crate) fn be_slow(&self, ns: u64) {
+        self.0.slow_ns.set(ns);
+    }
+
+    pub(crate) fn refuse_zeroes(&self) {
+        self.0.takes_zeroes.set(false);
+    }
+
+    pub(crate) fn writes(&self) -> u64 {
+        self.0.writes.get()
+    }
+
+    pub(crate) fn edit(&self, edit: impl FnOnce(&mut Vec<u8>)) {
+        edit(&mut self.0.bytes.borrow_mut());
+    }
+
+    fn execute(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let state = &*self.0;
+        if let Some(error) = state.fails.get() {
+            return Err(error);
+        }
+        if state.power.is_off() {
+            return Err(IoError::DeviceGone);
+        }
+        Limits::new(self.capacity()).check(req, offset)?;
+        let range = offset as usize..(offset + req.len) as usize;
+        let mut bytes = state.bytes.borrow_mut();
+        match req.op {
+            Op::Read => {
+                req.data.copy_from(&bytes[range]);
+                return Ok(());
+            }
+            Op::Flush | Op::Discard => return Ok(()),
+            Op::WriteZeroes if !state.takes_zeroes.get() => return Err(IoError::Unsupported),
+            Op::Write | Op::WriteZeroes => {}
+        }
+        state.writes.set(state.writes.get() + 1);
+        let mut new = vec![0; req.len as usize];
+        if req.op == Op::Write {
+            req.data.copy_to(&mut new);
+        }
+        for (old, new) in bytes[range].chunks_mut(512).zip(new.chunks(512)) {
+            if !state.power.takes_a_sector() {
+                return Err(IoError::DeviceGone);
+            }
+            old.copy_from_slice(new);
+        }
+        Ok(())
+    }
+}
+
+impl Channel for Disk {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        IoFuture::new(async move {
+            let slow_ns = self.0.slow_ns.get();
+            if slow_ns > 0 {
+                let core = reactor::current();
+                core.sleep(core.random_u64() % slow_ns).await;
+            }
+            self.execute(req, offset)
+        })
+    }
+}
+
+/// So many disks of 1 MiB on one power line.
+pub(crate) fn disks(count: usize) -> (Vec<Disk>, Power) {
+    let power = Power::default();
+    ((0..count).map(|_| Disk::new(1 << 20, &power)).collect(), power)
+}
+
+/// The disks as members by slot.
+pub(crate) fn targets(config: &ArrayConfig, disks: &[Disk]) -> Vec<Target> {
+    let target = |(slot, disk): (usize, &Disk)| Target {
+        slot,
+        channel: disk.channel(),
+        layout: Layout::new(disk.capacity(), config).unwrap(),
+    };
+    disks.iter().enumerate().map(target).collect()
 }
