@@ -79,7 +79,6 @@ pub(super) async fn write(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> I
 }
 
 /// Makes a range read as zeroes, durably, however slow that is.
-#[expect(dead_code, reason = "creation follows")]
 pub(super) async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
     match zero_cheaply(channel, limits, offset, len).await {
         Err(IoError::Unsupported) => {}

@@ -13,10 +13,13 @@
 
 pub mod assemble;
 pub mod bad_blocks;
+pub mod create;
 mod io;
 pub mod layout;
 pub mod region_map;
 mod replicated;
+pub mod shape;
+pub mod signatures;
 pub mod store;
 pub mod superblock;
 #[cfg(test)]
@@ -24,8 +27,11 @@ pub(crate) mod testing;
 
 pub use assemble::{AssembleOptions, Assembly, Refusal, Rejected, Returning, assemble};
 pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange};
+pub use create::{CreateError, CreateOptions, Identities, create};
 pub use io::{MemberFailures, Target, Targets};
 pub use layout::{Layout, LayoutError};
 pub use region_map::RegionMap;
+pub use shape::Shape;
+pub use signatures::{Signature, probe};
 pub use store::{Found, ReadError, Store, read_superblock, write_label, zero_superblock};
 pub use superblock::{DecodeError, EpochId, Label, Member, MemberState, Reason, Spare, Superblock, Table};

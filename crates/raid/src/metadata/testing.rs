@@ -97,6 +97,10 @@ impl Power {
         self.0.set(None);
     }
 
+    pub(crate) fn left(&self) -> u64 {
+        self.0.get().unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn is_off(&self) -> bool {
         self.0.get() == Some(0)
     }

@@ -512,3 +512,6 @@ fn generation(found: &Found) -> u64 {
         Label::Spare(_) => 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

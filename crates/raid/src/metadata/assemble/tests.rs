@@ -1,0 +1,440 @@
+//! What may be assembled: single cases, and random histories of an array against a model of what was acknowledged.
+
+use super::*;
+use crate::ArrayConfig;
+use crate::metadata::store::Copy;
+use crate::metadata::testing::{config, member_uuid, superblock, table};
+use proptest::prelude::*;
+
+fn device(slot: usize, table: &Table) -> Found {
+    let mut superblock = superblock(&table.config, slot);
+    superblock.member = table.members[slot].uuid;
+    superblock.table = table.clone();
+    Found {
+        name: format!("disk{slot}"),
+        capacity: superblock.layout.member_bytes,
+        newest: 0,
+        copies: std::array::from_fn(|_| Copy::Valid(table.generation)),
+        label: Label::Member(Box::new(superblock)),
+    }
+}
+
+fn devices(table: &Table) -> Vec<Found> {
+    (0..table.members.len()).map(|slot| device(slot, table)).collect()
+}
+
+fn edit(found: &mut Found, edit: impl FnOnce(&mut Superblock)) {
+    let Label::Member(superblock) = &mut found.label else { panic!() };
+    edit(superblock);
+}
+
+fn mirror(copies: usize) -> ArrayConfig {
+    ArrayConfig { matrix: Matrix::Copies, consistency: Consistency::Bitmap, ..config(1, copies - 1) }
+}
+
+/// The table after `slots` were taken out of `table`.
+fn without(table: &Table, slots: &[usize], id: u64) -> Table {
+    let mut table = table.next(0);
+    table.begin_epoch(id);
+    slots.iter().for_each(|slot| table.take_out(*slot, Reason::WriteError));
+    table
+}
+
+fn refusal(found: Vec<Found>) -> String {
+    assemble(found, &AssembleOptions::default()).unwrap_err().to_string()
+}
+
+const DEFAULT: AssembleOptions = AssembleOptions { array: None, run: false, force: false };
+const FORCE: AssembleOptions = AssembleOptions { force: true, ..DEFAULT };
+
+#[test]
+fn a_whole_array_is_assembled_in_any_order() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    found.reverse();
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert_eq!(assembly.table, table);
+    assert!(assembly.members.iter().enumerate().all(|(i, m)| m.as_ref().unwrap().name == format!("disk{i}")));
+    assert_eq!(assembly.opening_table(9, 9).epoch, table.epoch);
+}
+
+#[test]
+fn a_missing_member_is_out_in_the_first_table() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    found.remove(1);
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert_eq!(assembly.missing, [1]);
+    let opening = assembly.opening_table(9, 9);
+    assert_eq!((opening.epoch, opening.generation, opening.settled), (2, 2, 1));
+    assert_eq!(opening.members[1].state, MemberState::Missing { since: 2 });
+    assert_eq!(opening.members[1].reason, Reason::Absent);
+    assert_eq!(table.relation_to(&opening), Relation::Ancestor);
+}
+
+#[test]
+fn a_member_that_was_declared_out_is_not_used_and_can_come_back() {
+    let before = table(&config(3, 2));
+    let after = without(&before, &[2], 5).next(0).next(0);
+    let mut found = devices(&after);
+    found[2] = device(2, &before);
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert!(assembly.members[2].is_none() && assembly.missing.is_empty());
+    let [returning] = &assembly.returning[..] else { panic!() };
+    assert!((returning.slot, returning.is_partial) == (2, true));
+}
+
+#[test]
+fn a_member_older_than_when_it_left_needs_everything() {
+    let (old, config) = (table(&config(3, 2)), config(3, 2));
+    let before = (0..5).fold(table(&config), |table, _| table.next(0));
+    let after = without(&before, &[2], 5);
+    let mut found = devices(&after);
+    found[2] = device(2, &old);
+    assert!(!assemble(found, &DEFAULT).unwrap().returning[0].is_partial);
+}
+
+#[test]
+fn a_member_that_the_table_trusts_but_lost_its_writes_is_named() {
+    let old = table(&config(3, 2));
+    let new = old.next(0).next(0).next(0);
+    let mut found = devices(&new);
+    found[0] = device(0, &old);
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert_eq!(assembly.missing, [0]);
+    let [Rejected { name, why }] = &assembly.rejected[..] else { panic!() };
+    assert_eq!(name, "disk0");
+    assert!(why.contains("stale: generation 1, while generation 3"), "{why}");
+}
+
+#[test]
+fn a_commit_that_reached_one_member_only_leaves_the_others_trusted() {
+    let old = table(&config(3, 2));
+    let new = old.next(0);
+    let mut found = devices(&old);
+    found[4] = device(4, &new);
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert!(assembly.missing.is_empty() && assembly.table.generation == 2);
+    // And the same again after the next commit was cut short.
+    let newer = assembly.opening_table(7, 0);
+    let mut found = devices(&old);
+    found[4] = device(4, &newer);
+    assert!(assemble(found, &DEFAULT).unwrap().missing.is_empty());
+}
+
+#[test]
+fn too_many_missing_members_are_named_with_their_reasons() {
+    let table = without(&table(&config(3, 2)), &[0], 5);
+    let mut found = devices(&table);
+    found.truncate(3);
+    let text = refusal(found);
+    assert!(text.contains("group 0 needs 3 of its 5 members and has 2"), "{text}");
+    assert!(
+        text.contains("slot 0 (64646464-") && text.contains("is out since generation 2: a write failed"),
+        "{text}"
+    );
+    assert!(text.contains("slot 4") && text.contains("is missing"), "{text}");
+}
+
+#[test]
+fn force_takes_the_newest_stale_members_and_says_what_may_be_lost() {
+    let first = table(&config(3, 1));
+    let second = without(&first, &[0], 5);
+    let third = without(&second, &[1], 6);
+    let found = vec![device(0, &first), device(1, &second), device(2, &third), device(3, &third)];
+    assert!(refusal(found.clone()).contains("has 2"));
+    let assembly = assemble(found, &FORCE).unwrap();
+    assert!(assembly.members[1].is_some() && assembly.members[0].is_none() && assembly.needs_sync);
+    assert!(
+        assembly.losses[0].starts_with("disk1 (slot 1) is trusted again at generation 2"),
+        "{:?}",
+        assembly.losses
+    );
+}
+
+#[test]
+fn members_of_another_array_are_named() {
+    let (ours, mut theirs) = (table(&config(3, 2)), table(&config(3, 2)));
+    (theirs.config.uuid, theirs.config.name) = (Uuid([8; 16]), "db".into());
+    let mut found = devices(&ours);
+    found[1] = device(1, &theirs);
+    let text = refusal(found.clone());
+    assert!(
+        text.starts_with("disk0 is of array vm (01010101-") && text.contains("disk1 is of array db"),
+        "{text}"
+    );
+    let assembly = assemble(found, &AssembleOptions { array: Some(ours.config.uuid), ..DEFAULT }).unwrap();
+    assert_eq!((assembly.rejected[0].name.as_str(), &assembly.missing[..]), ("disk1", &[1][..]));
+}
+
+#[test]
+fn a_copy_of_a_member_is_refused_even_with_force() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    found.push(Found { name: "copy".into(), ..device(1, &table) });
+    let Err(Refusal::Duplicate { first, second, .. }) = assemble(found, &FORCE) else { panic!() };
+    assert_eq!((first.as_str(), second.as_str()), ("disk1", "copy"));
+}
+
+#[test]
+fn a_member_whose_slot_is_another_s_now_is_named() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    edit(&mut found[3], |superblock| superblock.member = Uuid([99; 16]));
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert_eq!(assembly.rejected[0].why, "slot 3 belongs to another member now");
+}
+
+#[test]
+fn a_member_that_shrank_is_named() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    found[3].capacity -= 4096;
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert!(
+        assembly.rejected[0].why.contains("it has 1044480 bytes and had 1048576"),
+        "{:?}",
+        assembly.rejected
+    );
+}
+
+#[test]
+fn two_sides_that_went_on_alone_are_split_brain() {
+    let whole = table(&mirror(2));
+    let left = without(&whole, &[1], 5).next(0);
+    let right = without(&whole, &[0], 6);
+    let text = refusal(vec![device(0, &left), device(1, &right)]);
+    let expected =
+        "split brain: disk0 (generation 3) and disk1 (generation 2) went on without each other after epoch 1";
+    assert!(text.starts_with(expected), "{text}");
+    let assembly = assemble(vec![device(0, &left), device(1, &right)], &FORCE).unwrap();
+    assert!(assembly.members[0].is_some() && assembly.members[1].is_none());
+    assert!(
+        assembly.losses[0].contains("everything that disk1 (generation 2) wrote"),
+        "{:?}",
+        assembly.losses
+    );
+    assert_eq!(assembly.rejected[0].name, "disk1");
+}
+
+#[test]
+fn a_side_that_never_committed_is_no_side() {
+    let whole = table(&mirror(3));
+    // Member 0 was told that 2 is out, member 1 was not; then power went, and 1 and 2 went on without 0.
+    let never = without(&whole, &[2], 5);
+    let went_on = without(&whole, &[0], 6).next(0);
+    let found = vec![device(0, &never), device(1, &went_on), device(2, &went_on)];
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert!(assembly.table.epoch == 2 && assembly.members[0].is_none());
+    assert_eq!(assembly.rejected[0].name, "disk0");
+}
+
+#[test]
+fn half_a_mirror_may_hold_old_data_and_is_started_when_told_to() {
+    let whole = table(&mirror(2));
+    let text = refusal(vec![device(0, &whole)]);
+    assert!(text.contains("slot 1 (65656565-") && text.contains("could have gone on without"), "{text}");
+    let run = AssembleOptions { run: true, ..DEFAULT };
+    assert_eq!(assemble(vec![device(0, &whole)], &run).unwrap().missing, [1]);
+    // What is known to be out is not asked for.
+    let degraded = without(&whole, &[1], 5);
+    assert!(assemble(vec![device(0, &degraded)], &DEFAULT).is_ok());
+}
+
+#[test]
+fn a_dirty_array_without_a_log_is_not_started_degraded() {
+    let mut table = table(&ArrayConfig { consistency: Consistency::Bitmap, ..config(3, 2) });
+    let mut found = devices(&table);
+    found.remove(0);
+    let text = refusal(found.clone());
+    assert!(text.contains("keeps no log and lacks slot 0"), "{text}");
+    let assembly = assemble(found, &FORCE).unwrap();
+    assert!(assembly.losses[0].contains("regions that were being written"), "{:?}", assembly.losses);
+    table.is_clean = true;
+    assert!(assemble(devices(&table)[1..].to_vec(), &DEFAULT).is_ok());
+    (table.is_clean, table.is_logging) = (false, true);
+    assert!(assemble(devices(&table)[1..].to_vec(), &DEFAULT).is_ok());
+}
+
+#[test]
+fn spares_are_found_for_their_array() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    for (name, array) in [("any", None), ("ours", Some(table.config.uuid)), ("other", Some(Uuid([77; 16])))] {
+        let label = Label::Spare(crate::metadata::Spare {
+            member: member_uuid(50),
+            array,
+            array_name: String::new(),
+            member_bytes: 1 << 20,
+            created_ns: 0,
+            owner: String::new(),
+        });
+        found.push(Found { name: name.into(), label, ..device(0, &table) });
+    }
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    let names: Vec<_> = assembly.spares.iter().map(|spare| spare.name.as_str()).collect();
+    assert_eq!(names, ["any", "ours"]);
+}
+
+#[test]
+fn unknown_features_for_writers_make_the_array_read_only() {
+    let table = table(&config(3, 2));
+    let mut found = devices(&table);
+    edit(&mut found[1], |superblock| superblock.unknown_ro_compat = 16);
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert!(assembly.read_only.unwrap().contains("0x10"));
+}
+
+#[test]
+fn nothing_and_an_array_that_was_never_finished_are_refused() {
+    assert_eq!(refusal(Vec::new()), "no member among the devices");
+    let mut table = table(&config(3, 2));
+    table.is_creating = true;
+    assert!(refusal(devices(&table)).contains("never finished"));
+    let mut found = devices(&table);
+    table.is_creating = false;
+    found[0] = device(0, &table.next(0));
+    assert!(assemble(found, &DEFAULT).is_ok(), "the second table came as far as one member");
+}
+
+/// An array as it lives: what its members' superblocks say, and what the newest acknowledged write on each is.
+struct Model {
+    tables: Vec<Table>,
+    data: Vec<u64>,
+    acknowledged: u64,
+    running: Option<Running>,
+    next_id: u64,
+}
+
+struct Running {
+    table: Table,
+    /// Slots whose devices are here.
+    here: Vec<usize>,
+}
+
+impl Model {
+    fn new(config: &ArrayConfig) -> Model {
+        let table = table(config);
+        let count = table.members.len();
+        let running = Some(Running { table: table.clone(), here: (0..count).collect() });
+        Model { tables: vec![table; count], data: vec![0; count], acknowledged: 0, running, next_id: 1 }
+    }
+
+    /// Commits a table to those that it trusts, or loses power after so many of them, in some order.
+    fn commit(&mut self, mut table: Table, mut order: Vec<usize>, power: Option<usize>) {
+        let Some(running) = &self.running else { return };
+        order.retain(|slot| running.here.contains(slot) && table.members[*slot].is_in());
+        if let Some(reached) = power.filter(|reached| *reached < order.len()) {
+            order[..reached].iter().for_each(|slot| self.tables[*slot] = table.clone());
+            self.running = None;
+            return;
+        }
+        order.iter().for_each(|slot| self.tables[*slot] = table.clone());
+        table.settled = table.generation;
+        let here = running.here.clone();
+        self.running = Some(Running { table: self.tables[order[0]].clone(), here });
+    }
+
+    /// A write: durable on all live members before it is acknowledged.
+    fn write(&mut self) {
+        let Some(running) = &self.running else { return };
+        self.acknowledged += 1;
+        for slot in (0..self.data.len()).filter(|slot| running.table.members[*slot].is_live()) {
+            self.data[slot] = self.acknowledged;
+        }
+    }
+
+    fn fail(&mut self, slot: usize, order: Vec<usize>, power: Option<usize>) {
+        let Some(running) = &self.running else { return };
+        self.next_id += 1;
+        let mut table = running.table.next(0);
+        table.begin_epoch(self.next_id);
+        table.take_out(slot, Reason::WriteError);
+        if running.table.members[slot].is_live() && table.is_alive() {
+            self.commit(table, order, power);
+        }
+    }
+
+    /// A member that is out and here is made whole again.
+    fn re_add(&mut self, slot: usize, order: Vec<usize>, power: Option<usize>) {
+        let Some(running) = &self.running else { return };
+        if running.table.members[slot].is_in() || !running.here.contains(&slot) {
+            return;
+        }
+        self.next_id += 1;
+        let mut table = running.table.next(0);
+        table.begin_epoch(self.next_id);
+        table.members[slot].state = MemberState::Live;
+        self.data[slot] = self.acknowledged;
+        self.commit(table, order, power);
+    }
+
+    /// Starts the array with the devices that are here; the start's own commit may lose power too.
+    fn assemble(
+        &mut self,
+        here: Vec<usize>,
+        order: Vec<usize>,
+        power: Option<usize>,
+    ) -> Result<(), TestCaseError> {
+        self.running = None;
+        let found = here.iter().map(|slot| device(*slot, &self.tables[*slot])).collect();
+        let Ok(assembly) = assemble(found, &DEFAULT) else { return Ok(()) };
+        for (slot, member) in assembly.members.iter().enumerate() {
+            if member.is_some() && assembly.table.members[slot].is_live() {
+                prop_assert_eq!(self.data[slot], self.acknowledged, "slot {} lacks writes", slot);
+            }
+        }
+        self.next_id += 1;
+        let table = assembly.opening_table(self.next_id, 0);
+        self.running = Some(Running { table: assembly.table.clone(), here });
+        self.commit(table, order, power);
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// Whatever happens to an array, one that is assembled without force holds every acknowledged write on every
+    /// member that it trusts.
+    #[test]
+    fn an_assembled_array_holds_every_acknowledged_write(
+        shape in 0..4usize,
+        steps in proptest::collection::vec((0..5u8, any::<u32>(), any::<u64>(), proptest::option::weighted(0.3, 0..4usize)), 1..60),
+    ) {
+        let config = [mirror(2), mirror(3), config(2, 1), config(2, 2)][shape].clone();
+        let mut model = Model::new(&config);
+        let count = config.geometry.members();
+        for (kind, which, shuffle, power) in steps {
+            let mut order: Vec<usize> = (0..count).collect();
+            order.sort_by_key(|slot| shuffle.rotate_left(*slot as u32 * 13) % 97);
+            let slot = which as usize % count;
+            match kind {
+                0 => model.write(),
+                1 => model.fail(slot, order, power),
+                2 => model.re_add(slot, order, power),
+                _ => {
+                    let here = (0..count).filter(|slot| kind == 3 || which >> slot & 1 != 0).collect();
+                    model.assemble(here, order, power)?;
+                }
+            }
+        }
+    }
+
+    /// Four members whole and undisturbed but for power losses in commits always come back.
+    #[test]
+    fn power_losses_alone_cost_no_member(
+        cuts in proptest::collection::vec((0..5usize, any::<u64>()), 1..20),
+    ) {
+        let mut model = Model::new(&config(2, 2));
+        for (cut, shuffle) in cuts {
+            let mut order: Vec<usize> = (0..4).collect();
+            order.sort_by_key(|slot| shuffle.rotate_left(*slot as u32 * 13) % 97);
+            model.assemble((0..4).collect(), order, Some(cut))?;
+            prop_assert!(model.tables.iter().all(|table| table.members.iter().all(|member| member.is_live())));
+            let found = (0..4).map(|slot| device(slot, &model.tables[slot])).collect();
+            let assembly = assemble(found, &DEFAULT).unwrap();
+            prop_assert!(assembly.missing.is_empty() && assembly.members.iter().all(Option::is_some));
+        }
+    }
+}

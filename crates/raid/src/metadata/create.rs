@@ -1,0 +1,436 @@
+//! Making an array: look at the devices, clear what they held, write the superblocks last.
+//!
+//! The first table says "being created" and is written everywhere; only then comes the second one, which can be
+//! assembled. So after a crash there is either no array, or all of it.
+
+use super::io::{self, Target};
+use super::layout::Layout;
+use super::region_map::{NEED_SYNC, WRITTEN};
+use super::shape::Shape;
+use super::signatures::{Signature, probe};
+use super::store::{Store, zero_superblock};
+use super::superblock::{EpochId, Member, Table};
+use crate::config::ROW_BYTES;
+use crate::{ArrayConfig, Consistency, Uuid};
+use block::{Channel, Device, DeviceError, IoError, Limits};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes at a member's end that are cleared: second copies of other formats' signatures.
+const TAIL_BYTES: u64 = 1 << 20;
+
+/// How an array is made.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// What it shall be.
+    pub shape: Shape,
+    /// Take devices that hold something.
+    pub force: bool,
+    /// Whether data is zeroed where a device does that without being sent zeroes. Else, or when one cannot, parity is
+    /// made later (every region is marked [`NEED_SYNC`]).
+    pub zeroes: bool,
+    /// The host that makes it.
+    pub owner: String,
+    /// Nanoseconds since 1970.
+    pub now_ns: u64,
+    /// Where identities come from.
+    pub identities: Identities,
+}
+
+/// Where random identities come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identities {
+    /// The system's randomness.
+    System,
+    /// The core's: the same in every run of a simulation.
+    Core,
+}
+
+impl Identities {
+    /// 128 random bits.
+    pub fn bits(self) -> [u8; 16] {
+        match self {
+            Identities::System => Uuid::random().0,
+            Identities::Core => {
+                let core = reactor::current();
+                let bits = u128::from(core.random_u64()) << 64 | u128::from(core.random_u64());
+                bits.to_le_bytes()
+            }
+        }
+    }
+
+    /// A new identity.
+    pub fn uuid(self) -> Uuid {
+        Uuid::from_random(self.bits())
+    }
+}
+
+/// Why an array cannot be made. Messages name the devices.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// What was asked for does not fit together.
+    #[error("{0}")]
+    Shape(String),
+    /// Devices hold something.
+    #[error("{}; --force takes them all the same", in_words(.0))]
+    InUse(Vec<(String, Vec<Signature>)>),
+    /// A device cannot be a member.
+    #[error("{device}: {why}")]
+    Unfit {
+        /// The device.
+        device: String,
+        /// Why.
+        why: String,
+    },
+    /// A device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] DeviceError),
+    /// A device failed meanwhile. There is no array; what the devices held may be gone.
+    #[error("{device}: {doing}: {error}")]
+    Io {
+        /// The device.
+        device: String,
+        /// What was being done.
+        doing: &'static str,
+        /// Its error.
+        error: IoError,
+    },
+}
+
+fn in_words(found: &[(String, Vec<Signature>)]) -> String {
+    let device = |(name, signatures): &(String, Vec<Signature>)| {
+        let list: Vec<String> = signatures.iter().map(ToString::to_string).collect();
+        format!("{name} holds {}", list.join(", "))
+    };
+    found.iter().map(device).collect::<Vec<_>>().join("; ")
+}
+
+/// A device that becomes a member.
+struct Candidate {
+    name: String,
+    channel: Rc<dyn Channel>,
+    limits: Limits,
+}
+
+impl Candidate {
+    fn open(device: &Arc<dyn Device>) -> Result<Candidate, CreateError> {
+        let limits = device.limits();
+        let unfit = |why: String| Err(CreateError::Unfit { device: device.name().to_owned(), why });
+        if limits.read_only {
+            return unfit("it is read-only".into());
+        }
+        if limits.block_size > ROW_BYTES {
+            return unfit(format!(
+                "its blocks have {} bytes, at most {ROW_BYTES} can be used",
+                limits.block_size
+            ));
+        }
+        Ok(Candidate { name: device.name().to_owned(), channel: device.open_channel()?, limits })
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(IoError) -> CreateError {
+        let device = self.name.clone();
+        move |error| CreateError::Io { device: device.clone(), doing, error }
+    }
+}
+
+/// Makes an array of `devices`, slot by slot in their order, and returns its first table. On a core.
+///
+/// # Errors
+/// See [`CreateError`]. Nothing was written when the error is none of [`CreateError::Io`].
+pub async fn create(devices: &[Arc<dyn Device>], options: &CreateOptions) -> Result<Table, CreateError> {
+    let candidates: Vec<Candidate> = devices.iter().map(Candidate::open).collect::<Result<_, _>>()?;
+    refuse_twice(&candidates)?;
+    create_of(&candidates, options).await
+}
+
+async fn create_of(candidates: &[Candidate], options: &CreateOptions) -> Result<Table, CreateError> {
+    let config = plan(candidates, options)?;
+    let layouts = candidates.iter().map(|candidate| layout(candidate, options, &config));
+    let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
+    if !options.force {
+        refuse_used(candidates).await?;
+    }
+    let members = || candidates.iter().zip(&layouts);
+    first_error(io::all(members().map(|(candidate, layout)| clear(candidate, layout))).await)?;
+    let is_zero = options.zeroes && zero_data(candidates, &layouts).await?;
+    let targets: Vec<Target> = members()
+        .enumerate()
+        .map(|(slot, (candidate, layout))| Target {
+            slot,
+            channel: candidate.channel.clone(),
+            layout: *layout,
+        })
+        .collect();
+    let creating = first_table(config, is_zero, options);
+    let mut created = creating.next(options.now_ns);
+    created.is_creating = false;
+    let store = Store::new(targets.len());
+    for table in [&creating, &created] {
+        for (slot, result) in store.commit(&targets, table).await {
+            result.map_err(candidates[slot].failed("cannot write the superblock"))?;
+        }
+    }
+    Ok(created)
+}
+
+/// The same device twice would be two members that fail together.
+fn refuse_twice(candidates: &[Candidate]) -> Result<(), CreateError> {
+    for (i, candidate) in candidates.iter().enumerate() {
+        if candidates[..i].iter().any(|other| other.name == candidate.name) {
+            let why = "it is given twice".to_owned();
+            return Err(CreateError::Unfit { device: candidate.name.clone(), why });
+        }
+    }
+    Ok(())
+}
+
+/// The configuration that the devices allow.
+fn plan(candidates: &[Candidate], options: &CreateOptions) -> Result<ArrayConfig, CreateError> {
+    let capacity = candidates.iter().map(|candidate| candidate.limits.capacity).min().unwrap_or(0);
+    let block_size = candidates.iter().map(|candidate| candidate.limits.block_size).max().unwrap_or(512);
+    options.shape.config(options.identities.uuid(), candidates.len(), capacity, block_size)
+}
+
+/// Where things lie on a device.
+fn layout(
+    candidate: &Candidate,
+    options: &CreateOptions,
+    config: &ArrayConfig,
+) -> Result<Layout, CreateError> {
+    let capacity = options
+        .shape
+        .member_bytes
+        .map_or(candidate.limits.capacity, |most| most.min(candidate.limits.capacity));
+    Layout::new(capacity, config)
+        .map_err(|error| CreateError::Unfit { device: candidate.name.clone(), why: error.to_string() })
+}
+
+async fn refuse_used(candidates: &[Candidate]) -> Result<(), CreateError> {
+    let found = io::all(candidates.iter().map(|c| probe(&*c.channel, &c.limits))).await;
+    let mut in_use = Vec::new();
+    for (candidate, found) in candidates.iter().zip(found) {
+        let signatures = found.map_err(candidate.failed("cannot be read"))?;
+        if !signatures.is_empty() {
+            in_use.push((candidate.name.clone(), signatures));
+        }
+    }
+    if in_use.is_empty() { Ok(()) } else { Err(CreateError::InUse(in_use)) }
+}
+
+/// Clears old superblocks first, then everything before the data and the device's end.
+async fn clear(candidate: &Candidate, layout: &Layout) -> Result<(), CreateError> {
+    let Candidate { channel, limits, .. } = candidate;
+    let failed = candidate.failed("cannot be cleared");
+    zero_superblock(&**channel, limits.capacity).await.map_err(&failed)?;
+    io::zero(&**channel, limits, 0, layout.data_offset).await.map_err(&failed)?;
+    let tail_at = limits.capacity.saturating_sub(TAIL_BYTES).max(layout.data_offset) & !4095;
+    io::zero(&**channel, limits, tail_at, limits.capacity - tail_at).await.map_err(&failed)
+}
+
+/// Makes all members' data read as zeroes, if every one of them can do that cheaply.
+async fn zero_data(candidates: &[Candidate], layouts: &[Layout]) -> Result<bool, CreateError> {
+    let zero = |(candidate, layout): (&'_ Candidate, &'_ Layout)| {
+        let (channel, limits) = (candidate.channel.clone(), candidate.limits.clone());
+        let (offset, len) = (layout.data_offset, layout.data_bytes);
+        async move { io::zero_cheaply(&*channel, &limits, offset, len).await }
+    };
+    let mut is_zero = true;
+    let results = io::all(candidates.iter().zip(layouts).map(zero)).await;
+    for (candidate, result) in candidates.iter().zip(results) {
+        match result {
+            Ok(()) => {}
+            Err(IoError::Unsupported) => is_zero = false,
+            Err(error) => return Err(candidate.failed("cannot be zeroed")(error)),
+        }
+    }
+    Ok(is_zero)
+}
+
+fn first_error(results: Vec<Result<(), CreateError>>) -> Result<(), CreateError> {
+    results.into_iter().collect()
+}
+
+fn first_table(config: ArrayConfig, is_zero: bool, options: &CreateOptions) -> Table {
+    let identities = options.identities;
+    let initial_region = match (is_zero, config.geometry.parity) {
+        (true, _) => 0,
+        (false, 0) => WRITTEN,
+        (false, _) => WRITTEN | NEED_SYNC,
+    };
+    let id = u128::from_le_bytes(identities.bits()) as u64;
+    Table {
+        generation: 1,
+        settled: 0,
+        epoch: 1,
+        history: vec![EpochId { epoch: 1, id }],
+        nonce: identities.bits(),
+        is_clean: true,
+        is_creating: true,
+        is_logging: config.consistency == Consistency::Ppl,
+        initial_region,
+        members: (0..config.geometry.members()).map(|_| Member::live(identities.uuid())).collect(),
+        resync_cursor: None,
+        scrub_cursor: None,
+        scrubbed_ns: 0,
+        reshape: None,
+        owner: options.owner.clone(),
+        created_ns: options.now_ns,
+        updated_ns: options.now_ns,
+        config,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::testing::{Disk, disks};
+    use crate::metadata::{AssembleOptions, Refusal, assemble, read_superblock};
+    use crate::{Consistency, Level};
+    use reactor::run_simulated;
+
+    fn options(level: Level) -> CreateOptions {
+        let shape = Shape {
+            strip_bytes: Some(4096),
+            lanes: Some((2, 32 << 10)),
+            region_bytes: Some(16 << 10),
+            ..Shape::new("vm", level)
+        };
+        let owner = "host".to_owned();
+        CreateOptions { shape, force: false, zeroes: true, owner, now_ns: 5, identities: Identities::Core }
+    }
+
+    fn candidates(disks: &[Disk]) -> Vec<Candidate> {
+        let candidate = |(i, disk): (usize, &Disk)| Candidate {
+            name: format!("disk{i}"),
+            channel: disk.channel(),
+            limits: Limits::new(disk.capacity()),
+        };
+        disks.iter().enumerate().map(candidate).collect()
+    }
+
+    async fn found(disks: &[Disk]) -> Vec<crate::metadata::Found> {
+        let mut all = Vec::new();
+        for (i, disk) in disks.iter().enumerate() {
+            all.extend(read_superblock(&format!("disk{i}"), &*disk.channel(), disk.capacity()).await);
+        }
+        all
+    }
+
+    #[test]
+    fn every_level_is_made_and_assembles() {
+        run_simulated(1, |_| async {
+            for level in Level::ALL {
+                let (disks, _) = disks(10);
+                disks.iter().for_each(|disk| disk.edit(|bytes| bytes.fill(0xab)));
+                let mut options = options(level);
+                (options.shape.data, options.shape.parity) = (Some(6), Some(4));
+                let table = create_of(&candidates(&disks), &options).await.unwrap();
+                assert_eq!(table.initial_region, 0);
+                let assembly = assemble(found(&disks).await, &AssembleOptions::default()).unwrap();
+                assert_eq!(assembly.table, table, "{level:?}");
+                assert!(assembly.members.iter().all(Option::is_some) && assembly.missing.is_empty());
+                disks[9].edit(|bytes| {
+                    let layout = Layout::new(1 << 20, &table.config).unwrap();
+                    let range =
+                        layout.data_offset as usize..(layout.data_offset + layout.data_bytes) as usize;
+                    assert!(bytes[range].iter().all(|byte| *byte == 0));
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn members_that_are_not_zeroed_need_a_sync() {
+        run_simulated(2, |_| async {
+            let (disks, _) = disks(3);
+            disks[1].refuse_zeroes();
+            let table = create_of(&candidates(&disks), &options(Level::Raid5)).await.unwrap();
+            assert_eq!(table.initial_region, WRITTEN | NEED_SYNC);
+            assert!(assemble(found(&disks).await, &AssembleOptions::default()).is_ok());
+        });
+    }
+
+    #[test]
+    fn a_device_that_holds_something_is_named_and_untouched_until_forced() {
+        run_simulated(3, |_| async {
+            let (disks, _) = disks(3);
+            disks[2].edit(|bytes| bytes[1080..1082].copy_from_slice(b"\x53\xef"));
+            let mut options = options(Level::Raid5);
+            let error = create_of(&candidates(&disks), &options).await.unwrap_err().to_string();
+            assert_eq!(error, "disk2 holds ext2/3/4 at byte 1080; --force takes them all the same");
+            assert!(disks.iter().all(|disk| disk.writes() == 0));
+            options.force = true;
+            create_of(&candidates(&disks), &options).await.unwrap();
+            options.force = false;
+            let error = create_of(&candidates(&disks), &options).await.unwrap_err().to_string();
+            assert!(error.contains("disk0 holds Freestone array at byte 4096; disk1 holds"), "{error}");
+        });
+    }
+
+    #[test]
+    fn power_may_go_at_any_sector_and_leaves_the_whole_array_or_none() {
+        run_simulated(4, |_| async {
+            let mut options = options(Level::Raid6);
+            options.force = true;
+            let (mut made, mut refused) = (0, 0);
+            let sectors = {
+                let (disks, power) = disks(4);
+                disks.iter().for_each(Disk::refuse_zeroes);
+                create_of(&candidates(&disks), &options).await.unwrap();
+                power.fail_after(1 << 20);
+                create_of(&candidates(&disks), &options).await.unwrap();
+                (1 << 20) - power.left()
+            };
+            for cut in (1..sectors).step_by(97).chain(sectors - 150..sectors) {
+                let (disks, power) = disks(4);
+                disks.iter().for_each(Disk::refuse_zeroes);
+                create_of(&candidates(&disks), &options).await.unwrap();
+                let old = found(&disks).await;
+                power.fail_after(cut);
+                let result = create_of(&candidates(&disks), &options).await;
+                power.restore();
+                let new = found(&disks).await;
+                match assemble(new.clone(), &AssembleOptions { run: true, ..Default::default() }) {
+                    // Every copy of some old superblocks may still be there.
+                    Ok(assembly) if old.iter().any(|old| new.contains(old)) => {
+                        assert!(assembly.table.generation == 2);
+                    }
+                    Ok(assembly) => {
+                        assert!(assembly.missing.is_empty(), "{cut}: {:?}", assembly.missing);
+                        made += 1;
+                    }
+                    Err(refusal) => {
+                        assert!(result.is_err(), "{cut}: {refusal}");
+                        let is_right = matches!(
+                            refusal,
+                            Refusal::Nothing
+                                | Refusal::Creating { .. }
+                                | Refusal::TooFew { .. }
+                                | Refusal::Foreign { .. }
+                        );
+                        assert!(is_right, "{cut}: {refusal}");
+                        refused += 1;
+                    }
+                }
+            }
+            assert!(refused > 50 && made > 20, "{made} {refused}");
+        });
+    }
+
+    #[test]
+    fn a_device_given_twice_or_read_only_is_refused() {
+        let memory = |read_only| -> Arc<dyn Device> {
+            let options = drivers::mem::Options { read_only, ..drivers::mem::Options::new(8 << 20) };
+            Arc::new(drivers::mem::MemDevice::new(&options).unwrap())
+        };
+        run_simulated(5, move |_| async move {
+            let mut options = options(Level::Raid1);
+            options.shape.consistency = Some(Consistency::Bitmap);
+            let error = create(&[memory(false), memory(false)], &options).await.unwrap_err().to_string();
+            assert_eq!(error, "mem: it is given twice");
+            let error = create(&[memory(true), memory(false)], &options).await.unwrap_err().to_string();
+            assert_eq!(error, "mem: it is read-only");
+        });
+    }
+}
