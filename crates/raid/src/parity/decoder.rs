@@ -31,7 +31,7 @@ impl Decoder {
     pub fn decode(&self, sources: &[&[u8]], lost: &mut [&mut [u8]]) {
         assert_eq!(sources.len(), self.sources.len(), "the decoder's sources");
         let job = Job { coefficients: &self.coefficients, is_powers: false, is_added: false };
-        Kernels::best().run(&job, sources.iter().copied(), lost.iter_mut().map(|lost| &mut **lost));
+        Kernels::chosen().run(&job, sources.iter().copied(), lost.iter_mut().map(|lost| &mut **lost));
     }
 
     /// See [`Code::decoder`].

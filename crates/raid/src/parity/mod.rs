@@ -34,7 +34,13 @@ pub struct TooManyLost;
 
 /// The instructions that parity is computed with on this processor: `avx2` or the like.
 pub fn instructions() -> &'static str {
-    Kernels::best().name
+    Kernels::chosen().name
+}
+
+/// Computes with slower instructions than the processor's best, to compare them. False when the processor lacks them or
+/// parity was already computed with others.
+pub fn use_instructions(name: &str) -> bool {
+    Kernels::choose(name)
 }
 
 /// Most coefficients of a code: of 32 data and 32 parity strips.
@@ -80,7 +86,7 @@ impl Code {
             is_powers: self.matrix == Matrix::Powers,
             is_added: false,
         };
-        Kernels::best().run(&job, data.iter().copied(), parity.iter_mut().map(|parity| &mut **parity));
+        Kernels::chosen().run(&job, data.iter().copied(), parity.iter_mut().map(|parity| &mut **parity));
     }
 
     /// Sets each parity `(j, bytes)` to the sum of the given data strips `(i, bytes)` alone: a partial parity.
@@ -104,7 +110,7 @@ impl Code {
         let coefficients: ArrayVec<u8, MAX_COEFFICIENTS> = rows.collect();
         let job = Job { coefficients: &coefficients, is_powers: false, is_added };
         let targets = parity.iter_mut().map(|(_, bytes)| &mut **bytes);
-        Kernels::best().run(&job, data.iter().map(|(_, bytes)| *bytes), targets);
+        Kernels::chosen().run(&job, data.iter().map(|(_, bytes)| *bytes), targets);
     }
 
     /// How the strips in `lost` are computed from those in `available` (bit `s` for strip `s`; a strip in `lost` is

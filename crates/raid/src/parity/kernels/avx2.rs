@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 struct Ymm(__m256i);
 
-super::kernels!(Ymm, "avx2", "avx2", step 64: sum 2, powers 2, products 2);
+super::kernels!(Ymm, "avx2", "avx2", step 128, sources 8 / 6: sum 4, powers2 4, powers3 2, products 2);
 
 /// The reduction of what `4 ·` shifts out: the products of 0, 1, 2 and 3 with x^8.
 pub(super) const CARRY: [u8; 4] = [0, 0x1d, 0x3a, 0x27];
@@ -59,7 +59,7 @@ impl Vector for Ymm {
         unsafe {
             let is_carried = _mm256_cmpgt_epi8(_mm256_setzero_si256(), self.0);
             let carry = _mm256_and_si256(is_carried, _mm256_set1_epi8(0x1d));
-            Ymm(_mm256_xor_si256(_mm256_add_epi8(self.0, self.0), _mm256_xor_si256(carry, other.0)))
+            Ymm(_mm256_xor_si256(_mm256_xor_si256(_mm256_add_epi8(self.0, self.0), other.0), carry))
         }
     }
     #[inline(always)]
@@ -70,7 +70,7 @@ impl Vector for Ymm {
             let top = _mm256_and_si256(_mm256_srli_epi16(self.0, 6), _mm256_set1_epi8(3));
             let carry = _mm256_shuffle_epi8(carries, top);
             let twice = _mm256_add_epi8(self.0, self.0);
-            Ymm(_mm256_xor_si256(_mm256_add_epi8(twice, twice), _mm256_xor_si256(carry, other.0)))
+            Ymm(_mm256_xor_si256(_mm256_xor_si256(_mm256_add_epi8(twice, twice), other.0), carry))
         }
     }
     #[inline(always)]

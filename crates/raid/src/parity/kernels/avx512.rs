@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub(super) struct Zmm(pub(super) __m512i);
 
-super::kernels!(Zmm, "avx512", "avx512f,avx512bw", step 128: sum 2, powers 2, products 2);
+super::kernels!(Zmm, "avx512", "avx512f,avx512bw", step 256, sources 64 / 64: sum 2, powers2 4, powers3 4, products 2);
 
 /// `a ^ b ^ c` for VPTERNLOG.
 const XOR3: i32 = 0x96;

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 struct Gfni(Zmm);
 
-super::kernels!(Gfni, "avx512+gfni", "avx512f,avx512bw,gfni", step 128: sum 2, powers 2, products 2);
+super::kernels!(Gfni, "avx512+gfni", "avx512f,avx512bw,gfni", step 256, sources 64 / 64: sum 2, powers2 4, powers3 4, products 2);
 
 impl Gfni {
     #[inline(always)]

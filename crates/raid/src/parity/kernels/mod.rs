@@ -37,7 +37,9 @@ const STREAM_BYTES: usize = 4 << 20;
 /// Most strips on either side of a job: those of a stripe.
 const MAX_STRIPS: usize = 64;
 /// The longest step of any kernels.
-const MAX_STEP: usize = 128;
+const MAX_STEP: usize = 256;
+
+static CHOSEN: OnceLock<&'static Kernels> = OnceLock::new();
 
 /// A loop over whole steps. To be called as [`Pass`] says.
 type Loop = unsafe fn(&Pass<'_>);
@@ -48,6 +50,9 @@ pub(super) struct Kernels {
     pub name: &'static str,
     /// Bytes that every loop works in.
     step: usize,
+    /// So many sources are read in one pass; of more, `some_sources` at a time.
+    most_sources: usize,
+    some_sources: usize,
     sum: Loop,
     powers2: Loop,
     powers3: Loop,
@@ -57,8 +62,8 @@ pub(super) struct Kernels {
 
 /// Defines `KERNELS` of a vector type: each loop as a function with the instructions enabled.
 macro_rules! kernels {
-    ($vector:ty, $name:literal, $($features:literal,)? step $step:literal:
-        sum $sum:literal, powers $powers:literal, products $products:literal) => {
+    ($vector:ty, $name:literal, $($features:literal,)? step $step:literal, sources $most:literal / $some:literal:
+        sum $sum:literal, powers2 $powers2:literal, powers3 $powers3:literal, products $products:literal) => {
         pub(super) static KERNELS: Kernels = {
             use super::pass::{self, Pass};
             $(#[target_feature(enable = $features)])?
@@ -69,12 +74,12 @@ macro_rules! kernels {
             $(#[target_feature(enable = $features)])?
             unsafe fn powers2(pass: &Pass<'_>) {
                 // SAFETY: as above.
-                unsafe { pass::powers2::<$vector, $powers>(pass) }
+                unsafe { pass::powers2::<$vector, $powers2>(pass) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn powers3(pass: &Pass<'_>) {
                 // SAFETY: as above.
-                unsafe { pass::powers3::<$vector, $powers>(pass) }
+                unsafe { pass::powers3::<$vector, $powers3>(pass) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn products(pass: &Pass<'_>) {
@@ -87,9 +92,20 @@ macro_rules! kernels {
                 unsafe { pass::products_of_any::<$vector, $products, true>(pass) }
             }
             const BYTES: usize = <$vector as super::pass::Vector>::BYTES;
-            const { assert!($step % ($sum * BYTES) == 0 && $step % ($powers * BYTES) == 0) };
-            const { assert!($step % ($products * BYTES) == 0 && $step <= super::MAX_STEP) };
-            Kernels { name: $name, step: $step, sum, powers2, powers3, products, sum_and_products }
+            const { assert!($step % ($sum * BYTES) == 0 && $step % ($products * BYTES) == 0) };
+            const { assert!($step % ($powers2 * BYTES) == 0 && $step % ($powers3 * BYTES) == 0) };
+            const { assert!(($step as usize).is_power_of_two() && $step <= super::MAX_STEP) };
+            Kernels {
+                name: $name,
+                step: $step,
+                most_sources: $most,
+                some_sources: $some,
+                sum,
+                powers2,
+                powers3,
+                products,
+                sum_and_products,
+            }
         };
     };
 }
@@ -114,6 +130,20 @@ enum Kind {
     SumAndProducts,
 }
 
+/// Targets that are made together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Group {
+    kind: Kind,
+    first: u8,
+    count: u8,
+}
+
+impl Group {
+    fn end(&self) -> usize {
+        usize::from(self.first + self.count)
+    }
+}
+
 /// The strips of a job by their addresses.
 struct Strips<'a> {
     sources: &'a [*const u8],
@@ -122,10 +152,15 @@ struct Strips<'a> {
 }
 
 impl Kernels {
-    /// The best that this processor has.
-    pub fn best() -> &'static Kernels {
-        static BEST: OnceLock<&'static Kernels> = OnceLock::new();
-        BEST.get_or_init(|| Kernels::available()[0])
+    /// The best that this processor has, unless others were chosen.
+    pub fn chosen() -> &'static Kernels {
+        CHOSEN.get_or_init(|| Kernels::available()[0])
+    }
+
+    /// Uses those in the instructions of that name, if this processor has them and none are in use.
+    pub fn choose(name: &str) -> bool {
+        let wanted = Kernels::available().into_iter().find(|kernels| kernels.name == name);
+        wanted.is_some_and(|kernels| std::ptr::eq(*CHOSEN.get_or_init(|| kernels), kernels))
     }
 
     /// All that this processor has, best first.
@@ -160,87 +195,120 @@ impl Kernels {
         sources: impl Iterator<Item = &'s [u8]>,
         targets: impl Iterator<Item = &'t mut [u8]>,
     ) {
-        let mut len = None;
-        let mut check = |bytes: usize| assert_eq!(*len.get_or_insert(bytes), bytes, "strips of one length");
-        let sources: ArrayVec<*const u8, MAX_STRIPS> =
-            sources.inspect(|bytes| check(bytes.len())).map(<[u8]>::as_ptr).collect();
-        let targets: ArrayVec<*mut u8, MAX_STRIPS> =
-            targets.inspect(|bytes| check(bytes.len())).map(<[u8]>::as_mut_ptr).collect();
-        assert_eq!(sources.len() * targets.len(), job.coefficients.len(), "a coefficient for each pair");
-        let strips = Strips { sources: &sources, targets: &targets, len: len.unwrap_or(0) };
-        if !sources.is_empty() {
+        let mut to = ArrayVec::<*mut u8, MAX_STRIPS>::new();
+        let mut len = 0;
+        for bytes in targets {
+            assert!(to.is_empty() || len == bytes.len(), "strips of one length");
+            len = bytes.len();
+            to.push(bytes.as_mut_ptr());
+        }
+        let mut from = ArrayVec::<*const u8, MAX_STRIPS>::new();
+        for bytes in sources {
+            assert!(to.is_empty() || len == bytes.len(), "strips of one length");
+            from.push(bytes.as_ptr());
+        }
+        assert_eq!(from.len() * to.len(), job.coefficients.len(), "a coefficient for each pair");
+        let strips = Strips { sources: &from, targets: &to, len };
+        if !from.is_empty() {
             // SAFETY: the slices are valid for `len` bytes, and the borrow checker keeps targets apart.
             unsafe { self.run_all(job, &strips) }
         } else if !job.is_added {
             // SAFETY: as above.
-            targets.iter().for_each(|target| unsafe { target.write_bytes(0, strips.len) });
+            to.iter().for_each(|target| unsafe { target.write_bytes(0, len) });
         }
     }
 
     /// # Safety
     /// Every pointer is valid for `len` bytes and targets overlap nothing.
     unsafe fn run_all(&self, job: &Job<'_>, strips: &Strips<'_>) {
-        let groups = group(job, strips.sources.len(), strips.targets.len());
-        let is_large = (strips.sources.len() + strips.targets.len()) * strips.len >= STREAM_BYTES;
-        let is_streamed =
-            is_large && !job.is_added && strips.targets.iter().all(|target| target.addr() % 64 == 0);
-        let is_one_pass = groups.len() == 1 && strips.sources.len() <= MAX_SOURCES;
-        let block = if is_one_pass { strips.len.max(1) } else { BLOCK_BYTES };
-        for at in (0..strips.len).step_by(block) {
-            let len = block.min(strips.len - at);
-            let mut first = 0;
-            for (kind, count) in &groups {
+        let (sources, targets) = (strips.sources.len(), strips.targets.len());
+        let is_large = (sources + targets) * strips.len >= STREAM_BYTES;
+        let is_aligned = || strips.targets.iter().all(|target| target.addr().is_multiple_of(64));
+        let is_streamed = is_large && !job.is_added && is_aligned();
+        let Some(group) = next_group(job, sources, targets, 0) else { return };
+        if group.end() < targets || self.passes(sources) > 1 {
+            // SAFETY: as here.
+            return unsafe { self.run_blocks(job, strips, is_streamed) };
+        }
+        let pass = Pass {
+            sources: strips.sources,
+            targets: strips.targets,
+            sums: if job.is_added { strips.targets } else { &[] },
+            coefficients: job.coefficients,
+            stride: sources,
+            start: 0,
+            end: strips.len,
+            is_streamed,
+        };
+        // SAFETY: everything that `Pass` asks for but the length, which `run_pass` sees to.
+        unsafe { self.run_pass(group.kind, &pass) }
+    }
+
+    /// All groups of targets, block by block.
+    ///
+    /// # Safety
+    /// As for [`Kernels::run_all`].
+    #[inline(never)]
+    unsafe fn run_blocks(&self, job: &Job<'_>, strips: &Strips<'_>, is_streamed: bool) {
+        let (sources, targets) = (strips.sources.len(), strips.targets.len());
+        let mut groups = ArrayVec::<Group, MAX_STRIPS>::new();
+        while let Some(group) = next_group(job, sources, targets, groups.last().map_or(0, Group::end)) {
+            groups.push(group);
+        }
+        // Lines that are streamed cannot be read back from the cache: sums wait here until they are whole.
+        let mut aside = MaybeUninit::<Aside>::uninit();
+        let aside = aside.as_mut_ptr().cast::<u8>();
+        for start in (0..strips.len).step_by(BLOCK_BYTES) {
+            let end = strips.len.min(start + BLOCK_BYTES);
+            let aside: [*mut u8; MAX_TARGETS] =
+                std::array::from_fn(|t| aside.wrapping_add(t * BLOCK_BYTES).wrapping_sub(start));
+            for group in &groups {
+                let targets = &strips.targets[usize::from(group.first)..group.end()];
+                let sums = if is_streamed { &aside[..targets.len()] } else { targets };
                 // SAFETY: the block lies in the strips.
-                unsafe { self.run_group(job, strips, (*kind, first, *count), (at, len), is_streamed) };
-                first += count;
+                unsafe { self.run_group(job, strips, group, (start, end), is_streamed, sums) };
             }
         }
+    }
+
+    /// How many passes so many sources are read in.
+    fn passes(&self, sources: usize) -> usize {
+        if sources <= self.most_sources { 1 } else { sources.div_ceil(self.some_sources) }
     }
 
     /// One block of one group of targets, in as few passes as are allowed, of like size. From the last source down, as
     /// powers need.
     ///
     /// # Safety
-    /// As for [`Kernels::run_all`]; the block lies in the strips, and is a whole strip or at most [`BLOCK_BYTES`].
+    /// As for [`Kernels::run_all`]; the block lies in the strips, and `sums` has a place for it for each target.
+    #[inline]
     unsafe fn run_group(
         &self,
         job: &Job<'_>,
         strips: &Strips<'_>,
-        (kind, first, count): (Kind, usize, usize),
-        (at, len): (usize, usize),
+        group: &Group,
+        (start, end): (usize, usize),
         is_streamed: bool,
+        sums: &[*mut u8],
     ) {
-        let sources = strips.sources.len();
-        let passes = sources.div_ceil(MAX_SOURCES);
-        // SAFETY: the block lies in the strips.
-        let targets: ArrayVec<*mut u8, MAX_TARGETS> =
-            strips.targets[first..first + count].iter().map(|target| unsafe { target.add(at) }).collect();
-        // Lines that are streamed cannot be read back from the cache: sums wait here until they are whole.
-        let mut scratch = MaybeUninit::<Scratch>::uninit();
-        let sums: ArrayVec<*mut u8, MAX_TARGETS> = if is_streamed && passes > 1 {
-            // SAFETY: `count` is at most MAX_TARGETS.
-            (0..count).map(|t| unsafe { scratch.as_mut_ptr().cast::<u8>().add(t * BLOCK_BYTES) }).collect()
-        } else {
-            targets.clone()
-        };
-        let begun: ArrayVec<*const u8, MAX_TARGETS> = sums.iter().map(|sum| sum.cast_const()).collect();
+        let (sources, first) = (strips.sources.len(), usize::from(group.first));
+        let passes = self.passes(sources);
+        let targets = &strips.targets[first..group.end()];
         for pass in (0..passes).rev() {
             let (from, to) = (sources * pass / passes, sources * (pass + 1) / passes);
             let (is_first, is_last) = (pass + 1 == passes, pass == 0);
-            // SAFETY: the block lies in the strips.
-            let read: ArrayVec<*const u8, MAX_SOURCES> =
-                strips.sources[from..to].iter().map(|source| unsafe { source.add(at) }).collect();
             let pass = Pass {
-                sources: &read,
-                targets: if is_last { &targets } else { &sums },
-                sums: if is_first && !job.is_added { &[] } else { &begun },
+                sources: &strips.sources[from..to],
+                targets: if is_last { targets } else { sums },
+                sums: if is_first && !job.is_added { &[] } else { sums },
                 coefficients: &job.coefficients[first * sources + from..],
                 stride: sources,
-                len,
+                start,
+                end,
                 is_streamed: is_last && is_streamed,
             };
             // SAFETY: everything that `Pass` asks for but the length, which `run_pass` sees to.
-            unsafe { self.run_pass(kind, &pass) };
+            unsafe { self.run_pass(group.kind, &pass) };
         }
     }
 
@@ -248,6 +316,7 @@ impl Kernels {
     ///
     /// # Safety
     /// As for [`Pass`], but for its length.
+    #[inline]
     unsafe fn run_pass(&self, kind: Kind, pass: &Pass<'_>) {
         let run = match kind {
             Kind::Sum => self.sum,
@@ -256,40 +325,52 @@ impl Kernels {
             Kind::Products => self.products,
             Kind::SumAndProducts => self.sum_and_products,
         };
-        let rest = pass.len % self.step;
-        let whole = pass.len - rest;
-        if whole > 0 {
+        // A step is a power of two: no division.
+        let rest = (pass.end - pass.start) & (self.step - 1);
+        let end = pass.end - rest;
+        if end > pass.start {
             // SAFETY: the contract of `Pass`.
-            unsafe { run(&Pass { len: whole, ..*pass }) };
+            unsafe { run(&Pass { end, ..*pass }) };
         }
-        if rest == 0 {
-            return;
+        if rest > 0 {
+            // SAFETY: the contract of `Pass`; less than a step is left.
+            unsafe { self.run_rest(run, &Pass { start: end, ..*pass }) };
         }
-        let (mut from, mut to) = ([[0u8; MAX_STEP]; MAX_SOURCES], [[0u8; MAX_STEP]; MAX_TARGETS]);
-        for (copy, source) in from.iter_mut().zip(pass.sources) {
-            // SAFETY: the bytes from `whole` on are the last of the source, fewer than a step.
-            unsafe { source.add(whole).copy_to_nonoverlapping(copy.as_mut_ptr(), rest) };
-        }
-        for (copy, sum) in to.iter_mut().zip(pass.sums) {
-            // SAFETY: as above.
-            unsafe { sum.add(whole).copy_to_nonoverlapping(copy.as_mut_ptr(), rest) };
-        }
-        let sources: ArrayVec<*const u8, MAX_SOURCES> = from.iter().map(|copy| copy.as_ptr()).collect();
-        let targets: ArrayVec<*mut u8, MAX_TARGETS> = to.iter_mut().map(|copy| copy.as_mut_ptr()).collect();
-        let sums: ArrayVec<*const u8, MAX_TARGETS> = targets.iter().map(|copy| copy.cast_const()).collect();
+    }
+
+    /// A pass of less than a step.
+    ///
+    /// # Safety
+    /// As for [`Pass`], but for its length.
+    #[cold]
+    unsafe fn run_rest(&self, run: Loop, pass: &Pass<'_>) {
+        type Step = [u8; MAX_STEP];
+        let (at, rest) = (pass.start, pass.end - pass.start);
+        let copy = |strip: *const u8| {
+            let mut step: Step = [0; MAX_STEP];
+            // SAFETY: the contract of `Pass`.
+            unsafe { strip.wrapping_add(at).copy_to_nonoverlapping(step.as_mut_ptr(), rest) };
+            step
+        };
+        let from: ArrayVec<Step, MAX_SOURCES> = pass.sources.iter().map(|source| copy(*source)).collect();
+        let mut to: [Step; MAX_TARGETS] =
+            std::array::from_fn(|t| pass.sums.get(t).map_or([0; MAX_STEP], |sum| copy(*sum)));
+        let sources: ArrayVec<*const u8, MAX_SOURCES> = from.iter().map(|step| step.as_ptr()).collect();
+        let targets: [*mut u8; MAX_TARGETS] = to.each_mut().map(|step| step.as_mut_ptr());
         let copied = Pass {
-            sources: &sources[..pass.sources.len()],
+            sources: &sources,
             targets: &targets[..pass.targets.len()],
-            sums: if pass.sums.is_empty() { &[] } else { &sums },
-            len: self.step,
+            sums: &targets[..pass.sums.len()],
+            start: 0,
+            end: self.step,
             is_streamed: false,
             ..*pass
         };
         // SAFETY: the copies are as long as a step.
         unsafe { run(&copied) };
-        for (copy, target) in to.iter().zip(pass.targets) {
-            // SAFETY: as above.
-            unsafe { copy.as_ptr().copy_to_nonoverlapping(target.add(whole), rest) };
+        for (step, target) in to.iter().zip(pass.targets) {
+            // SAFETY: the contract of `Pass`.
+            unsafe { step.as_ptr().copy_to_nonoverlapping(target.wrapping_add(at), rest) };
         }
     }
 }
@@ -297,26 +378,23 @@ impl Kernels {
 /// Room for the sums of a block.
 #[repr(align(64))]
 #[expect(dead_code, reason = "reached by address")]
-struct Scratch([[u8; BLOCK_BYTES]; MAX_TARGETS]);
+struct Aside([[u8; BLOCK_BYTES]; MAX_TARGETS]);
 
-/// How targets are made together: the kind and the number of targets of each group, in order.
-fn group(job: &Job<'_>, sources: usize, targets: usize) -> ArrayVec<(Kind, usize), MAX_STRIPS> {
-    let mut groups = ArrayVec::new();
+/// The next targets that are made together, from target `first` on.
+fn next_group(job: &Job<'_>, sources: usize, targets: usize, first: usize) -> Option<Group> {
+    let group = |kind, count: usize| Some(Group { kind, first: first as u8, count: count as u8 });
     // Horner's rule would multiply what is added to.
-    if job.is_powers && !job.is_added && (2..=3).contains(&targets) {
-        groups.push((Kind::Powers, targets));
-        return groups;
+    if job.is_powers && !job.is_added && first == 0 && (1..=3).contains(&targets) {
+        return group(if targets == 1 { Kind::Sum } else { Kind::Powers }, targets);
     }
     let is_sum = |t: usize| job.coefficients[t * sources..][..sources].iter().all(|c| *c == 1);
-    let mut first = 0;
-    while first < targets {
-        let products = (first + 1..targets).take_while(|t| !is_sum(*t)).take(MAX_TARGETS - 1).count();
-        groups.push(match (is_sum(first), products) {
-            (true, 0) => (Kind::Sum, 1),
-            (true, _) => (Kind::SumAndProducts, 1 + products),
-            (false, _) => (Kind::Products, 1 + products),
-        });
-        first += groups.last().map_or(1, |group| group.1);
+    if first == targets {
+        return None;
     }
-    groups
+    let products = (first + 1..targets).take_while(|t| !is_sum(*t)).take(MAX_TARGETS - 1).count();
+    match (is_sum(first), products) {
+        (true, 0) => group(Kind::Sum, 1),
+        (true, _) => group(Kind::SumAndProducts, 1 + products),
+        (false, _) => group(Kind::Products, 1 + products),
+    }
 }

@@ -8,7 +8,7 @@ use std::arch::aarch64::*;
 #[derive(Clone, Copy)]
 struct Q(uint8x16_t);
 
-super::kernels!(Q, "neon", "neon", step 64: sum 4, powers 4, products 4);
+super::kernels!(Q, "neon", "neon", step 64, sources 8 / 6: sum 4, powers2 4, powers3 4, products 4);
 
 impl Vector for Q {
     const BYTES: usize = 16;

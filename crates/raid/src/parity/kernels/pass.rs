@@ -6,26 +6,27 @@
 // The safety of every loop is the contract of `Pass`.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
-/// Most sources of a pass: with 4 KiB-aligned strips, more would push each other out of an 8-way L1 cache.
-pub(super) const MAX_SOURCES: usize = 8;
+/// Most sources of a pass.
+pub(super) const MAX_SOURCES: usize = 64;
 /// Most targets of a pass: as many sums as there are registers for.
 pub(super) const MAX_TARGETS: usize = 4;
 
 /// One walk over a few sources that makes a few targets.
 ///
-/// The caller of a loop answers for: all `len` bytes behind every pointer are valid, targets overlap nothing but their
-/// own `sums`, at most [`MAX_SOURCES`] and [`MAX_TARGETS`], `len` is a multiple of the kernels' step, streamed
-/// targets are aligned to 64 bytes, and the processor has the instructions.
+/// The caller of a loop answers for: bytes `start..end` behind every pointer are valid, targets overlap nothing but
+/// their own `sums`, at most [`MAX_SOURCES`] and [`MAX_TARGETS`], `end - start` is a multiple of the kernels' step,
+/// streamed targets are aligned to 64 bytes at `start`, and the processor has the instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub sources: &'a [*const u8],
     pub targets: &'a [*mut u8],
     /// What is added to: one a target, or none to begin with zero.
-    pub sums: &'a [*const u8],
+    pub sums: &'a [*mut u8],
     /// The coefficient of source `s` in target `t` at `t * stride + s`; for products only.
     pub coefficients: &'a [u8],
     pub stride: usize,
-    pub len: usize,
+    pub start: usize,
+    pub end: usize,
     /// Past the caches.
     pub is_streamed: bool,
 }
@@ -60,7 +61,7 @@ pub(super) trait Vector: Copy {
 /// Writes the vectors of one target.
 #[inline(always)]
 unsafe fn put<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usize, values: [V; U]) {
-    let to = unsafe { pass.targets.get_unchecked(target).add(at) };
+    let to = unsafe { pass.targets.get_unchecked(target).wrapping_add(at) };
     for (u, value) in values.into_iter().enumerate() {
         unsafe {
             if pass.is_streamed {
@@ -77,7 +78,7 @@ unsafe fn put<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usi
 unsafe fn begin<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usize) -> [V; U] {
     let mut values = unsafe { [V::zero(); U] };
     if !pass.sums.is_empty() {
-        let from = unsafe { pass.sums.get_unchecked(target).add(at) };
+        let from = unsafe { pass.sums.get_unchecked(target).wrapping_add(at) };
         for (u, value) in values.iter_mut().enumerate() {
             *value = unsafe { V::load(from.add(u * V::BYTES)) };
         }
@@ -89,7 +90,7 @@ unsafe fn begin<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: u
 unsafe fn load<V: Vector, const U: usize>(source: *const u8, at: usize) -> [V; U] {
     let mut values = unsafe { [V::zero(); U] };
     for (u, value) in values.iter_mut().enumerate() {
-        *value = unsafe { V::load(source.add(at + u * V::BYTES)) };
+        *value = unsafe { V::load(source.wrapping_add(at).add(u * V::BYTES)) };
     }
     values
 }
@@ -114,17 +115,43 @@ pub(super) unsafe fn sum<V: Vector, const U: usize>(pass: &Pass<'_>) {
             (6, 0) => sum_of::<V, U, 6>(pass, first(pass, [])),
             (7, 0) => sum_of::<V, U, 7>(pass, first(pass, [])),
             (8, 0) => sum_of::<V, U, 8>(pass, first(pass, [])),
-            (1, _) => sum_of::<V, U, 2>(pass, first(pass, [pass.sums[0]])),
-            (2, _) => sum_of::<V, U, 3>(pass, first(pass, [pass.sums[0]])),
-            (3, _) => sum_of::<V, U, 4>(pass, first(pass, [pass.sums[0]])),
-            (4, _) => sum_of::<V, U, 5>(pass, first(pass, [pass.sums[0]])),
-            (5, _) => sum_of::<V, U, 6>(pass, first(pass, [pass.sums[0]])),
-            (6, _) => sum_of::<V, U, 7>(pass, first(pass, [pass.sums[0]])),
-            (7, _) => sum_of::<V, U, 8>(pass, first(pass, [pass.sums[0]])),
-            (8, _) => sum_of::<V, U, 9>(pass, first(pass, [pass.sums[0]])),
-            (sources, _) => unreachable!("{sources} sources in a pass"),
+            (1, _) => sum_of::<V, U, 2>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (2, _) => sum_of::<V, U, 3>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (3, _) => sum_of::<V, U, 4>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (4, _) => sum_of::<V, U, 5>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (5, _) => sum_of::<V, U, 6>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (6, _) => sum_of::<V, U, 7>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (7, _) => sum_of::<V, U, 8>(pass, first(pass, [pass.sums[0].cast_const()])),
+            (8, _) => sum_of::<V, U, 9>(pass, first(pass, [pass.sums[0].cast_const()])),
+            _ => sum_of_many::<V, U>(pass),
         }
         finish::<V>(pass);
+    }
+}
+
+/// The sum of more sources than there are registers for their addresses.
+#[inline(always)]
+unsafe fn sum_of_many<V: Vector, const U: usize>(pass: &Pass<'_>) {
+    let (pairs, odd) = pass.sources.as_chunks::<2>();
+    let mut at = pass.start;
+    while at < pass.end {
+        unsafe {
+            let mut values: [V; U] = begin(pass, 0, at);
+            for [a, b] in pairs {
+                let (a, b): ([V; U], [V; U]) = (load(*a, at), load(*b, at));
+                for u in 0..U {
+                    values[u] = values[u].xor3(a[u], b[u]);
+                }
+            }
+            for a in odd {
+                let a: [V; U] = load(*a, at);
+                for u in 0..U {
+                    values[u] = values[u].xor(a[u]);
+                }
+            }
+            put(pass, 0, at, values);
+        }
+        at += U * V::BYTES;
     }
 }
 
@@ -139,8 +166,8 @@ fn first<const H: usize, const N: usize>(pass: &Pass<'_>, head: [*const u8; H]) 
 
 #[inline(always)]
 unsafe fn sum_of<V: Vector, const U: usize, const N: usize>(pass: &Pass<'_>, sources: [*const u8; N]) {
-    let mut at = 0;
-    while at < pass.len {
+    let mut at = pass.start;
+    while at < pass.end {
         unsafe {
             let mut values: [V; U] = load(sources[0], at);
             let mut n = 1;
@@ -166,8 +193,8 @@ unsafe fn sum_of<V: Vector, const U: usize, const N: usize>(pass: &Pass<'_>, sou
 /// Two targets: `P += Σ D_i` and `Q = 2^n · Q + Σ 2^i · D_i`, by Horner's rule from the last source down.
 #[inline(always)]
 pub(super) unsafe fn powers2<V: Vector, const U: usize>(pass: &Pass<'_>) {
-    let mut at = 0;
-    while at < pass.len {
+    let mut at = pass.start;
+    while at < pass.end {
         unsafe {
             let mut p: [V; U] = begin(pass, 0, at);
             let mut q: [V; U] = begin(pass, 1, at);
@@ -189,8 +216,8 @@ pub(super) unsafe fn powers2<V: Vector, const U: usize>(pass: &Pass<'_>) {
 /// Three targets: P and Q as [`powers2`], and `R = 4^n · R + Σ 4^i · D_i`.
 #[inline(always)]
 pub(super) unsafe fn powers3<V: Vector, const U: usize>(pass: &Pass<'_>) {
-    let mut at = 0;
-    while at < pass.len {
+    let mut at = pass.start;
+    while at < pass.end {
         unsafe {
             let mut p: [V; U] = begin(pass, 0, at);
             let mut q: [V; U] = begin(pass, 1, at);
@@ -217,8 +244,8 @@ pub(super) unsafe fn powers3<V: Vector, const U: usize>(pass: &Pass<'_>) {
 pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const IS_SUM: bool>(
     pass: &Pass<'_>,
 ) {
-    let mut at = 0;
-    while at < pass.len {
+    let mut at = pass.start;
+    while at < pass.end {
         unsafe {
             let mut sums = [[V::zero(); U]; T];
             for (t, sum) in sums.iter_mut().enumerate() {

@@ -8,7 +8,7 @@ const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
 #[derive(Clone, Copy)]
 struct Words([u64; 4]);
 
-super::kernels!(Words, "portable", step 32: sum 1, powers 1, products 1);
+super::kernels!(Words, "portable", step 32, sources 8 / 6: sum 1, powers2 1, powers3 1, products 1);
 
 /// The products with 2 of the bytes of a word (as Linux's lib/raid6/int.uc does).
 #[inline(always)]

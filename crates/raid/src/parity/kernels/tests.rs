@@ -120,7 +120,9 @@ fn large_targets_are_written_past_the_caches_and_are_the_same() {
 fn rows_of_ones_are_plain_sums_and_the_first_is_made_with_its_products() {
     let groups = |rows: &[u8], targets| {
         let job = Job { coefficients: rows, is_powers: false, is_added: false };
-        group(&job, 2, targets).to_vec()
+        let next = |group: &Group| next_group(&job, 2, targets, group.end());
+        let all = std::iter::successors(next_group(&job, 2, targets, 0), next);
+        all.map(|group| (group.kind, group.count)).collect::<Vec<_>>()
     };
     assert_eq!(groups(&[1, 1, 1, 1], 2), [(Kind::Sum, 1), (Kind::Sum, 1)]);
     assert_eq!(groups(&[1, 1, 1, 2], 2), [(Kind::SumAndProducts, 2)]);
