@@ -31,12 +31,14 @@ pub struct Options {
     pub latency_ns: u64,
     /// Requests a second over all cores; 0 for no ceiling.
     pub iops: u64,
+    /// Bytes a second over all cores; 0 for no ceiling. A request takes as long as the lower ceiling asks for.
+    pub bandwidth: u64,
 }
 
 impl Options {
     /// A device of `size` bytes that ends every request at once and leaves memory as it is.
     pub fn new(size: u64) -> Options {
-        Options { size, block_size: 512, read_only: false, zero: false, latency_ns: 0, iops: 0 }
+        Options { size, block_size: 512, read_only: false, zero: false, latency_ns: 0, iops: 0, bandwidth: 0 }
     }
 }
 
@@ -52,6 +54,8 @@ struct Shared {
     latency_ns: u64,
     /// Time between two requests under the ceiling; 0 without.
     interval_ns: u64,
+    /// Nanoseconds for 2^20 bytes under the ceiling; 0 without.
+    mebibyte_ns: u64,
     /// When the next request may start, on the cores' clock.
     next_start_ns: AtomicU64,
 }
@@ -68,6 +72,7 @@ impl NullDevice {
             zero: options.zero,
             latency_ns: options.latency_ns,
             interval_ns: NS_PER_SECOND.checked_div(options.iops).map_or(0, |ns| ns.max(1)),
+            mebibyte_ns: (NS_PER_SECOND << 20).checked_div(options.bandwidth).map_or(0, |ns| ns.max(1)),
             next_start_ns: AtomicU64::new(0),
         };
         Ok(NullDevice { name: "null".into(), shared: Arc::new(shared) })
@@ -110,12 +115,13 @@ struct NullChannel {
 
 impl NullChannel {
     /// When a request that comes now ends.
-    fn due_ns(&self, now_ns: u64) -> u64 {
+    fn due_ns(&self, now_ns: u64, len: u64) -> u64 {
         let shared = &*self.shared;
-        if shared.interval_ns == 0 {
+        if shared.interval_ns | shared.mebibyte_ns == 0 {
             return now_ns + shared.latency_ns;
         }
-        let turn = |next: u64| Some(next.max(now_ns) + shared.interval_ns);
+        let bytes_ns = ((u128::from(len) * u128::from(shared.mebibyte_ns)) >> 20) as u64;
+        let turn = |next: u64| Some(next.max(now_ns) + shared.interval_ns.max(bytes_ns));
         let before = shared
             .next_start_ns
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, turn)
@@ -140,11 +146,11 @@ impl Channel for NullChannel {
         if self.shared.zero && req.op == Op::Read {
             req.data.fill(0);
         }
-        if self.shared.latency_ns | self.shared.interval_ns == 0 {
+        if self.shared.latency_ns | self.shared.interval_ns | self.shared.mebibyte_ns == 0 {
             return IoFuture::ready(Ok(()));
         }
         let now_ns = self.core.now_ns();
-        IoFuture::new(self.wait(now_ns, self.due_ns(now_ns)))
+        IoFuture::new(self.wait(now_ns, self.due_ns(now_ns, if req.op.has_data() { req.len } else { 0 })))
     }
 }
 
@@ -193,6 +199,21 @@ mod tests {
     fn a_ceiling_spaces_the_requests_and_the_latency_comes_on_top() {
         let options = Options { latency_ns: 80_000, iops: 100_000, ..Options::new(1 << 20) };
         assert_eq!(run(options, 16), 15 * 10_000 + 80_000);
+    }
+
+    #[test]
+    fn a_bandwidth_spaces_requests_by_their_length() {
+        let elapsed = reactor::run_simulated(1, |_| async move {
+            let device = NullDevice::new(&Options { bandwidth: 1 << 30, ..Options::new(1 << 20) }).unwrap();
+            let channel = device.open_channel().unwrap();
+            for _ in 0..9 {
+                let buffer = reactor::current().buffers().take(1 << 20).await;
+                buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1.unwrap();
+            }
+            // The first starts at once, and each next one when its turn comes.
+            reactor::current().now_ns()
+        });
+        assert_eq!(elapsed, 8 * 976_562);
     }
 
     #[test]

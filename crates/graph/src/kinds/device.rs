@@ -65,6 +65,7 @@ static NULL: Kind = Kind {
         key("block-size", "SIZE", "logical block size [512]"),
         key("latency-us", "N", "how long every request takes, in microseconds [0]"),
         key("iops", "N", "requests a second at most, all cores together; 0 for no limit [0]"),
+        key("bandwidth", "SIZE", "bytes a second at most, all cores together; 0 for no limit [0]"),
         key("zero", "on|off", "reads return zeroes [off]"),
         READ_ONLY,
         ID,
@@ -299,6 +300,7 @@ fn null_options(spec: &Spec) -> Result<null::Options, SpecError> {
         zero: is_on(spec, "zero")?,
         latency_ns: u64::from(spec.get_or::<u32>("latency-us", 0)?) * 1000,
         iops: spec.get_or("iops", 0)?,
+        bandwidth: spec.get_or("bandwidth", Size(0))?.0,
         ..null::Options::new(size)
     })
 }

@@ -110,13 +110,9 @@ impl Home {
     async fn commit(&self, change: impl Fn(&mut Table), kind: Kind) -> IoResult {
         let shared = &self.shared;
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
-        let mut generation = self.table.borrow().generation;
+        let mut table = self.table.borrow().next(shared.wall_ns());
         loop {
             shared.check_frozen()?;
-            let mut table = self.table.borrow().clone();
-            table.generation = generation + 1;
-            generation += 1;
-            table.updated_ns = shared.wall_ns();
             change(&mut table);
             let slots = 0..shared.config.geometry.members();
             let failing: Vec<usize> =
@@ -142,6 +138,7 @@ impl Home {
                 failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
                 return Ok(());
             }
+            table = table.retry(shared.wall_ns());
             for (slot, error) in failures {
                 tracing::error!(array = shared.config.name, slot, %error, "a superblock cannot be written");
                 if shared.members.is_live(slot) {

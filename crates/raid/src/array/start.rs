@@ -7,8 +7,8 @@ use super::shared::{Clock, Shared};
 use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
 use crate::metadata::region_map::{self, RegionMap};
 use crate::metadata::{
-    BadBlocks, BadBlocksError, BadRange, Found, Layout, MemberFailures, MemberState, Reason, Store, Table,
-    Target,
+    Assembly, BadBlocks, BadBlocksError, BadRange, Found, Label, Layout, MemberFailures, MemberState, Reason,
+    Store, Table, Target,
 };
 use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, ConfigError, Consistency};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 
 /// What an array is started from: the outcome of assembling.
 pub struct Start {
-    /// The newest table. Members that are not given below are taken out.
+    /// The table to commit first ([`Assembly::opening_table`]). Members that are not given below are taken out.
     pub table: Table,
     /// A member for each slot, those that the table calls live or rebuilding.
     pub members: Vec<Option<StartMember>>,
@@ -26,6 +26,28 @@ pub struct Start {
     pub wall_ns: u64,
     /// Take randomness from the core, not from the system: the simulator's runs can be repeated.
     pub is_simulated: bool,
+    /// Parity must be made again everywhere: a forced start.
+    pub needs_sync: bool,
+}
+
+impl Start {
+    /// From what was assembled; `device` finds the device that was found. On a core.
+    pub fn new(
+        assembly: Assembly,
+        wall_ns: u64,
+        is_simulated: bool,
+        mut device: impl FnMut(&Found) -> Option<Arc<dyn Device>>,
+    ) -> Start {
+        let table = assembly.opening_table(reactor::current().random_u64(), wall_ns);
+        let member = |found: Option<Found>| {
+            let found = found?;
+            let Label::Member(superblock) = &found.label else { return None };
+            let layout = superblock.layout;
+            Some(StartMember { device: device(&found)?, found, layout })
+        };
+        let members = assembly.members.into_iter().map(member).collect();
+        Start { table, members, wall_ns, is_simulated, needs_sync: assembly.needs_sync }
+    }
 }
 
 /// A member to start with.
@@ -102,6 +124,9 @@ struct Starting {
     channels: Vec<Option<Rc<dyn Channel>>>,
     store: Store,
     clock: Clock,
+    needs_sync: bool,
+    /// Whether the table is durable on every member that it trusts.
+    is_durable: bool,
 }
 
 impl Array {
@@ -123,7 +148,7 @@ impl Array {
 
 impl Starting {
     fn open(config: Arc<ArrayConfig>, start: Start) -> Result<Starting, StartError> {
-        let Start { table, members, wall_ns, is_simulated } = start;
+        let Start { table, members, wall_ns, is_simulated, needs_sync } = start;
         let store = Store::new(config.geometry.members());
         let mut channels = Vec::new();
         for (slot, member) in members.iter().enumerate() {
@@ -136,7 +161,7 @@ impl Starting {
             });
         }
         let clock = Clock { wall_ns, core_ns: reactor::current().now_ns(), is_simulated };
-        Ok(Starting { config, table, members, channels, store, clock })
+        Ok(Starting { config, table, members, channels, store, clock, needs_sync, is_durable: false })
     }
 
     fn limits(&self) -> Result<Limits, StartError> {
@@ -202,13 +227,21 @@ impl Starting {
 
     /// Commits that absent members are out; also those that fail meanwhile.
     async fn take_out_absent(&mut self) -> Result<(), StartError> {
-        let absent: Vec<usize> =
-            (0..self.members.len()).filter(|slot| self.members[*slot].is_none()).collect();
-        for slot in absent {
-            self.table.take_out(slot, Reason::Absent);
-        }
+        let is_absent = |slot: &usize| self.members[*slot].is_none() && self.table.members[*slot].is_in();
+        let absent: Vec<usize> = (0..self.members.len()).filter(is_absent).collect();
+        self.take_out(&absent, Reason::Absent);
         self.check_redundancy()?;
         self.commit(|_| ()).await
+    }
+
+    fn take_out(&mut self, slots: &[usize], reason: Reason) {
+        for slot in slots {
+            self.table.take_out(*slot, reason);
+            self.channels[*slot] = None;
+        }
+        if !slots.is_empty() {
+            self.table.begin_epoch(reactor::current().random_u64());
+        }
     }
 
     fn check_redundancy(&self) -> Result<(), StartError> {
@@ -226,33 +259,38 @@ impl Starting {
 
     /// Takes members out that have failed, and says so to the others.
     async fn fail(&mut self, failures: Vec<(usize, IoError)>) -> Result<(), StartError> {
-        for (slot, error) in failures {
+        for (slot, error) in &failures {
             tracing::error!(array = self.config.name, slot, %error, "a member fails while the array starts");
-            self.table.take_out(slot, Reason::ReadError);
-            self.channels[slot] = None;
         }
+        self.begin_change();
+        let slots: Vec<usize> = failures.into_iter().map(|(slot, _)| slot).collect();
+        self.take_out(&slots, Reason::ReadError);
         self.check_redundancy()?;
         self.commit(|_| ()).await
     }
 
+    fn begin_change(&mut self) {
+        let now = self.clock.wall_ns;
+        if std::mem::replace(&mut self.is_durable, false) {
+            self.table = self.table.next(now);
+        }
+    }
+
     async fn commit(&mut self, change: impl Fn(&mut Table)) -> Result<(), StartError> {
+        self.begin_change();
         loop {
-            self.table.generation += 1;
-            self.table.updated_ns = self.clock.wall_ns;
-            self.table.begin_epoch(reactor::current().random_u64());
-            self.table.is_logging = self.config.consistency == Consistency::Ppl || self.table.is_degraded();
             change(&mut self.table);
+            self.table.is_logging = self.config.consistency == Consistency::Ppl || self.table.is_degraded();
             let targets = self.targets();
             let results = self.store.commit(&targets, &self.table).await;
             let failed: Vec<usize> =
                 results.iter().filter(|(_, result)| result.is_err()).map(|(slot, _)| *slot).collect();
             if failed.is_empty() {
+                self.is_durable = true;
                 return Ok(());
             }
-            for slot in failed {
-                self.table.take_out(slot, Reason::WriteError);
-                self.channels[slot] = None;
-            }
+            self.table = self.table.retry(self.clock.wall_ns);
+            self.take_out(&failed, Reason::WriteError);
             self.check_redundancy()?;
         }
     }
@@ -275,8 +313,9 @@ impl Starting {
         if was_logging && !self.table.is_clean {
             self.replay(&bad).await?;
         }
-        if self.config.consistency == Consistency::Bitmap {
-            let is_dirty = |_, bits| bits & region_map::DIRTY != 0;
+        if self.config.consistency == Consistency::Bitmap || self.needs_sync {
+            let needs_sync = self.needs_sync;
+            let is_dirty = |_, bits| bits & region_map::DIRTY != 0 || needs_sync;
             while let Err(MemberFailures(failures)) =
                 regions.set_where(region_map::NEED_SYNC, &self.targets(), is_dirty).await
             {
@@ -357,7 +396,7 @@ impl Starting {
             true => self.table.nonce,
         };
         self.commit(|table| (table.nonce, table.is_clean) = (nonce, false)).await?;
-        let Starting { config, table, members, channels, store, clock } = self;
+        let Starting { config, table, members, channels, store, clock, .. } = self;
         let mut own = Vec::new();
         let mut filling = Vec::new();
         for (slot, member) in members.into_iter().enumerate() {

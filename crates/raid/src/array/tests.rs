@@ -74,7 +74,8 @@ async fn restart(config: &ArrayConfig, faults: &Faults, absent: &[usize], is_new
         }
         members.push(Some(StartMember { device: fault.clone(), layout, found }));
     }
-    let start = Start { table: table.unwrap(), members, wall_ns: 1, is_simulated: true };
+    let table = table.unwrap().retry(1);
+    let start = Start { table, members, wall_ns: 1, is_simulated: true, needs_sync: false };
     Array::start(start).await.unwrap()
 }
 
