@@ -114,6 +114,11 @@ impl CoreRef {
         Ok(())
     }
 
+    /// Whether the core has ended.
+    pub fn is_stopped(&self) -> bool {
+        self.inbox.is_closed.load(Ordering::SeqCst)
+    }
+
     /// Whether both are the same core.
     pub fn is_same(&self, other: &CoreRef) -> bool {
         Arc::ptr_eq(&self.inbox, &other.inbox)

@@ -9,6 +9,7 @@ use crate::metadata::region_map::NEED_SYNC;
 use crate::stripe::rect::{Rect, runs};
 use arrayvec::ArrayVec;
 use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
+use reactor::CoreRef;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -21,10 +22,12 @@ const STRIPES_AT_ONCE: usize = 8;
 /// An array as one core sees it.
 pub(crate) struct ArrayChannel {
     owner: Rc<Owner>,
+    here: CoreRef,
     shared: Arc<Shared>,
 }
 
 /// A caller's memory on its way to another core.
+#[derive(Clone, Copy)]
 struct Caller(Data<'static>);
 
 // SAFETY: the caller keeps memory and segment list valid until its request has completed, and waits on its own core
@@ -42,7 +45,7 @@ impl Caller {
 
 impl ArrayChannel {
     pub fn new(owner: Rc<Owner>) -> ArrayChannel {
-        ArrayChannel { shared: owner.shared.clone(), owner }
+        ArrayChannel { shared: owner.shared.clone(), here: owner.core.remote(), owner }
     }
 
     /// The strip and channel for a plain read of a stripe's data strip; `None` when it is not that simple.
@@ -103,21 +106,26 @@ impl ArrayChannel {
         .await
     }
 
-    /// Runs work on the owner of a stripe.
+    /// Runs work on the owner of a stripe. When that core has ended without taking the work, another owns the stripe.
     async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
     where
-        W: FnOnce(Rc<Owner>) -> IoFuture<'static> + Send + 'static,
+        W: Fn(Rc<Owner>) -> IoFuture<'static> + Clone + Send + 'static,
     {
-        let core = self.owner.owner_of(stripe);
-        if core.index() == self.owner.core.index() && core.is_same(&self.owner.core.remote()) {
-            return work(self.owner.clone()).await;
+        loop {
+            let core = self.owner.owner_of(stripe);
+            if core.is_same(&self.here) {
+                return work(self.owner.clone()).await;
+            }
+            let (id, work) = (self.shared.id, work.clone());
+            let answer = remote::call(&core, move || match super::registry::find(id) {
+                Some(owner) => Box::pin(work(owner)),
+                None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
+            });
+            match answer.await {
+                Ok(result) => return result,
+                Err(_) => self.shared.drop_dead_owners().await?,
+            }
         }
-        let id = self.shared.id;
-        let answer = remote::call(&core, move || match super::registry::find(id) {
-            Some(owner) => Box::pin(work(owner)),
-            None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
-        });
-        answer.await.unwrap_or(Err(IoError::DeviceGone))
     }
 
     /// A request that spans strips, each by itself.

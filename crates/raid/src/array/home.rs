@@ -11,34 +11,24 @@
 use super::members::{Attached, SlotState, Which};
 use super::owner::Owner;
 use super::registry;
-use super::remote;
+use super::remote::{self, LocalFuture};
 use super::shared::Shared;
 use crate::Uuid;
 use crate::config::Consistency;
-use crate::log::Nonce;
-use crate::metadata::{Member, MemberFailures, MemberState, Reason, Store, Table, Target, Targets};
+use crate::metadata::{Member, MemberFailures, MemberState, Reason, Table, Target, Targets};
 use block::{IoError, IoResult};
 use reactor::{CoreRef, Permits};
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 /// See the module.
 pub(crate) struct Home {
     shared: Arc<Shared>,
-    owner: std::rc::Weak<Owner>,
-    store: Arc<Store>,
-    table: RefCell<Table>,
+    owner: Weak<Owner>,
     /// Whoever commits.
     commit: Permits,
     /// Whoever has closed the gates.
     quiet: Permits,
-}
-
-/// What an array was when it was assembled; moves to its home core.
-pub(crate) struct Boot {
-    pub store: Arc<Store>,
-    pub table: Table,
 }
 
 /// What a commit is about.
@@ -69,20 +59,16 @@ impl Drop for Turn<'_> {
 }
 
 impl Home {
-    pub fn new(owner: &Rc<Owner>, boot: Boot) -> Home {
-        Home {
+    /// Makes a core the home, and starts what runs there.
+    pub fn settle(owner: &Rc<Owner>) {
+        let home = Home {
             shared: owner.shared.clone(),
             owner: Rc::downgrade(owner),
-            store: boot.store,
-            table: RefCell::new(boot.table),
             commit: Permits::new(1),
             quiet: Permits::new(1),
-        }
-    }
-
-    /// The table as it was committed last.
-    pub fn table(&self) -> Table {
-        self.table.borrow().clone()
+        };
+        *owner.home.borrow_mut() = Some(Rc::new(home));
+        owner.core.spawn(super::owner::keep_regions(Rc::downgrade(owner)));
     }
 
     /// Takes a member out. Returns when every live member knows.
@@ -110,7 +96,7 @@ impl Home {
     async fn commit(&self, change: impl Fn(&mut Table), kind: Kind) -> IoResult {
         let shared = &self.shared;
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
-        let mut table = self.table.borrow().next(shared.wall_ns());
+        let mut table = shared.table().next(shared.wall_ns());
         loop {
             shared.check_frozen()?;
             change(&mut table);
@@ -128,13 +114,11 @@ impl Home {
                 table.nonce = shared.new_nonce();
             }
             let targets = owner.targets();
-            let results = self.store.commit(&targets, &table).await;
+            let results = shared.store.commit(&targets, &table).await;
             let failures: Vec<(usize, IoError)> =
                 results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?))).collect();
             if failures.is_empty() {
-                let identity = (Nonce(table.nonce), table.epoch);
-                *self.table.borrow_mut() = table;
-                shared.set_log_identity(identity);
+                shared.set_table(table);
                 failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
                 return Ok(());
             }
@@ -157,6 +141,7 @@ impl Home {
         prepare: impl AsyncFnOnce() -> IoResult,
         change: impl Fn(&mut Table),
         apply: impl FnOnce(),
+        newcomer: Option<CoreRef>,
     ) -> IoResult {
         let _quiet = Turn::take(&self.quiet).await;
         let cores = self.shared.owner_cores();
@@ -172,7 +157,13 @@ impl Home {
         drop(turn);
         let (nonce, epoch) = self.shared.log_identity();
         let is_ok = result.is_ok();
-        // Owners that have come are open already; those that were there before open now.
+        let is_new = |core: &CoreRef| !cores.iter().any(|old| old.is_same(core));
+        if let (true, Some(core)) = (is_ok, newcomer.filter(is_new)) {
+            let reset = move |owner: Rc<Owner>| -> LocalFuture<()> {
+                Box::pin(async move { owner.log.reset(nonce, epoch).await })
+            };
+            self.each_owner(&[core], reset).await;
+        }
         self.each_owner(&cores, move |owner| {
             Box::pin(async move {
                 if is_ok {
@@ -193,13 +184,27 @@ impl Home {
             cores.push(core.clone());
             shared.set_owner_cores(cores);
         };
-        self.quietly(async || Ok(()), |_| (), apply).await?;
-        // Its log was made before the nonce that is in force now.
-        let (nonce, epoch) = shared.log_identity();
-        let cores = [core];
-        self.each_owner(&cores, move |owner| Box::pin(async move { owner.log.reset(nonce, epoch).await }))
-            .await;
-        Ok(())
+        // Its log was made before the nonce that comes into force now.
+        self.quietly(async || Ok(()), |_| (), apply, Some(core.clone())).await
+    }
+
+    /// Cores that have ended own nothing any more.
+    pub async fn drop_dead_owners(&self) -> IoResult {
+        if !self.shared.owner_cores().iter().any(CoreRef::is_stopped) {
+            return Ok(());
+        }
+        let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
+        let shared = self.shared.clone();
+        let here = owner.core.remote();
+        let apply = || {
+            let mut cores = Vec::clone(&shared.owner_cores());
+            cores.retain(|core| !core.is_stopped());
+            if cores.is_empty() {
+                cores.push(here.clone());
+            }
+            shared.set_owner_cores(cores);
+        };
+        self.quietly(async || Ok(()), |_| (), apply, Some(here.clone())).await
     }
 
     /// Starts to fill a slot with a device. For an empty slot the superblocks say so when this returns; beside a live
@@ -226,7 +231,7 @@ impl Home {
             shared.members.start_filling(slot, incoming.clone(), cursor);
             Ok(())
         };
-        let result = self.quietly(prepare, change, || ()).await;
+        let result = self.quietly(prepare, change, || (), None).await;
         if result.is_err() || !shared.members.is_filling(slot) {
             shared.members.stop_filling(slot);
             return result.and(Err(IoError::DeviceGone));
@@ -248,7 +253,7 @@ impl Home {
             members.finish_filling(slot);
             Ok(())
         };
-        self.quietly(prepare, change, || ()).await
+        self.quietly(prepare, change, || (), None).await
     }
 
     /// Writes region map and bad blocks to a device that is about to take part.
@@ -296,7 +301,7 @@ impl Home {
 
     async fn each_owner<W>(&self, cores: &[CoreRef], work: W)
     where
-        W: FnOnce(Rc<Owner>) -> remote::LocalFuture<()> + Clone + Send + 'static,
+        W: FnOnce(Rc<Owner>) -> LocalFuture<()> + Clone + Send + 'static,
     {
         for core in cores {
             let (id, work) = (self.shared.id, work.clone());

@@ -34,19 +34,18 @@ use crate::metadata::{Reason, Table};
 use crate::{ArrayConfig, Uuid};
 use block::{Channel, Device, DeviceError, IoError, IoResult, Limits, MemoryRegion};
 use channel::ArrayChannel;
-use home::{Boot, Home};
+use home::Home;
 use members::{Attached, SlotState, Which};
 use owner::Owner;
 use reactor::CoreRef;
 use shared::Shared;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A running array: a device over its members.
 pub struct Array {
     name: String,
     shared: Arc<Shared>,
-    boot: Mutex<Option<Boot>>,
 }
 
 /// A slot of a running array.
@@ -93,23 +92,9 @@ impl Array {
         (0..self.shared.config.geometry.members()).map(status).collect()
     }
 
-    /// The table as it was committed last. On a core.
-    ///
-    /// # Errors
-    /// When no core has opened a channel yet, or the home core has ended.
-    pub async fn table(&self) -> Result<Table, IoError> {
-        let place = Arc::new(Mutex::new(None));
-        let answer = place.clone();
-        self.shared
-            .at_home(move |home| {
-                Box::pin(async move {
-                    *answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(home.table());
-                    Ok(())
-                })
-            })
-            .await?;
-        let table = place.lock().unwrap_or_else(PoisonError::into_inner).take();
-        table.ok_or(IoError::DeviceGone)
+    /// The table as it was committed last.
+    pub fn table(&self) -> Table {
+        self.shared.table()
     }
 
     /// Takes a member out, as if it had failed. Returns when every live member knows. On a core.
@@ -124,6 +109,7 @@ impl Array {
         if slot >= geometry.members() || others.count() < geometry.data || geometry.parity == 0 {
             return Err(IoError::Invalid);
         }
+        self.owner();
         self.shared.take_out(slot, Which::Own, Reason::Failed).await
     }
 
@@ -136,6 +122,7 @@ impl Array {
         if slot >= self.shared.config.geometry.members() || self.shared.members.is_filling(slot) {
             return Err(IoError::Invalid);
         }
+        self.owner();
         self.shared
             .at_home(move |home| Box::pin(async move { home.start_filling(slot, uuid, incoming, 0).await }))
             .await
@@ -161,6 +148,7 @@ impl Array {
     /// What the commit says.
     pub async fn checkpoint(&self, slot: usize) -> IoResult {
         let cursor = self.shared.members.cursor(slot);
+        self.owner();
         self.shared.at_home(move |home| Box::pin(async move { home.checkpoint(slot, cursor).await })).await
     }
 
@@ -172,6 +160,7 @@ impl Array {
         if !self.shared.members.is_filling(slot) {
             return Err(IoError::Invalid);
         }
+        self.owner();
         self.shared.at_home(move |home| Box::pin(async move { home.finish_filling(slot, uuid).await })).await
     }
 
@@ -235,11 +224,10 @@ impl Array {
         registry::add(self.shared.id, owner.clone());
         let core = owner.core.remote();
         if self.shared.claim_home(&core) {
-            let boot = self.boot.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let home = Rc::new(Home::new(&owner, boot.expect("the first core finds it")));
-            *owner.home.borrow_mut() = Some(home);
-            owner.core.spawn(owner::keep_regions(Rc::downgrade(&owner)));
-        } else if self.shared.config.geometry.parity > 0 {
+            Home::settle(&owner);
+        }
+        let owners = self.shared.owner_cores();
+        if self.shared.config.geometry.parity > 0 && !owners.iter().any(|other| other.is_same(&core)) {
             self.join(&owner, core);
         }
         owner
@@ -249,7 +237,13 @@ impl Array {
     fn join(&self, owner: &Rc<Owner>, core: CoreRef) {
         let shared = self.shared.clone();
         owner.core.spawn(async move {
-            let joined = shared.at_home(move |home| Box::pin(async move { home.join(core).await })).await;
+            let join = move |home: Rc<Home>| -> remote::LocalFuture<IoResult> {
+                Box::pin(async move {
+                    home.drop_dead_owners().await?;
+                    home.join(core).await
+                })
+            };
+            let joined = shared.at_home(join).await;
             if let Err(error) = joined {
                 tracing::warn!(array = shared.config.name, %error, "a core cannot own stripes");
             }

@@ -5,7 +5,7 @@ use super::members::{Members, SlotState, Which};
 use super::registry;
 use super::remote;
 use crate::log::Nonce;
-use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap};
+use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap, Store, Table};
 use crate::{ArrayConfig, Code};
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
@@ -22,6 +22,9 @@ pub(crate) struct Shared {
     pub limits: Arc<SharedLimits>,
     pub regions: RegionMap,
     pub bad: BadBlocks,
+    pub store: Store,
+    /// The table as it was committed last.
+    committed: Mutex<Table>,
     pub counters: Counters,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
@@ -90,7 +93,7 @@ impl Shared {
         limits: Arc<SharedLimits>,
         regions: RegionMap,
         bad: BadBlocks,
-        log_identity: (Nonce, u64),
+        (store, table): (Store, Table),
         clock: Clock,
     ) -> Shared {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -109,12 +112,14 @@ impl Shared {
             limits,
             regions,
             bad,
+            store,
+            log_identity: Mutex::new((Nonce(table.nonce), table.epoch)),
+            committed: Mutex::new(table),
             counters: Counters::default(),
             entry_limits,
             is_frozen: AtomicBool::new(false),
             owners: Mutex::default(),
             owners_generation: AtomicU64::new(0),
-            log_identity: Mutex::new(log_identity),
             clock,
         }
     }
@@ -134,8 +139,15 @@ impl Shared {
         *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set_log_identity(&self, identity: (Nonce, u64)) {
-        *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
+    /// The table as it was committed last.
+    pub fn table(&self) -> Table {
+        self.committed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A table has been committed.
+    pub fn set_table(&self, table: Table) {
+        *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner) = (Nonce(table.nonce), table.epoch);
+        *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = table;
     }
 
     /// Bytes of a strip that one write of `count` strips may cover.
@@ -242,11 +254,12 @@ impl Shared {
         }
     }
 
-    /// Runs work on the array's home core.
+    /// Runs work on the array's home core. On a core that has opened a channel.
     pub async fn at_home<W>(&self, work: W) -> IoResult
     where
         W: FnOnce(std::rc::Rc<Home>) -> remote::LocalFuture<IoResult> + Send + 'static,
     {
+        self.ensure_home().await;
         let Some(home) = self.home() else { return Err(IoError::DeviceGone) };
         let id = self.id;
         let answer = remote::call(&home, move || {
@@ -256,6 +269,20 @@ impl Shared {
             }
         });
         answer.await.unwrap_or(Err(IoError::DeviceGone))
+    }
+
+    /// When the home core has ended, this one is the home.
+    async fn ensure_home(&self) {
+        if let Some(owner) = registry::find(self.id)
+            && self.claim_home(&owner.core.remote())
+        {
+            Home::settle(&owner);
+        }
+    }
+
+    /// Cores that have ended own nothing any more; returns when others do.
+    pub async fn drop_dead_owners(&self) -> IoResult {
+        self.at_home(|home| Box::pin(async move { home.drop_dead_owners().await })).await
     }
 
     /// The home core.
@@ -270,15 +297,17 @@ impl Shared {
         (!cores.is_empty()).then(|| cores[lane % cores.len()].clone())
     }
 
-    /// Makes `core` the home when there is none; whether it is now.
+    /// Makes `core` the home when there is none, or it has ended; whether it has become that now.
     pub fn claim_home(&self, core: &CoreRef) -> bool {
         let mut owners = self.lock_owners();
-        if owners.home.is_some() {
+        if owners.home.as_ref().is_some_and(|home| !home.is_stopped()) {
             return false;
         }
         owners.home = Some(core.clone());
-        owners.cores = Arc::new(vec![core.clone()]);
-        self.owners_generation.fetch_add(1, Ordering::Release);
+        if owners.cores.is_empty() {
+            owners.cores = Arc::new(vec![core.clone()]);
+            self.owners_generation.fetch_add(1, Ordering::Release);
+        }
         true
     }
 

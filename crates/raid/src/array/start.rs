@@ -1,7 +1,6 @@
 //! From superblocks to a running array.
 
 use super::Array;
-use super::home::Boot;
 use super::members::{Attached, Members};
 use super::shared::{Clock, Shared};
 use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
@@ -14,7 +13,7 @@ use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, ConfigError, Consistency};
 use block::{Channel, Device, DeviceError, IoError, Limits, SharedLimits};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// What an array is started from: the outcome of assembling.
 pub struct Start {
@@ -413,11 +412,9 @@ impl Starting {
         filling
             .into_iter()
             .for_each(|(slot, attached, cursor)| members.start_filling(slot, attached, cursor));
-        let identity = (Nonce(table.nonce), table.epoch);
         let limits = SharedLimits::new(limits);
         let name = format!("raid:{}", config.name);
-        let shared = Shared::new(config, Arc::new(members), limits, regions, bad, identity, clock);
-        let boot = Mutex::new(Some(Boot { store: Arc::new(store), table }));
-        Ok(Arc::new(Array { name, shared: Arc::new(shared), boot }))
+        let shared = Shared::new(config, Arc::new(members), limits, regions, bad, (store, table), clock);
+        Ok(Arc::new(Array { name, shared: Arc::new(shared) }))
     }
 }
