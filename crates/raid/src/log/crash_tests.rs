@@ -637,6 +637,11 @@ fn run_worlds(
     worlds: u64,
 ) -> Tally {
     const ROUNDS: u64 = 25;
+    #[cfg(feature = "mutants")]
+    if let Ok(name) = std::env::var("LOG_MUTANT") {
+        use crate::mutant::{Mutant, choose};
+        choose(Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name));
+    }
     let mut all = Tally::default();
     let seeds = std::env::var("LOG_SEED").map_or(0..worlds, |seed| {
         let seed: u64 = seed.parse().unwrap();

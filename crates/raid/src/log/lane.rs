@@ -96,9 +96,14 @@ impl Lane {
         self.next - self.states.len() as u64
     }
 
-    /// Entries that are not retired.
+    /// Entries that can still be retired.
     pub fn outstanding(&self) -> usize {
-        self.states.iter().filter(|state| **state != State::Retired).count()
+        self.states.iter().filter(|state| **state == State::Active).count()
+    }
+
+    /// Entries of operations that were given up.
+    pub fn abandoned(&self) -> usize {
+        self.states.iter().filter(|state| **state == State::Abandoned).count()
     }
 
     /// Whether an entry of that many bytes has room on the member now, beside the unit for a marker.
@@ -281,7 +286,7 @@ mod tests {
         lane.abandon(first);
         lane.retire(second);
         assert!(lane.is_stuck());
-        assert_eq!((lane.tail(), lane.outstanding()), (first, 1));
+        assert_eq!((lane.tail(), lane.outstanding(), lane.abandoned()), (first, 0, 1));
     }
 
     /// An entry on a member, in the model below.

@@ -174,6 +174,12 @@ impl Log {
         self.shared.epoch.set(epoch);
     }
 
+    /// Entries whose tickets were dropped without being retired. While there are any, the nonce must not be changed:
+    /// only recovery can make their stripes consistent.
+    pub fn abandoned(&self) -> usize {
+        self.lanes.borrow().iter().flatten().map(|lane| lane.book.borrow().abandoned()).sum()
+    }
+
     /// Entries that can still be retired.
     pub fn outstanding(&self) -> usize {
         self.lanes.borrow().iter().flatten().map(|lane| lane.book.borrow().outstanding()).sum()

@@ -19,7 +19,8 @@
 //! 1. *Rows are locked.* From append to retire no other operation changes the rows `[offset, offset + len)` of the
 //!    stripe, in whichever strips.
 //! 2. *The entry is durable first.* No byte of data or parity is written before [`Log::append`] has returned a ticket,
-//!    and all of them are durable, on every live member, before [`Log::retire`].
+//!    and all of them are durable before [`Log::retire`], on every member that the superblocks call live. So a write that
+//!    skipped a member is retired only when "member out" is durable.
 //! 3. *Begun is finished.* When a member fails after writes have begun, the operation goes on with the data and parity
 //!    that it has in memory, on the members that are left. It does not read again and it does not append again.
 //! 4. *A failed append has written nothing.* It is retired; the engine makes "member out" durable and starts over.
@@ -27,7 +28,9 @@
 //!    that is being rebuilt is not: the cursor on disk is older than the one in memory); and when parity is not known to
 //!    be in sync.
 //! 6. *Checksums* of the new data are given for a full stripe without redo.
-//! 7. *Whatever changes blocks is logged*, discards included, as long as a parity member of the stripe is live.
+//! 7. *Whatever changes blocks is logged*, discards included, as long as a parity member of the stripe is live. Where
+//!    writes are logged only at times (bitmap mode), a new nonce separates those times from the others: an entry that
+//!    was retired would be replayed over what was written without one.
 //! 8. *Members that come (back) bring a new nonce.* With the array quiet, the superblock takes a new nonce together with
 //!    the new member table, and every core calls [`Log::reset`]. Else old entries of the member would count again.
 //! 9. *Members that are absent are out before recovery.* A member that the table calls live and that is not there, or
@@ -64,6 +67,8 @@ mod writer;
 
 #[cfg(test)]
 mod crash_tests;
+#[cfg(test)]
+mod tests;
 
 pub use entry::Nonce;
 pub use log::{AppendError, Entry, Log, Target, Ticket, max_len};

@@ -116,8 +116,8 @@ impl Recovery<'_> {
 pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     let config = context.config;
     let mut report = Report::default();
-    if config.consistency != Consistency::Ppl {
-        return Ok(report);
+    if config.consistency == Consistency::None {
+        return Ok(report); // there is no log
     }
     let lane_bytes = config.lane_bytes as usize;
     let replayer = Replayer::new(context, BufferPool::new(MEMORY.max(2 * lane_bytes)));

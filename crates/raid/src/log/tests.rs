@@ -1,0 +1,303 @@
+//! The log of a core over members in memory.
+
+use super::*;
+use block::{Channel, IoError, IoFuture, Request};
+use reactor::{current, run_simulated};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A member that takes some time for each write and keeps count.
+struct Disk {
+    content: RefCell<Vec<u8>>,
+    /// Offset and length of each write, in order of submission.
+    writes: RefCell<Vec<(u64, u64)>>,
+    fails: Cell<bool>,
+}
+
+impl Channel for Disk {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        IoFuture::new(async move {
+            self.writes.borrow_mut().push((offset, req.len));
+            current().sleep(10_000).await;
+            if self.fails.get() {
+                return Err(IoError::TimedOut);
+            }
+            let at = offset as usize;
+            req.data.copy_to(&mut self.content.borrow_mut()[at..at + req.data.len()]);
+            Ok(())
+        })
+    }
+}
+
+/// A log of one lane of 64 KiB over 3 data and 2 parity members.
+struct Setup {
+    log: Rc<Log>,
+    config: Arc<crate::ArrayConfig>,
+    disks: Vec<Rc<Disk>>,
+    channels: Vec<Rc<dyn Channel>>,
+}
+
+const NONCE: Nonce = Nonce([3; 16]);
+const LOG_AT: u64 = 8192;
+const LANE: u64 = 64 << 10;
+
+impl Setup {
+    fn new() -> Rc<Setup> {
+        let config = Arc::new(test_array(3, 2, 8192, 1));
+        let disk = |_| {
+            let content = RefCell::new(vec![0; (LOG_AT + LANE) as usize + (1 << 20)]);
+            Rc::new(Disk { content, writes: RefCell::default(), fails: Cell::new(false) })
+        };
+        let disks: Vec<Rc<Disk>> = (0..5).map(disk).collect();
+        let channels = disks.iter().map(|disk| disk.clone() as Rc<dyn Channel>).collect();
+        Rc::new(Setup { log: Rc::new(Log::new(config.clone(), NONCE, 1)), config, disks, channels })
+    }
+
+    /// Appends an entry of one strip, 4 KiB of it, for the stripe's parities in the mask.
+    async fn append(&self, stripe: u64, parities: u8) -> Result<Ticket, AppendError> {
+        let partial = [0x11; 4096];
+        let target = |parity: usize| {
+            let slot = self.config.geometry.member(stripe, 3 + parity);
+            Target { parity, slot, channel: &self.channels[slot], log_offset: LOG_AT, partial: &partial }
+        };
+        let targets: Vec<Target<'_>> = (0..2).filter(|j| parities >> j & 1 == 1).map(target).collect();
+        let entry =
+            Entry { stripe, offset: 0, len: 4096, modified: 0b10, redo: &[], crcs: &[], targets: &targets };
+        self.log.append(&entry).await
+    }
+
+    fn writes(&self) -> Vec<Vec<(u64, u64)>> {
+        self.disks.iter().map(|disk| disk.writes.take()).collect()
+    }
+}
+
+#[test]
+fn appends_that_come_while_a_write_is_in_flight_go_out_together() {
+    run_simulated(1, |_| async {
+        let setup = Setup::new();
+        let done = Rc::new(Cell::new(0));
+        for _ in 0..5 {
+            let (setup, done) = (setup.clone(), done.clone());
+            current().spawn(async move {
+                let ticket = setup.append(0, 0b11).await.unwrap();
+                done.set(done.get() + 1);
+                setup.log.retire(ticket);
+            });
+            current().sleep(1_000).await;
+        }
+        current().sleep(8_000).await;
+        assert_eq!(done.get(), 1, "the first had nobody to wait for");
+        current().sleep(10_000).await;
+        assert_eq!((done.get(), setup.log.outstanding()), (5, 0));
+        // Stripe 0: P on member 4, Q on member 0.
+        let expected = vec![(LOG_AT, 8192), (LOG_AT + 8192, 4 * 8192)];
+        assert_eq!(setup.writes(), [expected.clone(), vec![], vec![], vec![], expected]);
+    });
+}
+
+#[test]
+fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
+    run_simulated(2, |_| async {
+        let setup = Setup::new();
+        for i in 0..100 {
+            let ticket = setup.append(0, 0b01).await.unwrap();
+            assert_eq!(ticket.sequence(), i);
+            // One marker, of half an entry, shifts what follows.
+            setup.log.retire(ticket);
+        }
+        let writes = setup.writes();
+        assert!(writes[4].iter().all(|(at, len)| *at >= LOG_AT && at + len <= LOG_AT + LANE));
+        // An entry with 4 KiB more, so that the end of the lane comes in the middle of some.
+        let partial = [0; 8192];
+        for _ in 0..20 {
+            let targets = [Target {
+                parity: 0,
+                slot: 4,
+                channel: &setup.channels[4],
+                log_offset: LOG_AT,
+                partial: &partial,
+            }];
+            let entry = Entry {
+                stripe: 0,
+                offset: 0,
+                len: 8192,
+                modified: 1,
+                redo: &[],
+                crcs: &[],
+                targets: &targets,
+            };
+            let ticket = setup.log.append(&entry).await.unwrap();
+            setup.log.retire(ticket);
+        }
+        let wrapped = setup.writes()[4].windows(2).filter(|pair| pair[1].0 == LOG_AT).count();
+        assert!(wrapped >= 2);
+        let report = recover_all(&setup).await.unwrap();
+        assert_eq!((report.highest_sequence, report.replayed), (119, 1));
+        assert!(report.entries >= 4, "{report:?}");
+    });
+}
+
+async fn recover_all(setup: &Setup) -> Result<Report, RecoverError> {
+    let member = |channel: &Rc<dyn Channel>| RecoveryMember {
+        channel: channel.clone(),
+        log_offset: LOG_AT,
+        data_offset: LOG_AT + LANE,
+    };
+    let members: Vec<Option<RecoveryMember>> = setup.channels.iter().map(|c| Some(member(c))).collect();
+    // Reads of the test's members bring nothing; only what was written is of interest.
+    let readable: Vec<Option<RecoveryMember>> = members
+        .into_iter()
+        .zip(&setup.disks)
+        .map(|(member, disk)| {
+            Some(RecoveryMember { channel: Rc::new(Reader(disk.clone())), ..member.unwrap() })
+        })
+        .collect();
+    let is_live = |_, _| true;
+    let context = Recovery { config: &setup.config, nonce: NONCE, members: &readable, is_live: &is_live };
+    recover(&context).await
+}
+
+/// A member that can be read, too.
+struct Reader(Rc<Disk>);
+
+impl Channel for Reader {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let at = offset as usize;
+        if req.op == block::Op::Read {
+            req.data.copy_from(&self.0.content.borrow()[at..at + req.data.len()]);
+            return IoFuture::ready(Ok(()));
+        }
+        self.0.submit(req, offset)
+    }
+}
+
+#[test]
+fn a_full_lane_lets_appends_wait_in_line_until_operations_retire() {
+    run_simulated(3, |_| async {
+        let setup = Setup::new();
+        let mut held = Vec::new();
+        for _ in 0..7 {
+            held.push(setup.append(0, 0b01).await.unwrap());
+        }
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for i in 0..3 {
+            let (setup, order) = (setup.clone(), order.clone());
+            current().spawn(async move {
+                let ticket = setup.append(0, 0b01).await.unwrap();
+                order.borrow_mut().push(i);
+                setup.log.retire(ticket);
+            });
+        }
+        current().sleep(1_000_000).await;
+        assert!(order.borrow().is_empty(), "seven entries and room for a marker fill the lane");
+        setup.log.retire(held.remove(1));
+        current().sleep(1_000_000).await;
+        assert!(order.borrow().is_empty(), "the oldest is still needed");
+        held.into_iter().for_each(|ticket| setup.log.retire(ticket));
+        current().sleep(1_000_000).await;
+        assert_eq!(*order.borrow(), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn a_member_that_fails_is_named_and_the_lane_goes_on_without_it() {
+    run_simulated(4, |_| async {
+        let setup = Setup::new();
+        setup.disks[0].fails.set(true);
+        let failed = AppendError::Members(vec![(0, IoError::TimedOut)]);
+        assert_eq!(setup.append(0, 0b11).await.err(), Some(failed.clone()));
+        assert_eq!(setup.log.outstanding(), 0, "nothing stays behind");
+        setup.disks[0].fails.set(false);
+        assert_eq!(setup.append(0, 0b11).await.err(), Some(failed), "nobody knows what it holds");
+        assert_eq!(setup.writes()[0].len(), 1);
+        for _ in 0..50 {
+            let ticket = setup.append(0, 0b01).await.unwrap();
+            setup.log.retire(ticket);
+        }
+        setup.log.reset(Nonce([4; 16]), 2).await;
+        let ticket = setup.append(0, 0b11).await.unwrap();
+        assert_eq!(ticket.sequence(), 0);
+        setup.log.retire(ticket);
+    });
+}
+
+#[test]
+fn operations_that_are_given_up_keep_their_entries_and_say_so_when_the_lane_is_full() {
+    run_simulated(5, |_| async {
+        let setup = Setup::new();
+        drop(setup.append(0, 0b01).await.unwrap());
+        assert_eq!(setup.log.abandoned(), 1);
+        for _ in 0..6 {
+            let ticket = setup.append(0, 0b01).await.unwrap();
+            setup.log.retire(ticket);
+        }
+        assert_eq!(setup.append(0, 0b01).await.err(), Some(AppendError::Stuck(0)));
+        assert_eq!(recover_all(&setup).await.unwrap().superseded, 6, "the newest of the rows counts");
+    });
+}
+
+#[test]
+fn an_append_that_is_dropped_leaves_nothing_behind() {
+    run_simulated(6, |_| async {
+        let setup = Setup::new();
+        let mut append = Box::pin(setup.append(0, 0b11));
+        let is_pending =
+            std::future::poll_fn(|cx| std::task::Poll::Ready(append.as_mut().poll(cx).is_pending())).await;
+        assert!(is_pending && setup.log.outstanding() == 1);
+        drop(append);
+        current().sleep(100_000).await;
+        assert_eq!((setup.log.outstanding(), setup.log.abandoned()), (0, 0));
+    });
+}
+
+#[test]
+fn an_entry_that_no_lane_can_hold_is_refused_and_max_len_says_what_fits() {
+    let config = test_array(3, 2, 128 << 10, 1);
+    assert_eq!(max_len(&config, 0), (32 << 10) - 512);
+    assert_eq!(max_len(&config, 3), (32 << 10) / 4 - 512);
+    let small = crate::ArrayConfig { lane_bytes: 4096, ..config };
+    assert_eq!(max_len(&small, 0), 0);
+    run_simulated(7, |_| async {
+        let setup = Setup::new();
+        let (new, partial) = ([0; 8192], [0; 8192]);
+        let targets = [Target {
+            parity: 0,
+            slot: 4,
+            channel: &setup.channels[4],
+            log_offset: LOG_AT,
+            partial: &partial,
+        }];
+        let redo: [&[u8]; 2] = [&new, &new];
+        let entry =
+            Entry { stripe: 0, offset: 0, len: 8192, modified: 3, redo: &redo, crcs: &[], targets: &targets };
+        let ticket = setup.log.append(&entry).await.unwrap();
+        setup.log.retire(ticket);
+        let long = vec![0; 12 << 10];
+        let targets = [Target { partial: &long, ..targets[0] }];
+        let entry = Entry { len: 12 << 10, redo: &[&long, &long], targets: &targets, ..entry };
+        assert_eq!(setup.log.append(&entry).await.err(), Some(AppendError::TooLarge(40 << 10)));
+    });
+}
+
+#[test]
+fn a_damaged_log_is_read_without_a_panic_and_brings_nothing_wrong() {
+    for seed in 0..40 {
+        run_simulated(seed + 1, |_| async {
+            let setup = Setup::new();
+            for stripe in 0..20 {
+                let ticket = setup.append(stripe, 0b11).await.unwrap();
+                setup.log.retire(ticket);
+            }
+            for disk in &setup.disks {
+                let mut content = disk.content.borrow_mut();
+                for _ in 0..current().random_u64() % 200 {
+                    let at = LOG_AT + current().random_u64() % LANE;
+                    content[at as usize] ^= 1 << (current().random_u64() % 8);
+                }
+            }
+            let report = recover_all(&setup).await.unwrap();
+            assert!(report.bad.is_empty() && report.lost == 0);
+        });
+    }
+}
