@@ -366,7 +366,10 @@ impl Assembly {
         }
         match member.state {
             MemberState::Missing { since } => {
-                let is_partial = since > 0 && generation + 1 >= since;
+                // What it wrote on its own, if it did, is not in the region map: its table must be known to be the
+                // one before it left.
+                let is_known = superblock.table.is_remembered_by(&self.table);
+                let is_partial = is_known && generation + 1 == since;
                 self.returning.push(Returning { slot, found, is_partial });
             }
             _ if generation < self.table.settled => {
@@ -492,13 +495,14 @@ impl Assembly {
 
     /// The table to commit first: members that are missing are out. `epoch_id` is random. The engine sets a new nonce
     /// and takes `is_clean` away once the log has been replayed, in a commit of its own.
+    ///
+    /// Every start begins an epoch: a table that was half committed when power went may be on members that are not here,
+    /// and who goes on without them has to be known for another line.
     pub fn opening_table(&self, epoch_id: u64, updated_ns: u64) -> Table {
         let mut table = self.table.retry(updated_ns);
         let generations = self.members.iter().flatten().map(generation);
         table.settled = generations.min().unwrap_or(table.settled);
-        if !self.missing.is_empty() || !self.losses.is_empty() {
-            table.begin_epoch(epoch_id);
-        }
+        table.begin_epoch(epoch_id);
         for slot in &self.missing {
             table.take_out(*slot, Reason::Absent);
         }

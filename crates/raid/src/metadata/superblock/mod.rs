@@ -4,9 +4,9 @@
 //! its members can be trusted. The rest is the member's own: who it is and where things lie on it. [`codec`] turns it
 //! into bytes and back.
 //!
-//! Two numbers order tables. The *generation* grows with each commit. The *epoch* grows when membership changes, and
-//! every epoch has a random id; a table knows the ids of its ancestors ([`Table::history`]), so that two tables can
-//! be told to be one line or two (split brain).
+//! Two numbers order tables. The *generation* grows with each commit. The *epoch* grows when membership changes and
+//! with every start; it has a random id, and a table knows the ids of its ancestors ([`Table::history`]), so that two
+//! tables can be told to be one line or two (split brain).
 
 mod codec;
 
@@ -73,7 +73,7 @@ pub struct Table {
     pub generation: u64,
     /// The last generation that was durable on every member which took writes then: an older member has lost writes.
     pub settled: u64,
-    /// Grows by one when membership changes.
+    /// Grows by one when membership changes, and with every start.
     pub epoch: u64,
     /// The epochs before and including this one, oldest first, with their random ids; at most [`HISTORY`].
     pub history: Vec<EpochId>,
@@ -247,7 +247,8 @@ impl Table {
         Table { generation: self.generation + 1, updated_ns, ..self.clone() }
     }
 
-    /// Starts a new epoch: to be called once for each commit that changes which members are live. `id` is random.
+    /// Starts a new epoch: to be called once for each commit that changes which members are live, and for the first of
+    /// every start. `id` is random.
     pub fn begin_epoch(&mut self, id: u64) {
         self.epoch += 1;
         if self.history.len() == HISTORY {
@@ -275,6 +276,11 @@ impl Table {
     /// Whether some member is not live.
     pub fn is_degraded(&self) -> bool {
         self.members.iter().any(|member| !member.is_live())
+    }
+
+    /// Whether the other table knows this one's epoch for one of its ancestors.
+    pub fn is_remembered_by(&self, other: &Table) -> bool {
+        self.history.last().is_some_and(|epoch| other.history.contains(epoch))
     }
 
     /// How the table stands to another one of the same array.
