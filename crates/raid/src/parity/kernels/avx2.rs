@@ -44,6 +44,11 @@ impl Vector for Ymm {
         unsafe { _mm_sfence() }
     }
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: see `zero`; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn xor(self, other: Ymm) -> Ymm {
         // SAFETY: see `zero`.
         Ymm(unsafe { _mm256_xor_si256(self.0, other.0) })

@@ -44,6 +44,11 @@ impl Vector for Zmm {
         unsafe { _mm_sfence() }
     }
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: see `zero`; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn xor(self, other: Zmm) -> Zmm {
         // SAFETY: see `zero`.
         Zmm(unsafe { _mm512_xor_si512(self.0, other.0) })

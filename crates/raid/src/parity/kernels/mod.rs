@@ -32,8 +32,12 @@ use std::sync::OnceLock;
 
 /// Bytes of each strip that are worked on until their sums are whole.
 const BLOCK_BYTES: usize = 2048;
-/// Data from which targets are written past the caches: more than a core's own cache holds.
+/// Strips from which targets are written past the caches: more than a core's own cache holds.
 const STREAM_BYTES: usize = 4 << 20;
+/// Strips from which products ask for their sources ahead; plain sums of cached strips have no time for that.
+const FETCH_BYTES: usize = 1 << 20;
+/// How far ahead.
+const AHEAD_BYTES: usize = 1024;
 /// Most strips on either side of a job: those of a stripe.
 const MAX_STRIPS: usize = 64;
 /// The longest step of any kernels.
@@ -151,6 +155,19 @@ struct Strips<'a> {
     len: usize,
 }
 
+impl Strips<'_> {
+    /// Bytes of all strips.
+    fn bytes(&self) -> usize {
+        (self.sources.len() + self.targets.len()) * self.len
+    }
+
+    /// How far ahead sources are asked for.
+    fn ahead(&self, kind: Kind) -> usize {
+        let least = if kind == Kind::Sum { STREAM_BYTES } else { FETCH_BYTES };
+        if self.bytes() >= least { AHEAD_BYTES } else { 0 }
+    }
+}
+
 impl Kernels {
     /// The best that this processor has, unless others were chosen.
     pub fn chosen() -> &'static Kernels {
@@ -222,9 +239,8 @@ impl Kernels {
     /// Every pointer is valid for `len` bytes and targets overlap nothing.
     unsafe fn run_all(&self, job: &Job<'_>, strips: &Strips<'_>) {
         let (sources, targets) = (strips.sources.len(), strips.targets.len());
-        let is_large = (sources + targets) * strips.len >= STREAM_BYTES;
         let is_aligned = || strips.targets.iter().all(|target| target.addr().is_multiple_of(64));
-        let is_streamed = is_large && !job.is_added && is_aligned();
+        let is_streamed = strips.bytes() >= STREAM_BYTES && !job.is_added && is_aligned();
         let Some(group) = next_group(job, sources, targets, 0) else { return };
         if group.end() < targets || self.passes(sources) > 1 {
             // SAFETY: as here.
@@ -238,6 +254,7 @@ impl Kernels {
             stride: sources,
             start: 0,
             end: strips.len,
+            ahead: strips.ahead(group.kind),
             is_streamed,
         };
         // SAFETY: everything that `Pass` asks for but the length, which `run_pass` sees to.
@@ -305,6 +322,7 @@ impl Kernels {
                 stride: sources,
                 start,
                 end,
+                ahead: strips.ahead(group.kind),
                 is_streamed: is_last && is_streamed,
             };
             // SAFETY: everything that `Pass` asks for but the length, which `run_pass` sees to.
@@ -364,6 +382,7 @@ impl Kernels {
             start: 0,
             end: self.step,
             is_streamed: false,
+            ahead: 0,
             ..*pass
         };
         // SAFETY: the copies are as long as a step.

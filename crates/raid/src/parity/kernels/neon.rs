@@ -38,6 +38,8 @@ impl Vector for Q {
     #[inline(always)]
     unsafe fn fence() {}
     #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
     unsafe fn xor(self, other: Q) -> Q {
         // SAFETY: see `zero`.
         Q(unsafe { veorq_u8(self.0, other.0) })

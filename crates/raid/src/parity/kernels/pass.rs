@@ -29,6 +29,8 @@ pub(super) struct Pass<'a> {
     pub end: usize,
     /// Past the caches.
     pub is_streamed: bool,
+    /// Bytes ahead of the loop that sources are fetched into the cache; 0 for what is there.
+    pub ahead: usize,
 }
 
 /// A vector of bytes over GF(2^8).
@@ -46,6 +48,8 @@ pub(super) trait Vector: Copy {
     unsafe fn stream(self, to: *mut u8);
     /// Orders streamed stores before what follows.
     unsafe fn fence();
+    /// Asks for a line to be brought into the cache; any address will do.
+    unsafe fn prefetch(from: *const u8);
     unsafe fn xor(self, other: Self) -> Self;
     unsafe fn xor3(self, a: Self, b: Self) -> Self;
     /// `2 · self + other`
@@ -95,6 +99,16 @@ unsafe fn load<V: Vector, const U: usize>(source: *const u8, at: usize) -> [V; U
     values
 }
 
+/// Fetches the lines of a source that a later step needs.
+#[inline(always)]
+unsafe fn fetch<V: Vector, const U: usize>(pass: &Pass<'_>, source: *const u8, at: usize) {
+    if pass.ahead > 0 {
+        for line in (0..U * V::BYTES).step_by(64) {
+            unsafe { V::prefetch(source.wrapping_add(at + pass.ahead + line)) }
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn finish<V: Vector>(pass: &Pass<'_>) {
     if pass.is_streamed {
@@ -138,12 +152,15 @@ unsafe fn sum_of_many<V: Vector, const U: usize>(pass: &Pass<'_>) {
         unsafe {
             let mut values: [V; U] = begin(pass, 0, at);
             for [a, b] in pairs {
+                fetch::<V, U>(pass, *a, at);
+                fetch::<V, U>(pass, *b, at);
                 let (a, b): ([V; U], [V; U]) = (load(*a, at), load(*b, at));
                 for u in 0..U {
                     values[u] = values[u].xor3(a[u], b[u]);
                 }
             }
             for a in odd {
+                fetch::<V, U>(pass, *a, at);
                 let a: [V; U] = load(*a, at);
                 for u in 0..U {
                     values[u] = values[u].xor(a[u]);
@@ -169,6 +186,11 @@ unsafe fn sum_of<V: Vector, const U: usize, const N: usize>(pass: &Pass<'_>, sou
     let mut at = pass.start;
     while at < pass.end {
         unsafe {
+            if pass.ahead > 0 {
+                for source in sources {
+                    fetch::<V, U>(pass, source, at);
+                }
+            }
             let mut values: [V; U] = load(sources[0], at);
             let mut n = 1;
             while n + 1 < N {
@@ -199,6 +221,7 @@ pub(super) unsafe fn powers2<V: Vector, const U: usize>(pass: &Pass<'_>) {
             let mut p: [V; U] = begin(pass, 0, at);
             let mut q: [V; U] = begin(pass, 1, at);
             for source in pass.sources.iter().rev() {
+                fetch::<V, U>(pass, *source, at);
                 let data: [V; U] = load(*source, at);
                 for u in 0..U {
                     p[u] = p[u].xor(data[u]);
@@ -223,6 +246,7 @@ pub(super) unsafe fn powers3<V: Vector, const U: usize>(pass: &Pass<'_>) {
             let mut q: [V; U] = begin(pass, 1, at);
             let mut r: [V; U] = begin(pass, 2, at);
             for source in pass.sources.iter().rev() {
+                fetch::<V, U>(pass, *source, at);
                 let data: [V; U] = load(*source, at);
                 for u in 0..U {
                     p[u] = p[u].xor(data[u]);
@@ -252,6 +276,7 @@ pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const I
                 *sum = begin(pass, t, at);
             }
             for (s, source) in pass.sources.iter().enumerate() {
+                fetch::<V, U>(pass, *source, at);
                 let data: [V; U] = load(*source, at);
                 let mut t = 0;
                 if IS_SUM {

@@ -54,6 +54,8 @@ impl Vector for Words {
     #[inline(always)]
     unsafe fn fence() {}
     #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+    #[inline(always)]
     unsafe fn xor(self, other: Words) -> Words {
         self.zip(other, |a, b| a ^ b)
     }
