@@ -1,0 +1,224 @@
+//! How fast parity is made, beside ISA-L, a plain loop, and what this machine can read.
+//!
+//! ```text
+//! parity [--json] [--rounds 7] [--ms 15] [--only 8+2] [--size 4K] [--instructions avx2]
+//! ```
+//!
+//! Each round measures every contender once, so that a drift of the machine hits them alike. Gigabytes of data a
+//! second of one core's time; the median of the rounds with its spread, and ratios taken round by round.
+
+mod isal;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use isal::{Isal, Tables};
+use memory::{Memory, cpu_seconds};
+use raid::{Code, Matrix};
+use std::collections::BTreeMap;
+
+/// More than any cache of a core or its neighbours.
+const POOL_BYTES: usize = 512 << 20;
+/// The clock is read once for about this much.
+const CLOCK_BYTES: usize = 1 << 20;
+const GEOMETRIES: [(usize, usize); 7] = [(4, 1), (8, 1), (23, 1), (8, 2), (22, 2), (8, 3), (21, 3)];
+const SIZES: [(usize, bool, &str); 3] =
+    [(4 << 10, false, "4K hot"), (64 << 10, false, "64K hot"), (1 << 20, true, "1M cold")];
+
+const OURS: &str = "freestone";
+const ISAL: &str = "ISA-L";
+const PLAIN: &str = "plain loop";
+const READ: &str = "read";
+
+struct Options {
+    is_json: bool,
+    rounds: usize,
+    seconds: f64,
+    only: Option<String>,
+    size: Option<String>,
+}
+
+/// A shape with everything that is prepared for it.
+struct Shape {
+    data: usize,
+    parity: usize,
+    code: Code,
+    tables: Option<Tables>,
+}
+
+/// The strips of a stripe, as each contender wants them.
+struct Strips<'a> {
+    all: Vec<*mut u8>,
+    sources: Vec<&'a [u8]>,
+    targets: Vec<&'a mut [u8]>,
+}
+
+/// Gigabytes of data a second of each round, by contender.
+type Speeds = BTreeMap<&'static str, Vec<f64>>;
+
+fn main() {
+    let options = options();
+    let isal = Isal::load(raid::parity::instructions() == "avx2");
+    if isal.is_none() {
+        eprintln!("parity: no ISA-L beside ours: install libisal2 (tests/lab/setup does)");
+    }
+    let pool = Memory::new(POOL_BYTES);
+    let mut cases = Vec::new();
+    for (data, parity) in GEOMETRIES {
+        let code = Code::new(Matrix::Powers, data, parity).expect("a code of three parities at most");
+        let rows: Vec<u8> = (0..parity * data).map(|n| code.coefficient(n / data, n % data)).collect();
+        let shape = Shape { data, parity, tables: isal.map(|isal| isal.tables(&rows, data)), code };
+        let name = format!("{data}+{parity}");
+        if options.only.as_ref().is_some_and(|only| *only != name) {
+            continue;
+        }
+        for (len, is_cold, size) in SIZES {
+            if options.size.as_ref().is_some_and(|only| !size.starts_with(only.as_str())) {
+                continue;
+            }
+            cases.push((name.clone(), size, measure(&shape, isal, &pool, (len, is_cold), &options)));
+        }
+    }
+    if options.is_json { print_json(&cases) } else { print_table(&cases) }
+}
+
+fn options() -> Options {
+    let mut options = Options { is_json: false, rounds: 7, seconds: 0.015, only: None, size: None };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let number = |text: Option<String>| text.and_then(|text| text.parse::<u32>().ok()).filter(|n| *n > 0);
+        match arg.as_str() {
+            "--json" => options.is_json = true,
+            "--rounds" => options.rounds = number(args.next()).unwrap_or_else(|| usage()) as usize,
+            "--ms" => options.seconds = f64::from(number(args.next()).unwrap_or_else(|| usage())) / 1e3,
+            "--only" => options.only = args.next(),
+            "--instructions" => {
+                let name = args.next().unwrap_or_else(|| usage());
+                if !raid::parity::use_instructions(&name) {
+                    eprintln!("parity: this processor lacks {name}");
+                    std::process::exit(1);
+                }
+            }
+            "--size" => options.size = args.next(),
+            _ => usage(),
+        }
+    }
+    options
+}
+
+fn usage() -> ! {
+    eprintln!(
+        "usage: parity [--json] [--rounds N] [--ms N] [--only K+M] [--size 4K|64K|1M] [--instructions NAME]"
+    );
+    std::process::exit(2);
+}
+
+/// Every contender in turn, as many rounds as asked for.
+fn measure(
+    shape: &Shape,
+    isal: Option<Isal>,
+    pool: &Memory,
+    (len, is_cold): (usize, bool),
+    options: &Options,
+) -> Speeds {
+    let stripe_bytes = (shape.data + shape.parity) * len;
+    let contenders =
+        [Some(OURS), isal.map(|_| ISAL), (shape.parity == 1).then_some(PLAIN), is_cold.then_some(READ)];
+    let mut speeds = Speeds::new();
+    let strips = shape.data + shape.parity;
+    let mut at = 0;
+    for _ in 0..options.rounds {
+        for contender in contenders.into_iter().flatten() {
+            let mut speed = |work: &dyn Fn(&mut Strips<'_>)| {
+                let mut stripe = Strips::new(shape, pool.strips(at, strips, len), len);
+                work(&mut stripe);
+                let (start, mut bytes) = (cpu_seconds(), 0);
+                let mut now = start;
+                while now - start < options.seconds {
+                    for _ in 0..CLOCK_BYTES.div_ceil(stripe_bytes) {
+                        if is_cold {
+                            at = if at + 2 * stripe_bytes > POOL_BYTES { 0 } else { at + stripe_bytes };
+                            stripe = Strips::new(shape, pool.strips(at, strips, len), len);
+                        }
+                        work(&mut stripe);
+                        bytes += shape.data * len;
+                    }
+                    now = cpu_seconds();
+                }
+                bytes as f64 / (now - start) / 1e9
+            };
+            let found = match (contender, isal) {
+                (ISAL, Some(isal)) => speed(&|stripe| run_isal(shape, isal, &mut stripe.all, len)),
+                (PLAIN, _) => speed(&|stripe| memory::plain_sum(&stripe.sources, stripe.targets[0])),
+                (READ, _) => [1, 4]
+                    .map(|at_once| speed(&|stripe| memory::read(&stripe.sources, at_once)))
+                    .into_iter()
+                    .fold(0.0, f64::max),
+                _ => speed(&|stripe| shape.code.encode(&stripe.sources, &mut stripe.targets)),
+            };
+            speeds.entry(contender).or_default().push(found);
+        }
+    }
+    speeds
+}
+
+impl Strips<'_> {
+    fn new(shape: &Shape, all: Vec<*mut u8>, len: usize) -> Self {
+        let (data, parity) = all.split_at(shape.data);
+        // SAFETY: strips are apart from each other, lie in the pool, which outlives the measurement, and are used by
+        // one contender at a time.
+        let (sources, targets) = unsafe {
+            (
+                data.iter().map(|strip| std::slice::from_raw_parts(strip.cast_const(), len)).collect(),
+                parity.iter().map(|strip| std::slice::from_raw_parts_mut(*strip, len)).collect(),
+            )
+        };
+        Strips { all, sources, targets }
+    }
+}
+
+fn run_isal(shape: &Shape, isal: Isal, strips: &mut [*mut u8], len: usize) {
+    // SAFETY: strips of the pool, as in `Strips`.
+    unsafe {
+        match &shape.tables {
+            Some(tables) if shape.parity == 3 => {
+                let (sources, targets) = strips.split_at_mut(shape.data);
+                isal.encode(tables, sources, targets, len);
+            }
+            _ => isal.generate(strips, shape.parity, len),
+        }
+    }
+}
+
+fn print_json(cases: &[(String, &str, Speeds)]) {
+    let cases: Vec<_> = cases
+        .iter()
+        .map(|(shape, size, speeds)| serde_json::json!({"shape": shape, "size": size, "gb_s": speeds}))
+        .collect();
+    println!("{}", serde_json::json!({"instructions": raid::parity::instructions(), "cases": cases}));
+}
+
+fn print_table(cases: &[(String, &str, Speeds)]) {
+    println!("Parity by {}, GB of data a second: median (lowest..highest)\n", raid::parity::instructions());
+    println!("| shape | size | {OURS} | {ISAL} | {PLAIN} | {READ} | / ISA-L | / plain | / read |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for (shape, size, speeds) in cases {
+        let median = |name| speeds.get(name).map_or_else(String::new, |values| spread(values, 1));
+        let ratio = |name| {
+            let ratios = speeds.get(name).map(|theirs| {
+                speeds[OURS].iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect::<Vec<f64>>()
+            });
+            ratios.map_or_else(String::new, |ratios| spread(&ratios, 2))
+        };
+        let speeds = [OURS, ISAL, PLAIN, READ].map(median).join(" | ");
+        println!("| {shape} | {size} | {speeds} | {} |", [ISAL, PLAIN, READ].map(ratio).join(" | "));
+    }
+}
+
+/// The median of the values and how far they lie apart.
+fn spread(values: &[f64], digits: usize) -> String {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let (lowest, highest) = (values[0], values[values.len() - 1]);
+    format!("{:.digits$} ({lowest:.digits$}..{highest:.digits$})", values[values.len() / 2])
+}
