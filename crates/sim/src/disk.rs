@@ -1,0 +1,592 @@
+//! A simulated disk: contents in memory, latency, a volatile cache, faults and power loss, all decided by its seed.
+//!
+//! ```text
+//!   submit ──► latency (virtual) ──► end: read contents, or write to medium / volatile cache
+//!                  │ power goes
+//!                  └──► the write survives wholly, not at all or torn between blocks; the answer is "gone"
+//! ```
+//!
+//! A request takes effect when it ends, so the latency alone reorders writes. Memory of the caller is read at that
+//! moment too: a caller who changes it in flight sees the change arrive.
+
+use crate::machine::Machine;
+use crate::medium::Medium;
+use crate::rng::Rng;
+use block::{
+    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
+};
+use reactor::Core;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a disk is like.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// Bytes.
+    pub capacity: u64,
+    /// Logical block size in bytes, and what a torn write is torn between: 512 to 4096.
+    pub block_size: u32,
+    /// Whether writes without FUA stay in a cache until a flush.
+    pub has_volatile_cache: bool,
+    /// Typical latency in nanoseconds; single requests take up to a few times that, few much longer.
+    pub latency_ns: u64,
+    /// Seed of everything that the disk decides.
+    pub seed: u64,
+}
+
+/// How often a stuck request looks whether it still is, in nanoseconds of virtual time.
+const STUCK_LOOK_NS: u64 = 100_000_000;
+
+/// A disk of a [`Machine`].
+#[derive(Clone)]
+pub struct SimDisk(Arc<Shared>);
+
+struct Shared {
+    name: String,
+    machine: Arc<Machine>,
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+struct State {
+    medium: Medium,
+    cache: Vec<Cached>,
+    /// Cannot be read until rewritten.
+    bad: Vec<Range<u64>>,
+    rng: Rng,
+    latency_ns: u64,
+    extra_latency_ns: u64,
+    is_dead: bool,
+    is_stuck: bool,
+    lost_writes: u32,
+    misdirected_writes: u32,
+}
+
+/// A write that has been answered but is not durable.
+struct Cached {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl SimDisk {
+    /// A disk that is all zeroes.
+    pub fn new(name: impl Into<String>, machine: &Arc<Machine>, config: &DiskConfig) -> SimDisk {
+        let limits = Limits {
+            block_size: config.block_size,
+            volatile_cache: config.has_volatile_cache,
+            max_transfer: 1 << 20,
+            ..Limits::new(config.capacity)
+        };
+        let state = State {
+            medium: Medium::new(config.capacity),
+            cache: Vec::new(),
+            bad: Vec::new(),
+            rng: Rng::new(config.seed),
+            latency_ns: config.latency_ns,
+            extra_latency_ns: 0,
+            is_dead: false,
+            is_stuck: false,
+            lost_writes: 0,
+            misdirected_writes: 0,
+        };
+        let (name, machine) = (name.into(), machine.clone());
+        SimDisk(Arc::new(Shared { name, machine, limits, state: Mutex::new(state) }))
+    }
+
+    /// The disk dies: every request is answered with "gone" until [`SimDisk::revive`].
+    pub fn kill(&self) {
+        self.lock().is_dead = true;
+    }
+
+    /// The disk is there again, with what it held when it died: stale by now, maybe.
+    pub fn revive(&self) {
+        let mut state = self.lock();
+        state.is_dead = false;
+        state.is_stuck = false;
+    }
+
+    /// Whether the disk is dead.
+    pub fn is_dead(&self) -> bool {
+        self.lock().is_dead
+    }
+
+    /// Requests do not end any more, or do again.
+    pub fn set_stuck(&self, is_stuck: bool) {
+        self.lock().is_stuck = is_stuck;
+    }
+
+    /// Every request takes that much longer, in nanoseconds.
+    pub fn set_extra_latency(&self, ns: u64) {
+        self.lock().extra_latency_ns = ns;
+    }
+
+    /// These bytes cannot be read until they are rewritten. Rounded to whole blocks.
+    pub fn add_medium_error(&self, range: Range<u64>) {
+        let block = u64::from(self.0.limits.block_size);
+        let range = range.start & !(block - 1)..range.end.next_multiple_of(block).min(self.0.limits.capacity);
+        self.lock().bad.push(range);
+    }
+
+    /// Whether something here cannot be read.
+    pub fn has_medium_errors(&self) -> bool {
+        !self.lock().bad.is_empty()
+    }
+
+    /// Changes bits of what is stored, and says nothing.
+    pub fn rot(&self, range: Range<u64>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        state.medium.read(range.start, &mut bytes);
+        for byte in &mut bytes {
+            *byte ^= (state.rng.draw() as u8).max(1);
+        }
+        state.medium.write(range.start, &bytes);
+    }
+
+    /// The next `count` writes are answered and do not happen.
+    pub fn lose_writes(&self, count: u32) {
+        self.lock().lost_writes = count;
+    }
+
+    /// The next `count` writes go to another place.
+    pub fn misdirect_writes(&self, count: u32) {
+        self.lock().misdirected_writes = count;
+    }
+
+    /// What is stored, for tests and tools that look at a disk that is off.
+    pub fn peek(&self, offset: u64, bytes: &mut [u8]) {
+        self.lock().read(offset, bytes);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_here(&self, state: &State, boot: u64) -> bool {
+        self.machine.is_on() && self.machine.boot() == boot && !state.is_dead
+    }
+
+    /// Takes a request in: how long it will take.
+    fn begin(&self, req: &Request<'_>, offset: u64, boot: u64) -> Result<u64, IoError> {
+        self.limits.check(req, offset)?;
+        let mut state = self.lock();
+        if !self.is_here(&state, boot) {
+            return Err(IoError::DeviceGone);
+        }
+        let latency_ns = state.draw_latency();
+        drop(state);
+        self.machine.note_start(req.op.is_modifying());
+        Ok(latency_ns)
+    }
+
+    fn is_stuck(&self, boot: u64) -> bool {
+        let state = self.lock();
+        state.is_stuck && self.is_here(&state, boot)
+    }
+
+    /// The request takes effect.
+    fn finish(&self, req: &Request<'_>, offset: u64, boot: u64) -> IoResult {
+        let mut state = self.lock();
+        if !self.is_here(&state, boot) {
+            state.lose_power(self.limits.block_size);
+            state.tear(req, offset, self.limits.block_size);
+            return Err(IoError::DeviceGone);
+        }
+        match req.op {
+            Op::Read => state.finish_read(req, offset)?,
+            Op::Flush => {
+                let count = state.cache.len();
+                state.destage(count);
+            }
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                state.finish_write(req, offset, &self.limits);
+                drop(state);
+                self.machine.note_write();
+                if !self.machine.is_on() {
+                    return Err(IoError::DeviceGone);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn trace(&self, core: &Core, what: &str, req: &Request<'_>, offset: u64) {
+        let (now, name, op, flags) = (core.now_ns(), &self.name, req.op.name(), req.flags);
+        println!("{now:>12} {name:<8} {op} {offset}+{} {flags:?} {what}", req.len);
+    }
+}
+
+impl State {
+    fn draw_latency(&mut self) -> u64 {
+        let base = self.latency_ns;
+        let outlier = if self.rng.one_in(32) { self.rng.below(20 * base) } else { 0 };
+        base / 2 + self.rng.below(base.max(1)) + outlier + self.extra_latency_ns
+    }
+
+    fn read(&self, offset: u64, bytes: &mut [u8]) {
+        self.medium.read(offset, bytes);
+        for cached in &self.cache {
+            cached.overlay(offset, bytes);
+        }
+    }
+
+    fn finish_read(&mut self, req: &Request<'_>, offset: u64) -> IoResult {
+        if self.bad.iter().any(|bad| overlaps(bad, &(offset..offset + req.len))) {
+            return Err(IoError::Medium);
+        }
+        if self.cache.is_empty() {
+            self.medium.read_into(offset, &req.data);
+        } else {
+            let mut bytes = vec![0; req.len as usize];
+            self.read(offset, &mut bytes);
+            req.data.copy_from(&bytes);
+        }
+        Ok(())
+    }
+
+    fn finish_write(&mut self, req: &Request<'_>, mut offset: u64, limits: &Limits) {
+        if self.lost_writes > 0 {
+            self.lost_writes -= 1;
+            return;
+        }
+        if self.misdirected_writes > 0 {
+            self.misdirected_writes -= 1;
+            let places = (limits.capacity - req.len) / u64::from(limits.block_size) + 1;
+            offset = self.rng.below(places) * u64::from(limits.block_size);
+        }
+        let range = offset..offset + req.len;
+        rewrite(&mut self.bad, &range);
+        if req.op == Op::Discard {
+            self.destage_below(&range);
+            return self.discard(offset, req.len);
+        }
+        if limits.volatile_cache && !req.flags.contains(Flags::FUA) {
+            let mut bytes = vec![0; req.len as usize];
+            req.data.copy_to(&mut bytes);
+            self.cache.push(Cached { offset, bytes });
+            return;
+        }
+        self.destage_below(&range);
+        match req.op {
+            Op::Write => self.medium.write_from(offset, &req.data),
+            _ => self.medium.zero(offset, req.len),
+        }
+    }
+
+    /// What was discarded reads as before, as zeroes or as anything.
+    fn discard(&mut self, offset: u64, len: u64) {
+        let mut at = offset;
+        while at < offset + len {
+            let part = (4096 - at % 4096).min(offset + len - at);
+            match self.rng.below(4) {
+                0 => {}
+                1 => {
+                    let garbage: Vec<u8> = (0..part).map(|_| self.rng.draw() as u8).collect();
+                    self.medium.write(at, &garbage);
+                }
+                _ => self.medium.zero(at, part),
+            }
+            at += part;
+        }
+    }
+
+    /// Makes the oldest `count` cached writes durable.
+    fn destage(&mut self, count: usize) {
+        for cached in self.cache.drain(..count) {
+            self.medium.write(cached.offset, &cached.bytes);
+        }
+    }
+
+    /// Makes cached writes durable up to the last one that touches `range`: no older one may come back over it.
+    fn destage_below(&mut self, range: &Range<u64>) {
+        let last = self.cache.iter().rposition(|cached| overlaps(&cached.range(), range));
+        self.destage(last.map_or(0, |last| last + 1));
+    }
+
+    /// What the cache held survives as the dice fall.
+    fn lose_power(&mut self, block_size: u32) {
+        for cached in std::mem::take(&mut self.cache) {
+            for part in survivors(&mut self.rng, cached.bytes.len() as u64, block_size) {
+                let bytes = &cached.bytes[part.start as usize..part.end as usize];
+                self.medium.write(cached.offset + part.start, bytes);
+            }
+        }
+    }
+
+    /// A request in flight when power went.
+    fn tear(&mut self, req: &Request<'_>, offset: u64, block_size: u32) {
+        if !req.op.is_modifying() {
+            return;
+        }
+        for part in survivors(&mut self.rng, req.len, block_size) {
+            let (at, len) = (offset + part.start, part.end - part.start);
+            rewrite(&mut self.bad, &(at..at + len));
+            match req.op {
+                Op::Write => self.medium.write_from(at, &req.data.part(part.start as usize, len as usize)),
+                Op::WriteZeroes => self.medium.zero(at, len),
+                _ => self.discard(at, len),
+            }
+        }
+    }
+}
+
+impl Cached {
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes.len() as u64
+    }
+
+    /// Puts what is cached over `bytes`, which were read at `offset`.
+    fn overlay(&self, offset: u64, bytes: &mut [u8]) {
+        let range = self.range();
+        let (from, to) = (range.start.max(offset), range.end.min(offset + bytes.len() as u64));
+        if from < to {
+            let source = &self.bytes[(from - self.offset) as usize..(to - self.offset) as usize];
+            bytes[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
+        }
+    }
+}
+
+/// The parts of a write of `len` bytes that survive: none, all, one end, or any blocks.
+fn survivors(rng: &mut Rng, len: u64, block_size: u32) -> Vec<Range<u64>> {
+    let block = u64::from(block_size);
+    let blocks = len / block;
+    match rng.below(8) {
+        0..3 => vec![],
+        3..6 => std::iter::once(0..len).collect(),
+        6 => {
+            let cut = rng.below(blocks + 1) * block;
+            std::iter::once(if rng.one_in(2) { 0..cut } else { cut..len }).collect()
+        }
+        _ => {
+            let mut survives = || rng.one_in(2);
+            (0..blocks).filter(|_| survives()).map(|i| i * block..(i + 1) * block).collect()
+        }
+    }
+}
+
+fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// Takes `range` out of the ranges that cannot be read.
+fn rewrite(bad: &mut Vec<Range<u64>>, range: &Range<u64>) {
+    if !bad.iter().any(|b| overlaps(b, range)) {
+        return;
+    }
+    for b in std::mem::take(bad) {
+        let before = b.start..b.end.min(range.start);
+        let behind = b.start.max(range.end)..b.end;
+        bad.extend([before, behind].into_iter().filter(|part| part.start < part.end));
+    }
+}
+
+impl Device for SimDisk {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits.clone()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        let boot = self.0.machine.boot();
+        if !self.0.is_here(&self.lock(), boot) {
+            return Err(DeviceError::new(&self.0.name, "is not there"));
+        }
+        Ok(Rc::new(SimChannel { disk: self.0.clone(), core: reactor::current(), boot }))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _: &MemoryRegion) {}
+}
+
+struct SimChannel {
+    disk: Arc<Shared>,
+    core: Core,
+    boot: u64,
+}
+
+/// Counts a request as in flight until it ends, or is dropped.
+struct InFlight<'a> {
+    machine: &'a Machine,
+    has_ended: bool,
+}
+
+impl InFlight<'_> {
+    fn end(&mut self) {
+        self.has_ended = true;
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.machine.note_end(!self.has_ended);
+    }
+}
+
+impl Channel for SimChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let latency_ns = match self.disk.begin(req, offset, self.boot) {
+            Ok(latency_ns) => latency_ns,
+            Err(error) => return IoFuture::ready(Err(error)),
+        };
+        if self.disk.machine.is_tracing() {
+            self.disk.trace(&self.core, "starts", req, offset);
+        }
+        let sleep = self.core.sleep(latency_ns);
+        let mut in_flight = InFlight { machine: &self.disk.machine, has_ended: false };
+        IoFuture::new(async move {
+            sleep.await;
+            while self.disk.is_stuck(self.boot) {
+                self.core.sleep(STUCK_LOOK_NS).await;
+            }
+            in_flight.end();
+            let result = self.disk.finish(req, offset, self.boot);
+            if self.disk.machine.is_tracing() {
+                self.disk.trace(&self.core, if result.is_ok() { "ok" } else { "failed" }, req, offset);
+            }
+            result
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use conformance::Suite;
+
+    fn config() -> DiskConfig {
+        DiskConfig {
+            capacity: 16 << 20,
+            block_size: 512,
+            has_volatile_cache: false,
+            latency_ns: 10_000,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn it_passes_the_suite_with_and_without_a_cache() {
+        for (block_size, has_volatile_cache) in [(512, false), (4096, true)] {
+            let machine = Machine::new();
+            machine.power_on();
+            let config = DiskConfig { block_size, has_volatile_cache, latency_ns: 100, ..config() };
+            Suite::new(Arc::new(SimDisk::new("sim", &machine, &config))).run();
+        }
+    }
+
+    async fn write(channel: &dyn Channel, offset: u64, byte: u8, flags: Flags) -> IoResult {
+        let mut buffer = reactor::current().buffers().take(4096).await;
+        buffer.as_mut_slice().fill(byte);
+        buffer.transfer(channel, Op::Write, flags, offset).await.1
+    }
+
+    async fn read(channel: &dyn Channel, offset: u64) -> Result<Vec<u8>, IoError> {
+        let buffer = reactor::current().buffers().take(4096).await;
+        let (buffer, result) = buffer.transfer(channel, Op::Read, Flags::NONE, offset).await;
+        result.map(|()| buffer.as_slice().to_vec())
+    }
+
+    /// A disk with a volatile cache; writes without flush, FUA, flush, and one in flight as power goes.
+    fn crash(seed: u64) -> Vec<(u8, usize)> {
+        reactor::run_simulated(seed, move |_| async move {
+            let machine = Machine::new();
+            machine.power_on();
+            let disk =
+                SimDisk::new("d", &machine, &DiskConfig { has_volatile_cache: true, seed, ..config() });
+            let channel = disk.open_channel().unwrap();
+            for (offset, flags) in [(0, Flags::NONE), (4096, Flags::FUA), (8192, Flags::NONE)] {
+                assert_eq!(write(&*channel, offset, 7, flags).await, Ok(()));
+                if offset == 8192 {
+                    assert_eq!(channel.submit(&Request::flush(), 0).await, Ok(()));
+                }
+            }
+            assert_eq!(write(&*channel, 0, 8, Flags::NONE).await, Ok(()));
+            let late = channel.clone();
+            reactor::current().spawn(async move {
+                assert_eq!(write(&*late, 12288, 9, Flags::FUA).await, Err(IoError::DeviceGone));
+            });
+            reactor::current().sleep(1).await;
+            machine.power_off();
+            while machine.in_flight() > 0 {
+                reactor::current().sleep(1000).await;
+            }
+            assert_eq!(read(&*channel, 0).await, Err(IoError::DeviceGone), "a channel of the last boot");
+            machine.power_on();
+            assert_eq!(read(&*channel, 0).await, Err(IoError::DeviceGone), "a channel of the last boot");
+            let channel = disk.open_channel().unwrap();
+            let mut seen = Vec::new();
+            for offset in [0, 4096, 8192, 12288] {
+                let bytes = read(&*channel, offset).await.unwrap();
+                assert!(
+                    bytes.chunks(512).all(|block| block.iter().all(|b| *b == block[0])),
+                    "torn in a block"
+                );
+                seen.push((bytes[0], bytes.chunks(512).filter(|block| block[0] == bytes[0]).count()));
+            }
+            assert_eq!(machine.dropped(), 0);
+            seen
+        })
+    }
+
+    #[test]
+    fn power_loss_keeps_what_is_durable_and_tears_the_rest() {
+        let seen: Vec<_> = (0..200).map(crash).collect();
+        assert!(seen.iter().all(|blocks| blocks[1] == (7, 8) && blocks[2] == (7, 8)));
+        for (place, values) in [(0, [7, 8]), (3, [0, 9])] {
+            for value in values {
+                assert!(seen.iter().any(|blocks| blocks[place] == (value, 8)), "{value} survives at {place}");
+            }
+            assert!(seen.iter().any(|blocks| blocks[place].1 < 8), "torn at {place}");
+        }
+        assert_eq!(crash(5), crash(5));
+    }
+
+    #[test]
+    fn faults_do_what_they_are_called() {
+        reactor::run_simulated(1, |_| async {
+            let machine = Machine::new();
+            machine.power_on();
+            let disk = SimDisk::new("d", &machine, &config());
+            let channel = disk.open_channel().unwrap();
+            disk.add_medium_error(4096..4097);
+            assert_eq!(read(&*channel, 4096).await, Err(IoError::Medium));
+            assert_eq!(write(&*channel, 4096, 1, Flags::NONE).await, Ok(()));
+            assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "rewritten");
+            disk.lose_writes(1);
+            assert_eq!(write(&*channel, 4096, 2, Flags::NONE).await, Ok(()));
+            assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "lost");
+            disk.rot(4096..4097);
+            assert_ne!(read(&*channel, 4096).await.unwrap()[0], 1);
+            disk.kill();
+            assert_eq!(read(&*channel, 0).await, Err(IoError::DeviceGone));
+            disk.revive();
+            disk.set_stuck(true);
+            let core = reactor::current();
+            let free = disk.clone();
+            core.spawn(async move {
+                reactor::current().sleep(5_000_000_000).await;
+                free.set_stuck(false);
+            });
+            let before = core.now_ns();
+            assert!(read(&*channel, 0).await.is_ok());
+            assert!(core.now_ns() - before >= 5_000_000_000);
+        });
+    }
+}

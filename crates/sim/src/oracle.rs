@@ -1,0 +1,479 @@
+//! What a disk may return: the oracle that judges every read.
+//!
+//! The unit is the *sector* of 512 bytes, for which each write is a register write of its own: torn writes are allowed
+//! between sectors and never inside one. A sector's content names its LBA and the write (its *version*) that it came
+//! from, so that old, foreign and damaged data are told apart.
+//!
+//! For each sector the oracle keeps the versions that may be seen. A write that was acknowledged replaces those that had
+//! ended before it began; writes that overlapped in time leave both. Power loss leaves every version that was not
+//! durably replaced, until a read shows which: from then on it is that one.
+
+use crate::rng::mix;
+use block::IoError;
+
+/// Bytes of a sector.
+pub const SECTOR: usize = 512;
+/// The content of a disk that was never written: zeroes.
+pub const ZEROES: u32 = 0;
+/// Anything may be there: the sector was discarded.
+pub const ANYTHING: u32 = u32::MAX;
+
+/// A moment that has not come.
+const NEVER: u64 = u64::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    version: u32,
+    began: u64,
+    /// Acknowledged, failed, or cut off by power loss.
+    ended: u64,
+    /// A newer write that began after this one's end was acknowledged.
+    replaced: u64,
+    /// … and it is durable: this one cannot come back.
+    is_gone: bool,
+    /// Ended, and not yet known to be durable.
+    is_cached: bool,
+}
+
+impl Write {
+    fn settled(version: u32) -> Write {
+        Write { version, began: 0, ended: 0, replaced: NEVER, is_gone: false, is_cached: false }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Sector {
+    first: Write,
+    /// What began after `first` and has not made it go away.
+    more: Vec<Write>,
+    /// A write was in flight when power went; until it is rewritten or read, parts of its stripe may be unreadable.
+    was_cut_off: bool,
+    /// Was unreadable, and that was allowed.
+    is_lost: bool,
+}
+
+/// Names a request that is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(u64);
+
+/// What a disk must not do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+/// Knows what every sector of a device may hold.
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    seed: u64,
+    now: u64,
+    sectors: Vec<Sector>,
+    reads: Vec<u64>,
+    next_version: u32,
+}
+
+impl Oracle {
+    /// An oracle for a device of `capacity` bytes that reads as zeroes.
+    pub fn new(seed: u64, capacity: u64) -> Oracle {
+        let sector =
+            Sector { first: Write::settled(ZEROES), more: Vec::new(), was_cut_off: false, is_lost: false };
+        let sectors = vec![sector; capacity as usize / SECTOR];
+        Oracle { seed, now: 1, sectors, reads: Vec::new(), next_version: 1 }
+    }
+
+    /// Sectors of the device.
+    pub fn sectors(&self) -> u64 {
+        self.sectors.len() as u64
+    }
+
+    /// A version that no write had yet.
+    pub fn new_version(&mut self) -> u32 {
+        self.next_version += 1;
+        self.next_version - 1
+    }
+
+    /// Fills `bytes` with what `version` writes from sector `lba` on.
+    pub fn fill(&self, lba: u64, version: u32, bytes: &mut [u8]) {
+        for (i, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
+            let words = sector.chunks_exact_mut(8).zip(content(self.seed, lba + i as u64, version));
+            words.for_each(|(target, word)| target.copy_from_slice(&word.to_le_bytes()));
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// A write of `count` sectors with `version` begins.
+    pub fn begin_write(&mut self, lba: u64, count: u64, version: u32) -> Ticket {
+        let began = self.tick();
+        for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
+            let write = Write { began, ended: NEVER, ..Write::settled(version) };
+            sector.more.push(write);
+        }
+        Ticket(began)
+    }
+
+    /// A write has ended. With an error it may have happened or not.
+    pub fn end_write(&mut self, lba: u64, count: u64, ticket: Ticket, is_ok: bool, is_durable: bool) {
+        let now = self.tick();
+        let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
+        for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
+            let mut all = std::iter::once(&mut sector.first).chain(&mut sector.more);
+            for write in all.by_ref().filter(|write| write.began == ticket.0) {
+                write.ended = now;
+                write.is_cached = !is_durable;
+            }
+            if is_ok {
+                sector.replace_before(ticket.0, now, is_durable);
+                sector.was_cut_off = false;
+                sector.is_lost = false;
+                sector.prune(oldest_read);
+            }
+        }
+    }
+
+    /// A flush begins.
+    pub fn begin_flush(&mut self) -> Ticket {
+        Ticket(self.tick())
+    }
+
+    /// A flush was acknowledged: what had ended before it began is durable.
+    pub fn end_flush(&mut self, ticket: Ticket) {
+        let now = self.tick();
+        let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
+        for sector in self.sectors.iter_mut().filter(|sector| !sector.more.is_empty()) {
+            let is_flushed = |write: &Write| write.is_cached && write.ended < ticket.0;
+            let flushed: Vec<u64> =
+                sector.all().filter(|write| is_flushed(write)).map(|write| write.began).collect();
+            for began in flushed {
+                let all = std::iter::once(&mut sector.first).chain(&mut sector.more);
+                all.filter(|write| write.began == began).for_each(|write| write.is_cached = false);
+                sector.replace_before(began, now, true);
+            }
+            sector.prune(oldest_read);
+        }
+    }
+
+    /// Power went: what was in flight or in a cache may have survived or not.
+    pub fn crash(&mut self) {
+        let now = self.tick();
+        self.reads.clear();
+        for sector in self.sectors.iter_mut().filter(|sector| !sector.more.is_empty()) {
+            let is_cut_off = sector.all().any(|write| write.ended == NEVER);
+            sector.was_cut_off |= is_cut_off;
+            sector.prune(NEVER);
+            for write in std::iter::once(&mut sector.first).chain(&mut sector.more) {
+                write.ended = write.ended.min(now);
+                write.replaced = NEVER;
+                write.is_cached = false;
+            }
+        }
+    }
+
+    /// A read begins.
+    pub fn begin_read(&mut self) -> Ticket {
+        let began = self.tick();
+        self.reads.push(began);
+        Ticket(began)
+    }
+
+    /// A read has ended with `bytes`.
+    ///
+    /// # Errors
+    /// The first sector that the device must not return.
+    pub fn end_read(&mut self, lba: u64, ticket: Ticket, bytes: &[u8]) -> Result<(), Violation> {
+        self.reads.retain(|began| *began != ticket.0);
+        for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
+            self.check(lba + i as u64, ticket.0, sector)?;
+        }
+        Ok(())
+    }
+
+    /// A read has failed. `may_fail` says of a sector, and of whether a write to it was cut off, if that is allowed.
+    ///
+    /// # Errors
+    /// When no sector of the range may be unreadable.
+    pub fn end_failed_read(
+        &mut self,
+        lba: u64,
+        count: u64,
+        ticket: Ticket,
+        error: IoError,
+        may_fail: impl Fn(u64, bool) -> bool,
+    ) -> Result<(), Violation> {
+        self.reads.retain(|began| *began != ticket.0);
+        let range = lba..lba + count;
+        let lost = range.clone().find(|lba| {
+            let sector = &self.sectors[*lba as usize];
+            sector.is_lost || may_fail(*lba, sector.was_cut_off)
+        });
+        let Some(lost) = lost else {
+            return Err(Violation(format!("sectors {lba}+{count}: unreadable ({error}), and must not be")));
+        };
+        if count == 1 {
+            self.sectors[lost as usize].is_lost = true;
+        }
+        Ok(())
+    }
+
+    /// Whether something about the sector is still open: to be looked at after a crash.
+    pub fn is_open(&self, lba: u64) -> bool {
+        !self.sectors[lba as usize].more.is_empty()
+    }
+
+    /// From now on anything may be there, e.g. because the sector was damaged on purpose.
+    pub fn give_up(&mut self, lba: u64, count: u64) {
+        for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
+            sector.first = Write::settled(ANYTHING);
+            sector.is_lost = true;
+        }
+    }
+
+    fn check(&mut self, lba: u64, began: u64, bytes: &[u8]) -> Result<(), Violation> {
+        let seen = recognise(self.seed, lba, bytes);
+        let sector = &mut self.sectors[lba as usize];
+        let version = if let Seen::Version(version) = seen { version } else { ANYTHING };
+        let is_allowed = sector
+            .all()
+            .any(|write| write.replaced > began && (write.version == ANYTHING || write.version == version));
+        if !is_allowed {
+            return Err(self.explain(lba, began, &seen));
+        }
+        sector.is_lost = false;
+        let is_settled = sector.all().all(|write| write.ended < began && !write.is_cached);
+        if is_settled && !sector.more.is_empty() && version != ANYTHING {
+            sector.first =
+                Write { version, ..*sector.all().max_by_key(|write| write.ended).unwrap_or(&sector.first) };
+            sector.first.replaced = NEVER;
+            sector.first.is_gone = false;
+            sector.more.clear();
+            sector.was_cut_off = false;
+        }
+        Ok(())
+    }
+
+    fn explain(&self, lba: u64, began: u64, seen: &Seen) -> Violation {
+        let sector = &self.sectors[lba as usize];
+        let may: Vec<String> = sector
+            .all()
+            .filter(|write| write.replaced > began)
+            .map(|write| {
+                let state = if write.ended == NEVER { " (in flight)" } else { "" };
+                format!("{}{state}", version_name(write.version))
+            })
+            .collect();
+        let what = match seen {
+            Seen::Version(version) if sector.all().any(|write| write.version == *version) => {
+                format!("{}, which was replaced", version_name(*version))
+            }
+            Seen::Version(version) => format!("{}, which is stale", version_name(*version)),
+            Seen::Foreign(other, version) => {
+                format!("{} of sector {other}", version_name(*version))
+            }
+            Seen::Garbage(word) => format!("garbage that begins with {word:#018x}"),
+        };
+        Violation(format!("sector {lba}: holds {what}; may be {}", may.join(" or ")))
+    }
+}
+
+impl Sector {
+    fn all(&self) -> impl Iterator<Item = &Write> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    /// The write that began at `began` is acknowledged: what had ended before cannot be seen any more.
+    fn replace_before(&mut self, began: u64, now: u64, is_durable: bool) {
+        for write in std::iter::once(&mut self.first).chain(&mut self.more) {
+            if write.ended < began {
+                write.replaced = write.replaced.min(now);
+                write.is_gone |= is_durable;
+            }
+        }
+    }
+
+    /// Forgets what cannot be seen any more by reads that began at `oldest_read` or later.
+    fn prune(&mut self, oldest_read: u64) {
+        let is_over = |write: &Write| write.is_gone && write.replaced < oldest_read;
+        self.more.retain(|write| !is_over(write));
+        if is_over(&self.first) && !self.more.is_empty() {
+            self.first = self.more.remove(0);
+        }
+    }
+}
+
+enum Seen {
+    Version(u32),
+    Foreign(u64, u32),
+    Garbage(u64),
+}
+
+fn version_name(version: u32) -> String {
+    match version {
+        ZEROES => "zeroes".into(),
+        ANYTHING => "anything".into(),
+        version => format!("write {version}"),
+    }
+}
+
+/// The words of a sector as `version` wrote it.
+fn content(seed: u64, lba: u64, version: u32) -> impl Iterator<Item = u64> {
+    let head = if version == ZEROES { 0 } else { lba << 32 | u64::from(version) };
+    let key = if version == ZEROES { 0 } else { mix(seed ^ mix(head)) | 1 };
+    let body = (1..SECTOR as u64 / 8).map(move |i| key.wrapping_mul(i) ^ key.rotate_left(17));
+    std::iter::once(head).chain(body.map(move |word| if version == ZEROES { 0 } else { word }))
+}
+
+fn recognise(seed: u64, lba: u64, bytes: &[u8]) -> Seen {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let head = word(&bytes[..8]);
+    let (found_lba, version) = if head == 0 { (lba, ZEROES) } else { (head >> 32, head as u32) };
+    let is_whole = bytes.chunks_exact(8).map(word).eq(content(seed, found_lba, version));
+    match is_whole {
+        false => Seen::Garbage(head),
+        true if found_lba == lba => Seen::Version(version),
+        true => Seen::Foreign(found_lba, version),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LBA: u64 = 5;
+
+    struct Bench(Oracle);
+
+    impl Bench {
+        fn new() -> Bench {
+            Bench(Oracle::new(9, 8192))
+        }
+
+        fn write(&mut self, version: u32) -> Ticket {
+            self.0.begin_write(LBA, 1, version)
+        }
+
+        fn acknowledge(&mut self, ticket: Ticket, is_durable: bool) {
+            self.0.end_write(LBA, 1, ticket, true, is_durable);
+        }
+
+        fn read(&mut self, version: u32) -> Result<(), Violation> {
+            let ticket = self.0.begin_read();
+            self.end_read(ticket, version)
+        }
+
+        fn end_read(&mut self, ticket: Ticket, version: u32) -> Result<(), Violation> {
+            let mut bytes = [0; SECTOR];
+            self.0.fill(LBA, version, &mut bytes);
+            self.0.end_read(LBA, ticket, &bytes)
+        }
+    }
+
+    #[test]
+    fn an_acknowledged_write_replaces_what_ended_before_it() {
+        let mut bench = Bench::new();
+        let ticket = bench.write(1);
+        assert!(bench.read(ZEROES).is_ok() && bench.read(1).is_ok() && bench.read(ZEROES).is_ok());
+        let early = bench.0.begin_read();
+        bench.acknowledge(ticket, true);
+        assert!(bench.end_read(early, ZEROES).is_ok(), "the read began before the acknowledgement");
+        let error = bench.read(ZEROES).unwrap_err().0;
+        assert_eq!(error, "sector 5: holds zeroes, which was replaced; may be write 1");
+        assert_eq!(bench.read(1), Ok(()));
+    }
+
+    #[test]
+    fn writes_that_overlap_leave_either_and_a_read_says_which() {
+        let mut bench = Bench::new();
+        let (first, second) = (bench.write(1), bench.write(2));
+        bench.acknowledge(second, true);
+        bench.acknowledge(first, true);
+        assert!(bench.read(ZEROES).is_err());
+        assert!(bench.read(2).is_ok());
+        assert!(bench.read(1).is_err(), "no flip-flop");
+    }
+
+    #[test]
+    fn after_power_loss_a_write_in_flight_is_there_or_not_and_stays_so() {
+        for seen in [1, 2] {
+            let mut bench = Bench::new();
+            let ticket = bench.write(1);
+            bench.acknowledge(ticket, true);
+            bench.write(2);
+            bench.0.crash();
+            assert!(bench.read(ZEROES).is_err());
+            assert!(bench.read(seen).is_ok());
+            assert!(bench.read(3 - seen).is_err());
+        }
+    }
+
+    #[test]
+    fn only_a_flush_makes_a_cached_write_survive() {
+        let mut bench = Bench::new();
+        let ticket = bench.write(1);
+        bench.acknowledge(ticket, false);
+        assert!(bench.read(1).is_ok() && bench.read(ZEROES).is_err(), "the cache is coherent");
+        let mut flushed = Bench(bench.0.clone());
+        bench.0.crash();
+        assert!(bench.read(ZEROES).is_ok());
+        let flush = flushed.0.begin_flush();
+        flushed.0.end_flush(flush);
+        flushed.0.crash();
+        assert!(flushed.read(ZEROES).is_err());
+        assert!(flushed.read(1).is_ok());
+    }
+
+    #[test]
+    fn a_flush_covers_only_what_had_ended_when_it_began() {
+        let mut bench = Bench::new();
+        let ticket = bench.write(1);
+        let flush = bench.0.begin_flush();
+        bench.acknowledge(ticket, false);
+        bench.0.end_flush(flush);
+        bench.0.crash();
+        assert!(bench.read(ZEROES).is_ok());
+    }
+
+    #[test]
+    fn a_write_that_failed_may_have_happened() {
+        for seen in [ZEROES, 1] {
+            let mut bench = Bench::new();
+            let ticket = bench.write(1);
+            bench.0.end_write(LBA, 1, ticket, false, true);
+            assert!(bench.read(seen).is_ok());
+            assert!(bench.read(1 - seen).is_err());
+        }
+    }
+
+    #[test]
+    fn garbage_and_foreign_data_are_named() {
+        let mut bench = Bench::new();
+        let ticket = bench.0.begin_read();
+        let error = bench.0.end_read(LBA, ticket, &[7; SECTOR]).unwrap_err().0;
+        assert_eq!(error, "sector 5: holds garbage that begins with 0x0707070707070707; may be zeroes");
+        let mut bytes = [0; SECTOR];
+        bench.0.fill(3, 8, &mut bytes);
+        let ticket = bench.0.begin_read();
+        let error = bench.0.end_read(LBA, ticket, &bytes).unwrap_err().0;
+        assert_eq!(error, "sector 5: holds write 8 of sector 3; may be zeroes");
+        bytes[SECTOR - 1] ^= 1;
+        let ticket = bench.0.begin_read();
+        assert!(bench.0.end_read(3, ticket, &bytes).unwrap_err().0.contains("garbage"));
+    }
+
+    #[test]
+    fn only_what_may_be_unreadable_is() {
+        let mut bench = Bench::new();
+        bench.write(1);
+        bench.0.crash();
+        let fail = |bench: &mut Bench, lba| {
+            let ticket = bench.0.begin_read();
+            bench.0.end_failed_read(lba, 1, ticket, IoError::Medium, |_, was_cut_off| was_cut_off)
+        };
+        assert!(fail(&mut bench, 4).unwrap_err().0.contains("sectors 4+1: unreadable (medium error)"));
+        assert_eq!(fail(&mut bench, LBA), Ok(()));
+        assert_eq!(fail(&mut bench, LBA), Ok(()), "and stays so");
+        let ticket = bench.write(2);
+        bench.acknowledge(ticket, true);
+        assert!(fail(&mut bench, LBA).is_err(), "until it is rewritten");
+    }
+}
