@@ -423,18 +423,18 @@ struct SimChannel {
 }
 
 /// Counts a request as in flight until it ends, or is dropped.
-struct InFlight<'a> {
-    machine: &'a Machine,
+struct InFlight {
+    machine: Arc<Machine>,
     has_ended: bool,
 }
 
-impl InFlight<'_> {
+impl InFlight {
     fn end(&mut self) {
         self.has_ended = true;
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.machine.note_end(!self.has_ended);
     }
@@ -450,7 +450,7 @@ impl Channel for SimChannel {
             self.disk.trace(&self.core, "starts", req, offset);
         }
         let sleep = self.core.sleep(latency_ns);
-        let mut in_flight = InFlight { machine: &self.disk.machine, has_ended: false };
+        let mut in_flight = InFlight { machine: self.disk.machine.clone(), has_ended: false };
         IoFuture::new(async move {
             sleep.await;
             while self.disk.is_stuck(self.boot) {

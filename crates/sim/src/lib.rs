@@ -1,13 +1,38 @@
 //! Simulated disks, power and time, and the oracle that knows what must be on them.
+//!
+//! ```text
+//!   seed ─► Plan ─► run_plan ─► boot, boot, boot …, epilogue
+//!                                │
+//!                                ├─ Subject: the array (or a toy) on …
+//!                                ├─ SimDisk: latency, caches, faults, power loss
+//!                                └─ Client ─► Oracle: judges every read
+//! ```
+//!
+//! The array is the real one, on the real reactor, under virtual time and with one or two simulated cores in one
+//! thread. Everything follows from one number, so that a failing run can be replayed and made small. See
+//! `docs/simulation.md`.
 #![forbid(unsafe_code)]
 
+mod boot;
+mod client;
 mod disk;
+mod gate;
 mod machine;
 mod medium;
 mod oracle;
+mod plan;
 mod rng;
+mod run;
+mod subject;
+#[cfg(test)]
+mod toys;
+mod world;
 
 pub use disk::{DiskConfig, SimDisk};
 pub use machine::{CrashAt, Machine};
 pub use oracle::{ANYTHING, Oracle, SECTOR, Ticket, Violation, ZEROES};
+pub use plan::{Action, Boot, Filter, Plan, Shape, Step};
 pub use rng::{Rng, mix};
+pub use run::{Outcome, Shrunk, catch_panics, cut, run_plan, run_seed, shrink};
+pub use subject::{Local, Refusal, Running, Subject};
+pub use world::Stats;

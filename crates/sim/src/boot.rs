@@ -1,0 +1,434 @@
+//! One boot: power on, assembly, check of what survived, workload and events, power off.
+//!
+//! ```text
+//!   power on ─► assemble ─► verify ─► workers … ─┬─► stop or idle ─► power off
+//!                                                └─► power goes ──► every request must end ─► power off
+//! ```
+
+use crate::client::Client;
+use crate::gate::{Gate, within};
+use crate::machine::CrashAt;
+use crate::plan::{Action, Boot, Step};
+use crate::subject::{Refusal, Running, Subject};
+use crate::world::World;
+use raid::Consistency;
+use reactor::{Core, VirtualClock};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::task::Poll;
+
+/// Virtual time after which something hangs: an hour. Rebuilds of these small arrays take seconds.
+const HOUR_NS: u64 = 3_600_000_000_000;
+
+/// What the task of a boot knows.
+struct Session {
+    world: Rc<World>,
+    subject: Rc<dyn Subject>,
+    cores: Vec<Core>,
+    is_tracing: bool,
+    /// The array was stopped, or is being made: power goes when nobody minds.
+    is_stopped: Cell<bool>,
+}
+
+/// How a boot begins and what follows.
+#[derive(Clone)]
+pub enum Script {
+    /// A boot of the plan.
+    Boot(Boot),
+    /// The array is made.
+    Create,
+    /// The end of a run: everything is checked, parity too, then with as many members gone as parity covers.
+    Epilogue,
+}
+
+/// Runs a boot; whether there is any sense in another.
+pub fn run(
+    world: &Rc<World>,
+    subject: &Rc<dyn Subject>,
+    seed: u64,
+    script: Script,
+    is_tracing: bool,
+) -> bool {
+    let (world, subject) = (world.clone(), subject.clone());
+    let cores = if matches!(script, Script::Create) { 1 } else { world.shape.cores };
+    reactor::run_simulated_cores(seed, cores, move |_: VirtualClock, cores| async move {
+        let is_stopped = Cell::new(matches!(script, Script::Create));
+        let session = Session { world, subject, cores, is_tracing, is_stopped };
+        session.world.machine.power_on();
+        let goes_on = session.run(script).await;
+        session.end().await;
+        goes_on && !session.world.has_failed()
+    })
+}
+
+impl Session {
+    fn is_on(&self) -> bool {
+        self.world.machine.is_on()
+    }
+
+    fn note(&self, what: &str) {
+        if self.is_tracing {
+            println!("{:>12} ---- {what}", self.cores[0].now_ns());
+        }
+    }
+
+    async fn run(&self, script: Script) -> bool {
+        match script {
+            Script::Create => {
+                let disks = self.world.disks();
+                let created = self.subject.create(&self.world.shape, &disks);
+                match within(HOUR_NS, created).await {
+                    None => self.world.fail("create hangs".into()),
+                    Some(Err(error)) => self.world.fail(format!("create: {error}")),
+                    Some(Ok(())) => {}
+                }
+                true
+            }
+            Script::Boot(boot) => self.boot(&boot).await,
+            Script::Epilogue => self.epilogue().await,
+        }
+    }
+
+    /// Power goes, if it has not gone yet; everything that runs must end.
+    async fn end(&self) {
+        self.world.machine.power_off();
+        let machine = &self.world.machine;
+        let drained = within(HOUR_NS, async {
+            while machine.in_flight() > 0 {
+                reactor::current().sleep(1_000_000).await;
+            }
+        });
+        if drained.await.is_none() {
+            self.world.fail("requests to disks are in flight for ever".into());
+        }
+        if machine.dropped() > 0 {
+            self.world
+                .fail(format!("{} requests to disks were dropped before they ended", machine.dropped()));
+        }
+        self.world.note_crash();
+        self.world.count(|stats| stats.crashes += u64::from(!self.is_stopped.get()));
+        self.note("power is off");
+    }
+
+    fn arm(&self, crash: Option<CrashAt>) {
+        self.world.machine.crash_at(crash);
+        if let Some(CrashAt::Time(ns)) = crash {
+            let machine = self.world.machine.clone();
+            let core = self.cores[0].clone();
+            let alarm = core.sleep(ns);
+            core.spawn(async move {
+                alarm.await;
+                machine.power_off();
+            });
+        }
+    }
+
+    fn change_disks(&self, boot: &Boot) {
+        for (_, slot) in &boot.unplugged {
+            let disk = self.world.disk(*slot);
+            if !disk.is_dead() && self.world.may_lose(*slot) {
+                self.note(&format!("slot {slot} is unplugged"));
+                disk.kill();
+                self.world.note_loss(*slot, true);
+            }
+        }
+        for (_, slot) in &boot.plugged {
+            if self.world.is_lost(*slot) && !self.world.is_beyond(self.world.shape.group_of(*slot)) {
+                self.note(&format!("slot {slot} is plugged in again"));
+                self.world.disk(*slot).revive();
+            }
+        }
+    }
+
+    async fn boot(&self, boot: &Boot) -> bool {
+        self.change_disks(boot);
+        if boot.is_crash_early {
+            self.arm(boot.crash);
+        }
+        let Some(running) = self.assemble().await else {
+            self.world.count(|stats| stats.early_crashes += u64::from(!self.is_on()));
+            return !self.is_on();
+        };
+        let Some(client) = self.client(&*running) else { return false };
+        self.verify(&client).await;
+        if !boot.is_crash_early {
+            self.arm(boot.crash);
+        }
+        self.work(boot, &running).await;
+        if self.is_on() && !self.world.has_failed() {
+            self.world.note_states(&running.live());
+            self.verify(&client).await;
+        }
+        drop(client);
+        if self.is_on() && boot.is_stopped && !self.world.has_failed() {
+            self.stop(&*running).await;
+        }
+        !self.world.has_failed()
+    }
+
+    async fn stop(&self, running: &dyn Running) {
+        self.note("stop");
+        match within(HOUR_NS, running.stop()).await {
+            None => self.world.fail("stop hangs".into()),
+            Some(Err(error)) if self.is_on() && !self.world.is_any_beyond() => {
+                self.world.fail(format!("stop: {error}"));
+            }
+            Some(_) => self.is_stopped.set(self.is_on()),
+        }
+    }
+
+    /// Brings the array up. `None` when power went, the array may refuse, or something is wrong.
+    async fn assemble(&self) -> Option<Rc<dyn Running>> {
+        let world = &self.world;
+        let disks: Vec<_> = world.disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+        for force in [false, true] {
+            self.note(if force { "assemble by force" } else { "assemble" });
+            let assembly = self.subject.assemble(&world.shape, &disks, &self.cores, force);
+            let Some(result) = within(HOUR_NS, assembly).await else {
+                world.fail("assembly hangs".into());
+                return None;
+            };
+            if !self.is_on() {
+                return None;
+            }
+            let may_be_dirty =
+                world.shape.consistency == Consistency::Bitmap && world.shape.geometry.data > 1;
+            match result {
+                Ok(running) => {
+                    world.note_states(&running.live());
+                    return Some(running);
+                }
+                Err(Refusal::DirtyDegraded) if !force && may_be_dirty => {}
+                Err(_) if world.is_any_beyond() => {
+                    world.count(|stats| stats.frozen += 1);
+                    return None;
+                }
+                Err(refusal) => {
+                    world.fail(format!("assembly is refused: {refusal:?}"));
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    fn client(&self, running: &dyn Running) -> Option<Client> {
+        let device = running.device();
+        match device.open_channel() {
+            Ok(channel) => Some(Client::new(&self.world, channel, device.limits().volatile_cache)),
+            Err(error) => {
+                if self.is_on() {
+                    self.world.fail(format!("no channel: {error}"));
+                }
+                None
+            }
+        }
+    }
+
+    async fn verify(&self, client: &Client) {
+        self.note("verify");
+        let most =
+            [1, 8, 64, 200][(self.world.draw() % 4) as usize] * u64::from(self.world.shape.block_size) / 512;
+        let most = if self.world.draw().is_multiple_of(8) { most } else { 256 };
+        if within(HOUR_NS, client.verify(most)).await.is_none() {
+            self.world.fail("a read hangs".into());
+        }
+    }
+
+    /// Starts the workers and waits until they are done or power goes; then until all have ended.
+    async fn work(&self, boot: &Boot, running: &Rc<dyn Running>) {
+        let gate = Gate::default();
+        let workers = boot.steps.iter().map(|step| step.worker + 1).max().unwrap_or(0);
+        for worker in 0..workers {
+            let steps: Vec<Step> = boot.steps.iter().filter(|s| s.worker == worker).cloned().collect();
+            let (world, running) = (self.world.clone(), running.clone());
+            let is_tracing = self.is_tracing;
+            let task = async move { run_worker(&world, &running, steps, is_tracing).await };
+            gate.spawn(&self.cores[worker % self.cores.len()], task);
+        }
+        let machine = self.world.machine.clone();
+        let done = within(HOUR_NS, async {
+            std::future::poll_fn(|cx| {
+                machine.wake_at_crash(cx.waker());
+                if machine.is_on() { gate.poll_empty(cx) } else { Poll::Ready(()) }
+            })
+            .await;
+        });
+        if done.await.is_none() {
+            return self.world.fail(format!("{} workers hang", gate.running()));
+        }
+        if !self.is_on() {
+            self.note("power goes");
+        }
+        let ended = within(HOUR_NS, std::future::poll_fn(|cx| gate.poll_empty(cx)));
+        if ended.await.is_none() {
+            self.world.fail(format!("{} workers hang after power loss", gate.running()));
+        }
+    }
+
+    async fn epilogue(&self) -> bool {
+        let world = &self.world;
+        let Some(running) = self.assemble().await else { return false };
+        let Some(client) = self.client(&*running) else { return false };
+        self.verify(&client).await;
+        if world.has_failed() || world.is_any_beyond() {
+            return false;
+        }
+        if world.is_whole() && world.shape.geometry.parity > 0 {
+            scrub(world, &*running).await;
+        }
+        let members = world.shape.members();
+        let first = world.draw() as usize % members;
+        for slot in (first..first + members).map(|slot| slot % members) {
+            let disk = world.disk(slot);
+            if world.shape.geometry.parity > 0
+                && !disk.is_dead()
+                && !world.is_lost(slot)
+                && self.can_lose(slot)
+            {
+                self.note(&format!("slot {slot} dies"));
+                disk.kill();
+                world.note_loss(slot, true);
+            }
+        }
+        self.verify(&client).await;
+        drop(client);
+        self.stop(&*running).await;
+        true
+    }
+
+    /// Whether parity covers the loss of this slot, too.
+    fn can_lose(&self, slot: usize) -> bool {
+        let group = self.world.shape.group_of(slot);
+        !self.world.shape.may_lose_too_many && self.world.may_lose(slot) && !self.world.is_beyond(group)
+    }
+}
+
+async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Step>, is_tracing: bool) {
+    let core = reactor::current();
+    let device = running.device();
+    let Ok(channel) = device.open_channel() else {
+        if world.machine.is_on() {
+            world.fail("no channel for a worker".into());
+        }
+        return;
+    };
+    let client = Client::new(world, channel, device.limits().volatile_cache);
+    for step in steps {
+        core.sleep(step.delay_ns).await;
+        if !world.machine.is_on() || world.has_failed() {
+            return;
+        }
+        let trace = |what: &str| {
+            if is_tracing {
+                println!(
+                    "{:>12} step {} on core {}: {:?} {what}",
+                    core.now_ns(),
+                    step.id,
+                    core.index(),
+                    step.action
+                );
+            }
+        };
+        trace("begins");
+        match step.action {
+            Action::Read { lba, count } => client.read(lba, count).await,
+            Action::Write { lba, count, is_fua, change_ns } => {
+                client.write(lba, count, is_fua, change_ns).await;
+            }
+            Action::WriteZeroes { lba, count } => client.clear(lba, count, false).await,
+            Action::Discard { lba, count } => client.clear(lba, count, true).await,
+            Action::Flush => client.flush().await,
+            _ => run_event(world, running, &step.action).await,
+        }
+        trace("ends");
+    }
+}
+
+async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action) {
+    match *action {
+        Action::Kill(slot) if !world.disk(slot).is_dead() && world.may_lose(slot) => {
+            world.disk(slot).kill();
+            world.note_loss(slot, true);
+        }
+        Action::Fail(slot) if !world.is_lost(slot) && running.live()[slot] && world.may_lose(slot) => {
+            world.note_loss(slot, true);
+            judge(world, "fail", running.fail(slot).await);
+        }
+        Action::MediumError(slot, at) if !world.is_lost(slot) && world.may_lose(slot) => {
+            let disk = world.disk(slot);
+            let end = block::Device::limits(&disk).capacity;
+            let data = world.shape.geometry.group_stripes * u64::from(world.shape.geometry.strip_bytes);
+            // Strips lie in the upper part of a member: mostly there, sometimes in metadata.
+            let at = (end - data + at).saturating_sub(64 << 10);
+            disk.add_medium_error(at..at + 4096);
+            world.note_loss(slot, false);
+        }
+        Action::Stuck(slot, ns) | Action::Slow(slot, ns) if !world.is_lost(slot) && world.may_lose(slot) => {
+            world.note_loss(slot, false);
+            let disk = world.disk(slot);
+            let is_stuck = matches!(action, Action::Stuck(..));
+            if is_stuck {
+                disk.set_stuck(true)
+            } else {
+                disk.set_extra_latency(ns)
+            }
+            reactor::current().sleep(ns).await;
+            if is_stuck {
+                disk.set_stuck(false)
+            } else {
+                disk.set_extra_latency(0)
+            }
+            if world.machine.is_on() {
+                world.note_states(&running.live());
+            }
+        }
+        Action::Return(slot) | Action::Replace(slot) if world.is_lost(slot) => {
+            if world.is_beyond(world.shape.group_of(slot)) || running.live()[slot] {
+                return;
+            }
+            let disk = match action {
+                Action::Return(_) => {
+                    world.disk(slot).revive();
+                    world.disk(slot)
+                }
+                _ => world.replace(slot),
+            };
+            let result = running.add(slot, &disk).await;
+            if world.machine.is_on() && result.is_ok() {
+                world.note_live(slot);
+                world.count(|stats| stats.rebuilds += 1);
+            }
+            judge(world, "add", result);
+        }
+        Action::Scrub if world.shape.geometry.parity > 0 && world.is_whole() => {
+            scrub(world, &**running).await;
+        }
+        _ => {}
+    }
+}
+
+fn judge(world: &World, what: &str, result: Result<(), String>) {
+    if let Err(error) = result
+        && world.machine.is_on()
+        && !world.is_any_beyond()
+    {
+        world.fail(format!("{what}: {error}"));
+    }
+}
+
+async fn scrub(world: &World, running: &dyn Running) {
+    let result = running.scrub(false).await;
+    if !world.machine.is_on() || world.is_any_beyond() {
+        return;
+    }
+    match result {
+        Ok(0) => {
+            world.note_synced();
+            world.count(|stats| stats.scrubs += 1);
+        }
+        Ok(count) => world.fail(format!("a scrub found {count} rows whose parity does not match")),
+        Err(_) if !world.is_whole() => {}
+        Err(error) => world.fail(format!("scrub: {error}")),
+    }
+}

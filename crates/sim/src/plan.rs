@@ -1,0 +1,405 @@
+//! What happens in a run: all of it follows from one number, and parts can be left out.
+
+use crate::machine::CrashAt;
+use crate::oracle::SECTOR;
+use crate::rng::Rng;
+use raid::{Consistency, Geometry, Level, Matrix};
+use std::collections::BTreeSet;
+
+/// The array of a run.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Seed of what the subject may draw itself.
+    pub seed: u64,
+    /// Level.
+    pub level: Level,
+    /// Shape.
+    pub geometry: Geometry,
+    /// Matrix of the parity.
+    pub matrix: Matrix,
+    /// Consistency mode.
+    pub consistency: Consistency,
+    /// Logical block size of the disks in bytes.
+    pub block_size: u32,
+    /// Log lanes.
+    pub lanes: u16,
+    /// Bytes of a lane on a member.
+    pub lane_bytes: u32,
+    /// Strips of a region.
+    pub region_strips: u64,
+    /// Whether the disks have volatile caches.
+    pub has_volatile_cache: bool,
+    /// Typical latency of a disk in nanoseconds.
+    pub latency_ns: u64,
+    /// Simulated cores.
+    pub cores: usize,
+    /// Whether more members may be lost than parity covers.
+    pub may_lose_too_many: bool,
+    /// Bytes of a disk.
+    pub disk_bytes: u64,
+}
+
+/// One thing that happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Reads sectors.
+    Read {
+        /// First sector.
+        lba: u64,
+        /// Sectors.
+        count: u64,
+    },
+    /// Writes sectors.
+    Write {
+        /// First sector.
+        lba: u64,
+        /// Sectors.
+        count: u64,
+        /// With FUA.
+        is_fua: bool,
+        /// The caller changes its memory that many nanoseconds after it submitted; 0 for never.
+        change_ns: u64,
+    },
+    /// Zeroes sectors.
+    WriteZeroes {
+        /// First sector.
+        lba: u64,
+        /// Sectors.
+        count: u64,
+    },
+    /// Discards sectors.
+    Discard {
+        /// First sector.
+        lba: u64,
+        /// Sectors.
+        count: u64,
+    },
+    /// Flushes.
+    Flush,
+    /// The disk in a slot dies.
+    Kill(usize),
+    /// The member in a slot is taken out by hand.
+    Fail(usize),
+    /// A part of a slot's disk (bytes of its data) cannot be read.
+    MediumError(usize, u64),
+    /// The disk in a slot does not answer for that many nanoseconds.
+    Stuck(usize, u64),
+    /// The disk in a slot is slow for that many nanoseconds.
+    Slow(usize, u64),
+    /// An empty slot gets the disk that was there back.
+    Return(usize),
+    /// An empty slot gets a blank disk.
+    Replace(usize),
+    /// Data and parity are compared.
+    Scrub,
+}
+
+/// An action, and who does it when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Names the step in the whole run.
+    pub id: u32,
+    /// Who does it: steps of one worker happen one after the other. Worker `w` runs on core `w % cores`; the last
+    /// one is for what is not I/O.
+    pub worker: usize,
+    /// Nanoseconds that the worker waits before.
+    pub delay_ns: u64,
+    /// What happens.
+    pub action: Action,
+}
+
+/// From power on to power off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// Slots whose disk is not there from this boot on: lost while power was off.
+    pub unplugged: Vec<(u32, usize)>,
+    /// Slots whose disk is plugged in again, though it is stale.
+    pub plugged: Vec<(u32, usize)>,
+    /// When power fails.
+    pub crash: Option<CrashAt>,
+    /// Whether the count to the crash begins before assembly.
+    pub is_crash_early: bool,
+    /// What happens.
+    pub steps: Vec<Step>,
+    /// Whether the array is stopped in the end, if power holds.
+    pub is_stopped: bool,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What it was made from.
+    pub seed: u64,
+    /// The array.
+    pub shape: Shape,
+    /// What happens to it.
+    pub boots: Vec<Boot>,
+}
+
+/// Which runs are made.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only these levels; all when empty.
+    pub levels: Vec<Level>,
+    /// Only this mode.
+    pub consistency: Option<Consistency>,
+}
+
+/// Workers that do I/O, at most.
+const MAX_WORKERS: usize = 6;
+
+impl Shape {
+    /// Members of the array.
+    pub fn members(&self) -> usize {
+        self.geometry.members()
+    }
+
+    /// The group of a slot.
+    pub fn group_of(&self, slot: usize) -> usize {
+        slot / self.geometry.group_members()
+    }
+
+    fn draw(seed: u64, rng: &mut Rng, filter: &Filter) -> Shape {
+        let levels = if filter.levels.is_empty() { &Level::ALL[..] } else { &filter.levels };
+        let level = rng.pick(levels);
+        let (groups, data, parity, matrix) = match level {
+            Level::Raid0 => (1, rng.range(2, 5), 0, Matrix::Copies),
+            Level::Raid1 => (1, 1, rng.range(1, 4), Matrix::Copies),
+            Level::Raid10 => (2, 1, rng.range(1, 3), Matrix::Copies),
+            Level::Raid5 => (1, rng.range(2, 6), 1, Matrix::Powers),
+            Level::Raid6 => (1, rng.range(2, 6), 2, Matrix::Powers),
+            Level::Raid7 => (1, rng.range(2, 5), 3, Matrix::Powers),
+            Level::Raid50 => (2, rng.range(2, 4), 1, Matrix::Powers),
+            Level::Raid60 => (2, rng.range(2, 4), 2, Matrix::Powers),
+            Level::Raid70 => (2, 2, 3, Matrix::Powers),
+            Level::NPlusM => (1, rng.range(2, 6), rng.range(1, 5), Matrix::Cauchy),
+        };
+        let modes: &[Consistency] = match level {
+            Level::Raid0 => &[Consistency::None],
+            Level::Raid1 | Level::Raid10 => &[Consistency::Bitmap],
+            _ => &[Consistency::Ppl, Consistency::Ppl, Consistency::Bitmap],
+        };
+        let mut consistency = rng.pick(modes);
+        if let Some(wanted) = filter.consistency
+            && modes.contains(&wanted)
+        {
+            consistency = wanted;
+        }
+        let strip_bytes = rng.pick(&[4096, 4096, 8192, 16384]);
+        let geometry = Geometry {
+            groups: groups as usize,
+            data: data as usize,
+            parity: parity as usize,
+            strip_bytes,
+            group_stripes: rng.range(2, 7),
+        };
+        let lanes = rng.pick(&[1, 2, 3]);
+        // Room for an entry or two of a whole stripe with its redo data, so that lanes wrap.
+        let most_entry = (data as u32 + 1) * strip_bytes + 2 * 4096;
+        let lane_bytes = most_entry * rng.pick(&[1, 2]);
+        Shape {
+            seed: rng.draw(),
+            level,
+            geometry,
+            matrix,
+            consistency,
+            block_size: rng.pick(&[512, 512, 4096]),
+            lanes,
+            lane_bytes,
+            region_strips: rng.range(1, 4),
+            has_volatile_cache: rng.one_in(2),
+            latency_ns: rng.pick(&[1000, 20_000, 100_000]),
+            cores: rng.pick(&[1, 2, 2]),
+            may_lose_too_many: rng.one_in(12),
+            disk_bytes: 64 * 1024
+                + u64::from(lanes) * u64::from(lane_bytes)
+                + 4 * u64::from(strip_bytes)
+                + geometry.group_stripes * u64::from(strip_bytes)
+                + 64 * 1024,
+        }
+        .seeded(seed)
+    }
+
+    fn seeded(mut self, seed: u64) -> Shape {
+        self.seed ^= seed;
+        self
+    }
+}
+
+/// Draws one boot after the other.
+struct Drawer<'a> {
+    rng: Rng,
+    shape: &'a Shape,
+    sectors: u64,
+    next_id: u32,
+    workers: usize,
+    /// Where sequential runs go on.
+    run_at: u64,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn draw(seed: u64, filter: &Filter) -> Plan {
+        let rng = Rng::new(seed);
+        let mut own = rng.fork(1);
+        let shape = Shape::draw(seed, &mut own, filter);
+        let sectors = shape.geometry.capacity() / SECTOR as u64;
+        let workers = own.range(1, MAX_WORKERS as u64 + 1) as usize;
+        let boots = own.range(2, 6);
+        let mut drawer = Drawer { rng: rng.fork(2), shape: &shape, sectors, next_id: 1, workers, run_at: 0 };
+        let boots = (0..boots).map(|i| drawer.boot(i == 0)).collect();
+        Plan { seed, shape, boots }
+    }
+
+    /// Every step that can be left out.
+    pub fn ids(&self) -> Vec<u32> {
+        let ids = |boot: &Boot| -> Vec<u32> {
+            let plugs = boot.unplugged.iter().chain(&boot.plugged).map(|(id, _)| *id);
+            plugs.chain(boot.steps.iter().map(|step| step.id)).collect()
+        };
+        self.boots.iter().flat_map(ids).collect()
+    }
+
+    /// The plan with these steps only.
+    #[must_use]
+    pub fn only(&self, keep: &BTreeSet<u32>) -> Plan {
+        let mut plan = self.clone();
+        for boot in &mut plan.boots {
+            boot.unplugged.retain(|(id, _)| keep.contains(id));
+            boot.plugged.retain(|(id, _)| keep.contains(id));
+            boot.steps.retain(|step| keep.contains(&step.id));
+        }
+        plan
+    }
+}
+
+impl Drawer<'_> {
+    fn id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    fn boot(&mut self, is_first: bool) -> Boot {
+        let mut boot = Boot {
+            unplugged: Vec::new(),
+            plugged: Vec::new(),
+            crash: self.crash(),
+            is_crash_early: !is_first && self.rng.one_in(4),
+            steps: Vec::new(),
+            is_stopped: self.rng.one_in(3),
+        };
+        if !is_first {
+            while self.rng.one_in(4) {
+                let slot = self.slot();
+                boot.unplugged.push((self.id(), slot));
+            }
+            if self.rng.one_in(6) {
+                let slot = self.slot();
+                boot.plugged.push((self.id(), slot));
+            }
+        }
+        let count = 1 + self.rng.log_uniform(40);
+        for _ in 0..count {
+            let (id, worker) = (self.id(), self.rng.below(self.workers as u64) as usize);
+            let delay_ns =
+                if self.rng.one_in(2) { 0 } else { self.rng.log_uniform(4 * self.shape.latency_ns) };
+            let action = self.io();
+            boot.steps.push(Step { id, worker, delay_ns, action });
+        }
+        let events = if self.rng.one_in(2) { 0 } else { self.rng.range(1, 4) };
+        for _ in 0..events {
+            let (id, delay_ns) = (self.id(), self.rng.log_uniform(20 * self.shape.latency_ns));
+            let action = self.event();
+            boot.steps.push(Step { id, worker: self.workers, delay_ns, action });
+        }
+        boot
+    }
+
+    fn crash(&mut self) -> Option<CrashAt> {
+        match self.rng.below(16) {
+            0 | 1 => None,
+            2..6 => Some(CrashAt::Time(self.rng.log_uniform(40 * self.shape.latency_ns))),
+            6..11 => Some(CrashAt::WriteStarted(1 + self.rng.log_uniform(255))),
+            _ => Some(CrashAt::WriteEnded(1 + self.rng.log_uniform(255))),
+        }
+    }
+
+    fn slot(&mut self) -> usize {
+        self.rng.below(self.shape.members() as u64) as usize
+    }
+
+    fn event(&mut self) -> Action {
+        let slot = self.slot();
+        let time = self.rng.log_uniform(1000) * self.shape.latency_ns;
+        match self.rng.below(16) {
+            0..3 => Action::Kill(slot),
+            3..5 => Action::Fail(slot),
+            5..7 => {
+                let data = self.shape.geometry.group_stripes * u64::from(self.shape.geometry.strip_bytes);
+                Action::MediumError(slot, self.rng.below(data))
+            }
+            7 => Action::Stuck(slot, time),
+            8 => Action::Slow(slot, time),
+            9..11 => Action::Return(slot),
+            11..14 => Action::Replace(slot),
+            _ => Action::Scrub,
+        }
+    }
+
+    /// A range of whole blocks: within a strip, over strips, a stripe, two stripes, or where the last one ended.
+    fn range(&mut self) -> (u64, u64) {
+        let unit = u64::from(self.shape.block_size) / SECTOR as u64;
+        let strip = u64::from(self.shape.geometry.strip_bytes) / SECTOR as u64;
+        let stripe = strip * self.shape.geometry.data as u64;
+        let (lba, count) = match self.rng.below(10) {
+            0..4 => (self.rng.below(self.sectors), 1 + self.rng.below(strip.min(8))),
+            4 | 5 => (self.rng.below(self.sectors), 1 + self.rng.below(2 * stripe)),
+            6 => (self.rng.below(self.sectors / stripe) * stripe, stripe * (1 + self.rng.below(2))),
+            7 => (self.rng.below(self.sectors / strip) * strip, strip),
+            // A hot spot: many writes on the same rows.
+            8 => (self.rng.below(stripe), 1 + self.rng.below(strip)),
+            _ => (self.run_at, 1 + self.rng.below(strip)),
+        };
+        let lba = (lba / unit * unit).min(self.sectors - unit);
+        let count = (count.next_multiple_of(unit)).min(self.sectors - lba);
+        self.run_at = (lba + count) % self.sectors;
+        (lba, count)
+    }
+
+    fn io(&mut self) -> Action {
+        let (lba, count) = self.range();
+        match self.rng.below(32) {
+            0..6 => Action::Read { lba, count },
+            6..8 => Action::Flush,
+            8 | 9 => Action::WriteZeroes { lba, count },
+            10 => Action::Discard { lba, count },
+            11..14 => {
+                let change_ns = 1 + self.rng.log_uniform(3 * self.shape.latency_ns);
+                Action::Write { lba, count, is_fua: false, change_ns }
+            }
+            _ => Action::Write { lba, count, is_fua: self.rng.one_in(4), change_ns: 0 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_makes_one_plan_whose_ranges_lie_in_the_array() {
+        for seed in 0..500 {
+            let plan = Plan::draw(seed, &Filter::default());
+            assert_eq!(plan.boots, Plan::draw(seed, &Filter::default()).boots);
+            let sectors = plan.shape.geometry.capacity() / SECTOR as u64;
+            let unit = u64::from(plan.shape.block_size) / SECTOR as u64;
+            for step in plan.boots.iter().flat_map(|boot| &boot.steps) {
+                if let Action::Write { lba, count, .. } | Action::Read { lba, count } = step.action {
+                    assert!(count > 0 && lba + count <= sectors && (lba | count) % unit == 0, "{step:?}");
+                }
+            }
+            let ids = plan.ids();
+            assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
+        }
+    }
+}

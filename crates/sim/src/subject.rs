@@ -1,0 +1,64 @@
+//! What a scenario drives: an array, seen as little as possible.
+
+use crate::disk::SimDisk;
+use crate::plan::Shape;
+use block::Device;
+use reactor::Core;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A future of the simulation's thread.
+pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Something that makes one device of several disks and survives power loss.
+pub trait Subject {
+    /// Bytes of the device that it makes for a shape.
+    fn capacity(&self, shape: &Shape) -> u64;
+
+    /// Makes a new array whose blocks read as zeroes. Disk `i` becomes slot `i`.
+    fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>>;
+
+    /// Brings the array up from those disks, which come in any order; `None` for a disk that is not there. Some may be
+    /// stale. `force` accepts that blocks are lost.
+    fn assemble<'a>(
+        &'a self,
+        shape: &'a Shape,
+        disks: &'a [SimDisk],
+        cores: &'a [Core],
+        force: bool,
+    ) -> Local<'a, Result<Rc<dyn Running>, Refusal>>;
+}
+
+/// Why an array was not assembled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It was dirty and degraded: some blocks may be wrong, unless forced.
+    DirtyDegraded,
+    /// Too few members.
+    TooFew,
+    /// Anything else.
+    Other(String),
+}
+
+/// An array that runs.
+pub trait Running {
+    /// The array.
+    fn device(&self) -> Arc<dyn Device>;
+
+    /// For each slot whether its member is live.
+    fn live(&self) -> Vec<bool>;
+
+    /// Takes a member out, as an administrator does.
+    fn fail(&self, slot: usize) -> Local<'_, Result<(), String>>;
+
+    /// Gives a disk to an empty slot: a blank one or a former member; ends when the slot is live again.
+    fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>>;
+
+    /// Compares data and parity of all stripes; the number of rows that do not match.
+    fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>>;
+
+    /// Stops the array cleanly. Nothing is in flight.
+    fn stop(&self) -> Local<'_, Result<(), String>>;
+}

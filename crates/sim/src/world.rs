@@ -1,0 +1,299 @@
+//! What outlives a boot: disks, what they hold, what the oracle knows, which members are lost.
+
+use crate::disk::{DiskConfig, SimDisk};
+use crate::machine::Machine;
+use crate::oracle::{Oracle, SECTOR};
+use crate::plan::Shape;
+use crate::rng::Rng;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Counts of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Runs.
+    pub runs: u64,
+    /// Times that power went.
+    pub crashes: u64,
+    /// … before the array was up.
+    pub early_crashes: u64,
+    /// Requests that the workload made.
+    pub operations: u64,
+    /// Members that were lost.
+    pub losses: u64,
+    /// Rebuilds that ended.
+    pub rebuilds: u64,
+    /// Scrubs that ended.
+    pub scrubs: u64,
+    /// Blocks that could not be read and need not be.
+    pub unreadable: u64,
+    /// Runs that ended because more members were lost than parity covers.
+    pub frozen: u64,
+}
+
+impl Stats {
+    /// Adds another run's.
+    pub fn add(&mut self, other: &Stats) {
+        self.runs += other.runs;
+        self.crashes += other.crashes;
+        self.early_crashes += other.early_crashes;
+        self.operations += other.operations;
+        self.losses += other.losses;
+        self.rebuilds += other.rebuilds;
+        self.scrubs += other.scrubs;
+        self.unreadable += other.unreadable;
+        self.frozen += other.frozen;
+    }
+}
+
+/// A slot as the world knows it.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotFate {
+    /// Its member does not hold all data: dead, taken out, stale or being filled.
+    is_lost: bool,
+    /// There was a reason for the array to take it out.
+    has_reason: bool,
+}
+
+/// All that a run is about.
+pub struct World {
+    /// The array.
+    pub shape: Shape,
+    /// Power.
+    pub machine: Arc<Machine>,
+    /// What may be read.
+    pub oracle: RefCell<Oracle>,
+    /// Counts.
+    pub stats: Cell<Stats>,
+    disks: RefCell<Vec<SimDisk>>,
+    slots: RefCell<Vec<SlotFate>>,
+    /// Groups that have lost more than parity covers.
+    is_beyond: RefCell<Vec<bool>>,
+    /// Stripes whose parity may not match since the last crash, and nothing but a resync brings them right.
+    fragile: RefCell<BTreeSet<u64>>,
+    /// Sectors that writes are working on: (first, count), by a number of the write.
+    writes: RefCell<Vec<(u64, u64)>>,
+    failure: RefCell<Option<String>>,
+    rng: RefCell<Rng>,
+}
+
+impl World {
+    /// Blank disks.
+    pub fn new(seed: u64, shape: &Shape, capacity: u64) -> Rc<World> {
+        let machine = Machine::new();
+        let mut rng = Rng::new(seed).fork(3);
+        let disks: Vec<SimDisk> =
+            (0..shape.members()).map(|slot| new_disk(shape, &machine, slot, rng.draw())).collect();
+        Rc::new(World {
+            machine,
+            oracle: RefCell::new(Oracle::new(seed, capacity)),
+            stats: Cell::default(),
+            slots: RefCell::new(vec![SlotFate::default(); disks.len()]),
+            disks: RefCell::new(disks),
+            is_beyond: RefCell::new(vec![false; shape.geometry.groups]),
+            fragile: RefCell::default(),
+            writes: RefCell::default(),
+            failure: RefCell::default(),
+            rng: RefCell::new(rng),
+            shape: shape.clone(),
+        })
+    }
+
+    /// Changes the counts.
+    pub fn count(&self, change: impl FnOnce(&mut Stats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+
+    /// Something is wrong. The first word is kept.
+    pub fn fail(&self, what: String) {
+        self.failure.borrow_mut().get_or_insert(what);
+    }
+
+    /// What is wrong.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
+    /// Whether something is wrong.
+    pub fn has_failed(&self) -> bool {
+        self.failure.borrow().is_some()
+    }
+
+    /// The disk of a slot.
+    pub fn disk(&self, slot: usize) -> SimDisk {
+        self.disks.borrow()[slot].clone()
+    }
+
+    /// All disks, by slot.
+    pub fn disks(&self) -> Vec<SimDisk> {
+        self.disks.borrow().clone()
+    }
+
+    /// A number from the run's own randomness.
+    pub fn draw(&self) -> u64 {
+        self.rng.borrow_mut().draw()
+    }
+
+    /// The slot gets a blank disk.
+    pub fn replace(&self, slot: usize) -> SimDisk {
+        let disk = new_disk(&self.shape, &self.machine, slot, self.draw());
+        self.disks.borrow()[slot].kill();
+        self.disks.borrow_mut()[slot] = disk.clone();
+        disk
+    }
+
+    /// Whether the slot's member is lost.
+    pub fn is_lost(&self, slot: usize) -> bool {
+        self.slots.borrow()[slot].is_lost
+    }
+
+    /// Whether any member of the group is lost.
+    pub fn is_degraded(&self, group: usize) -> bool {
+        self.slots_of(group).any(|slot| self.is_lost(slot))
+    }
+
+    /// Whether no member is lost.
+    pub fn is_whole(&self) -> bool {
+        self.slots.borrow().iter().all(|slot| !slot.is_lost)
+    }
+
+    /// Whether a group has lost more than parity covers.
+    pub fn is_beyond(&self, group: usize) -> bool {
+        self.is_beyond.borrow()[group]
+    }
+
+    /// Whether any has.
+    pub fn is_any_beyond(&self) -> bool {
+        self.is_beyond.borrow().contains(&true)
+    }
+
+    fn slots_of(&self, group: usize) -> std::ops::Range<usize> {
+        let members = self.shape.geometry.group_members();
+        group * members..(group + 1) * members
+    }
+
+    /// Whether the run may lose the slot's member now. When it may lose too many and does, the group is beyond help
+    /// from here on, and what was lost before does not come back: nobody could tell that it is stale.
+    pub fn may_lose(&self, slot: usize) -> bool {
+        let group = self.shape.group_of(slot);
+        if self.is_beyond(group) {
+            return true;
+        }
+        let is_used_up = |other: &usize| {
+            *other != slot && (self.is_lost(*other) || self.disks.borrow()[*other].has_medium_errors())
+        };
+        if self.slots_of(group).filter(is_used_up).count() < self.shape.geometry.parity {
+            return true;
+        }
+        if self.shape.may_lose_too_many {
+            self.is_beyond.borrow_mut()[group] = true;
+            self.slots_of(group)
+                .filter(|other| self.is_lost(*other))
+                .for_each(|other| self.disk(other).kill());
+        }
+        self.shape.may_lose_too_many
+    }
+
+    /// The slot's member is lost, or there is a reason for the array to take it out.
+    pub fn note_loss(&self, slot: usize, is_lost: bool) {
+        let mut slots = self.slots.borrow_mut();
+        slots[slot].has_reason = true;
+        if is_lost && !slots[slot].is_lost {
+            slots[slot].is_lost = true;
+            self.count(|stats| stats.losses += 1);
+        }
+        drop(slots);
+        self.give_up_fragile(self.shape.group_of(slot));
+    }
+
+    /// The slot's member holds all data.
+    pub fn note_live(&self, slot: usize) {
+        self.slots.borrow_mut()[slot] = SlotFate::default();
+    }
+
+    /// The array says which members are live.
+    pub fn note_states(&self, live: &[bool]) {
+        for (slot, is_live) in live.iter().enumerate() {
+            let fate = self.slots.borrow()[slot];
+            if !is_live && !fate.has_reason {
+                self.fail(format!("the array took out the member in slot {slot} for no reason"));
+            }
+            if !is_live && !fate.is_lost {
+                self.note_loss(slot, true);
+            }
+            if *is_live && fate.is_lost && !self.disk(slot).is_dead() {
+                self.slots.borrow_mut()[slot].is_lost = false;
+            }
+        }
+    }
+
+    /// A write works on sectors.
+    pub fn note_write(&self, lba: u64, count: u64) {
+        self.writes.borrow_mut().push((lba, count));
+    }
+
+    /// It does not any more.
+    pub fn note_written(&self, lba: u64, count: u64) {
+        let mut writes = self.writes.borrow_mut();
+        if let Some(place) = writes.iter().position(|write| *write == (lba, count)) {
+            writes.swap_remove(place);
+        }
+    }
+
+    /// The stripe of a sector.
+    pub fn stripe_of(&self, lba: u64) -> u64 {
+        self.shape.geometry.locate(lba * SECTOR as u64).stripe
+    }
+
+    /// The group of a sector.
+    pub fn group_of(&self, lba: u64) -> usize {
+        self.shape.geometry.group(self.stripe_of(lba))
+    }
+
+    /// Power went, and everything has ended.
+    pub fn note_crash(&self) {
+        let geometry = &self.shape.geometry;
+        for (lba, count) in self.writes.take() {
+            if self.shape.consistency == raid::Consistency::Bitmap && geometry.data > 1 {
+                self.fragile.borrow_mut().extend(self.stripe_of(lba)..=self.stripe_of(lba + count - 1));
+            }
+        }
+        self.oracle.borrow_mut().crash();
+        for group in 0..geometry.groups {
+            if self.is_degraded(group) {
+                self.give_up_fragile(group);
+            }
+        }
+    }
+
+    /// Every stripe's parity is right.
+    pub fn note_synced(&self) {
+        self.fragile.borrow_mut().clear();
+    }
+
+    /// A member is lost while stripes of its group are out of step, in a mode that promises nothing then.
+    fn give_up_fragile(&self, group: usize) {
+        let geometry = &self.shape.geometry;
+        let sectors = geometry.stripe_bytes() / SECTOR as u64;
+        let (theirs, others) = self.fragile.take().into_iter().partition(|s| geometry.group(*s) == group);
+        *self.fragile.borrow_mut() = others;
+        for stripe in BTreeSet::into_iter(theirs) {
+            self.oracle.borrow_mut().give_up(stripe * sectors, sectors);
+        }
+    }
+}
+
+fn new_disk(shape: &Shape, machine: &Arc<Machine>, slot: usize, seed: u64) -> SimDisk {
+    let config = DiskConfig {
+        capacity: shape.disk_bytes,
+        block_size: shape.block_size,
+        has_volatile_cache: shape.has_volatile_cache,
+        latency_ns: shape.latency_ns,
+        seed,
+    };
+    SimDisk::new(format!("disk{slot}"), machine, &config)
+}
