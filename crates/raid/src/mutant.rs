@@ -82,6 +82,10 @@ pub fn choose(mutant: Option<Mutant>) {
     CHOSEN.store(mutant.map_or(0, |mutant| mutant as u8), std::sync::atomic::Ordering::Relaxed);
 }
 
+/// Nothing can be chosen without the feature `mutants`.
+#[cfg(not(feature = "mutants"))]
+pub fn choose(_: Option<Mutant>) {}
+
 /// Whether the rule is broken.
 #[cfg(feature = "mutants")]
 #[inline]

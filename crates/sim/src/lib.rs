@@ -13,6 +13,7 @@
 //! `docs/simulation.md`.
 #![forbid(unsafe_code)]
 
+mod array;
 mod boot;
 mod client;
 mod disk;
@@ -28,6 +29,7 @@ mod subject;
 mod toys;
 mod world;
 
+pub use array::ArraySubject;
 pub use disk::{DiskConfig, SimDisk};
 pub use machine::{CrashAt, Machine};
 pub use oracle::{ANYTHING, Oracle, SECTOR, Ticket, Violation, ZEROES};

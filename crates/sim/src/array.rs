@@ -1,0 +1,219 @@
+//! The RAID engine as a subject: `raid::Array` on simulated disks.
+
+use crate::disk::SimDisk;
+use crate::plan::Shape;
+use crate::subject::{Local, Refusal, Running, Subject};
+use block::{Device, IoError};
+use raid::array::members::{Attached, SlotState};
+use raid::array::{Array, ScrubResult, Start, StartMember};
+use raid::metadata::{
+    self, AssembleOptions, EpochId, Found, Label, Layout, Member, Store, Table, Target, read_superblock,
+};
+use raid::{ArrayConfig, Consistency, Uuid};
+use reactor::Core;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Nanoseconds since 1970 at which simulated arrays are made and started.
+const WALL_NS: u64 = 1_700_000_000_000_000_000;
+/// Stripes between two checkpoints of a rebuild.
+const CHECKPOINT_STRIPES: u64 = 4;
+
+/// Makes and assembles `raid::Array`.
+#[derive(Default)]
+pub struct ArraySubject;
+
+fn random_bytes() -> [u8; 16] {
+    let core = reactor::current();
+    (u128::from(core.random_u64()) << 64 | u128::from(core.random_u64())).to_le_bytes()
+}
+
+fn random_uuid() -> Uuid {
+    Uuid::from_random(random_bytes())
+}
+
+fn config(shape: &Shape) -> ArrayConfig {
+    let has_log = shape.consistency != Consistency::None;
+    ArrayConfig {
+        uuid: random_uuid(),
+        name: "sim".into(),
+        level: shape.level,
+        geometry: shape.geometry,
+        matrix: shape.matrix,
+        consistency: shape.consistency,
+        block_size: shape.block_size,
+        region_bytes: shape.region_strips * u64::from(shape.geometry.strip_bytes),
+        lanes: if has_log { shape.lanes } else { 0 },
+        lane_bytes: if has_log { shape.lane_bytes } else { 0 },
+    }
+}
+
+async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
+    let config = config(shape);
+    config.check().map_err(|error| error.to_string())?;
+    let mut targets = Vec::new();
+    for (slot, disk) in disks.iter().enumerate() {
+        let layout = Layout::new(disk.limits().capacity, &config).map_err(|error| error.to_string())?;
+        let channel = disk.open_channel().map_err(|error| error.to_string())?;
+        targets.push(Target { slot, channel, layout });
+    }
+    let members = (0..disks.len()).map(|_| Member::live(random_uuid())).collect();
+    let table = Table {
+        is_logging: config.consistency == Consistency::Ppl,
+        config,
+        generation: 1,
+        settled: 0,
+        epoch: 1,
+        history: vec![EpochId { epoch: 1, id: reactor::current().random_u64() }],
+        nonce: random_bytes(),
+        is_clean: true,
+        is_creating: false,
+        initial_region: 0,
+        members,
+        resync_cursor: None,
+        scrub_cursor: None,
+        scrubbed_ns: 0,
+        reshape: None,
+        owner: String::new(),
+        created_ns: WALL_NS,
+        updated_ns: WALL_NS,
+    };
+    let store = Store::new(disks.len());
+    for (slot, result) in store.commit(&targets, &table).await {
+        result.map_err(|error| format!("slot {slot}: {error}"))?;
+    }
+    Ok(())
+}
+
+async fn assemble(disks: &[SimDisk], cores: &[Core], force: bool) -> Result<Rc<dyn Running>, Refusal> {
+    let other = |error: String| Refusal::Other(error);
+    let mut found: Vec<Found> = Vec::new();
+    for disk in disks {
+        let channel = disk.open_channel().map_err(|error| other(error.to_string()))?;
+        match read_superblock(disk.name(), &*channel, disk.limits().capacity).await {
+            Ok(superblock) => found.push(superblock),
+            Err(metadata::ReadError::None { .. }) => {} // a blank disk
+            Err(error) => return Err(other(error.to_string())),
+        }
+    }
+    let options = AssembleOptions { array: None, run: true, force };
+    let assembly = metadata::assemble(found, &options).map_err(|refusal| match refusal {
+        metadata::Refusal::DirtyDegraded { .. } => Refusal::DirtyDegraded,
+        metadata::Refusal::TooFew { .. } | metadata::Refusal::Nothing => Refusal::TooFew,
+        refusal => Refusal::Other(refusal.to_string()),
+    })?;
+    let table = assembly.opening_table(reactor::current().random_u64(), WALL_NS);
+    let member = |found: Found| {
+        let disk = disks.iter().find(|disk| disk.name() == found.name)?;
+        let Label::Member(superblock) = &found.label else { return None };
+        let layout = superblock.layout;
+        Some(StartMember { device: Arc::new(disk.clone()), found, layout })
+    };
+    let members = assembly.members.into_iter().map(|found| member(found?)).collect();
+    let start = Start { table, members, wall_ns: WALL_NS, is_simulated: true };
+    let array = Array::start(start).await.map_err(|error| match error {
+        raid::array::StartError::TooFew { .. } => Refusal::TooFew,
+        error => other(error.to_string()),
+    })?;
+    let _ = cores;
+    Ok(Rc::new(RunningArray(array)))
+}
+
+impl Subject for ArraySubject {
+    fn capacity(&self, shape: &Shape) -> u64 {
+        shape.geometry.capacity()
+    }
+
+    fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
+        Box::pin(create(shape, disks))
+    }
+
+    fn assemble<'a>(
+        &'a self,
+        _: &'a Shape,
+        disks: &'a [SimDisk],
+        cores: &'a [Core],
+        force: bool,
+    ) -> Local<'a, Result<Rc<dyn Running>, Refusal>> {
+        Box::pin(assemble(disks, cores, force))
+    }
+}
+
+struct RunningArray(Arc<Array>);
+
+fn text(what: &str) -> impl Fn(IoError) -> String {
+    let what = what.to_owned();
+    move |error| format!("{what}: {error}")
+}
+
+impl RunningArray {
+    /// Fills a slot, from where it was left if the disk is being filled already.
+    async fn fill(&self, slot: usize, disk: &SimDisk) -> Result<(), String> {
+        let array = &self.0;
+        let config = array.config().clone();
+        let uuid = match array.slots()[slot].filled {
+            Some(_) => array.table().await.map_err(text("table"))?.members[slot].uuid,
+            None => {
+                let uuid = random_uuid();
+                let layout = Layout::new(disk.limits().capacity, &config).map_err(|error| error.to_string())?;
+                let incoming = Attached { device: Arc::new(disk.clone()), layout };
+                array.start_filling(slot, uuid, incoming).await.map_err(text("start of filling"))?;
+                uuid
+            }
+        };
+        let stripes = config.geometry.stripes();
+        loop {
+            let Some(cursor) = array.slots()[slot].filled else { return Err("not being filled".into()) };
+            if cursor >= stripes {
+                break;
+            }
+            if config.geometry.group(cursor) == slot / config.geometry.group_members() {
+                array.fill_stripe(slot, cursor).await.map_err(text("filling"))?;
+            }
+            array.advance(slot, cursor + 1);
+            if (cursor + 1).is_multiple_of(CHECKPOINT_STRIPES) {
+                array.checkpoint(slot).await.map_err(text("checkpoint"))?;
+            }
+        }
+        array.finish_filling(slot, uuid).await.map_err(text("end of filling"))
+    }
+
+    async fn scrub_all(&self, is_repairing: bool) -> Result<u64, String> {
+        let mut bad = 0;
+        for stripe in 0..self.0.config().geometry.stripes() {
+            let result = self.0.scrub_stripe(stripe, is_repairing).await.map_err(text("scrub"))?;
+            bad += u64::from(is_mismatch(&result));
+        }
+        Ok(bad)
+    }
+}
+
+fn is_mismatch(result: &ScrubResult) -> bool {
+    result.mismatches > 0
+}
+
+impl Running for RunningArray {
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.clone()
+    }
+
+    fn live(&self) -> Vec<bool> {
+        self.0.slots().iter().map(|slot| slot.state == SlotState::Live).collect()
+    }
+
+    fn fail(&self, slot: usize) -> Local<'_, Result<(), String>> {
+        Box::pin(async move { self.0.fail(slot).await.map_err(text("fail")) })
+    }
+
+    fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
+        Box::pin(self.fill(slot, disk))
+    }
+
+    fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>> {
+        Box::pin(self.scrub_all(repair))
+    }
+
+    fn stop(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async move { self.0.stop().await.map_err(text("stop")) })
+    }
+}

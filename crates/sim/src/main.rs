@@ -1,0 +1,307 @@
+//! The simulator of the RAID engine: runs seeds, replays one, makes failing ones small, kills mutants.
+
+use clap::Parser;
+use sim::{Filter, Outcome, Plan, Stats, Subject};
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Simulates RAID arrays that crash, lose members and come back, and checks that nothing is lost.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// Seeds to run, as FIRST..END
+    #[arg(long, value_parser = parse_range)]
+    seeds: Option<(u64, u64)>,
+    /// Run for that many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Run until power has failed that many times
+    #[arg(long)]
+    crashes: Option<u64>,
+    /// First seed; without it the time of day decides
+    #[arg(long)]
+    from: Option<u64>,
+    /// Threads, each with runs of its own
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+    /// Only this level; may be given several times
+    #[arg(long, value_parser = parse_level)]
+    level: Vec<raid::Level>,
+    /// Only this consistency mode, where the level has it
+    #[arg(long, value_parser = parse_consistency)]
+    consistency: Option<raid::Consistency>,
+    /// Run one seed again
+    #[arg(long)]
+    replay: Option<u64>,
+    /// With --replay: only these steps, e.g. 1,4-7
+    #[arg(long, value_parser = parse_set)]
+    keep: Option<BTreeSet<u32>>,
+    /// With --replay: only that many boots
+    #[arg(long)]
+    boots: Option<usize>,
+    /// With --replay: print what happens
+    #[arg(long)]
+    trace: bool,
+    /// Do not make a failing run small
+    #[arg(long)]
+    no_shrink: bool,
+    /// Go on after a failing run
+    #[arg(long)]
+    keep_going: bool,
+    /// Run each broken variant of the engine until it is caught; fail if one is not within --crashes (100000)
+    #[arg(long)]
+    mutants: bool,
+    /// Only this broken variant
+    #[arg(long)]
+    mutant: Option<String>,
+    /// Run the seeds of this file, one a line, before all others
+    #[arg(long)]
+    regressions: Option<std::path::PathBuf>,
+}
+
+type SubjectMaker = fn() -> Rc<dyn Subject>;
+
+fn parse_range(text: &str) -> Result<(u64, u64), String> {
+    let parse = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+    let (first, end) = text.split_once("..").ok_or("FIRST..END is needed")?;
+    Ok((parse(first)?, parse(end)?))
+}
+
+fn parse_level(text: &str) -> Result<raid::Level, String> {
+    raid::Level::from_name(text).ok_or_else(|| format!("{text}: no level"))
+}
+
+fn parse_consistency(text: &str) -> Result<raid::Consistency, String> {
+    use raid::Consistency::{Bitmap, None, Ppl};
+    [None, Bitmap, Ppl].into_iter().find(|mode| mode.name() == text).ok_or_else(|| format!("{text}: no mode"))
+}
+
+fn parse_set(text: &str) -> Result<BTreeSet<u32>, String> {
+    let mut set = BTreeSet::new();
+    for part in text.split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let parse = |text: &str| text.parse::<u32>().map_err(|error| format!("{text}: {error}"));
+        set.extend(parse(first)?..=parse(last)?);
+    }
+    Ok(set)
+}
+
+/// The steps as [`parse_set`] reads them.
+fn set_text(set: &BTreeSet<u32>) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for id in set {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *id => *last = *id,
+            _ => parts.push((*id, *id)),
+        }
+    }
+    let text = |(first, last): &(u32, u32)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    parts.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+impl Args {
+    fn filter(&self) -> Filter {
+        Filter { levels: self.level.clone(), consistency: self.consistency }
+    }
+
+    /// The options that a replay needs, too.
+    fn filter_text(&self) -> String {
+        let levels = self.level.iter().map(|level| format!(" --level {}", level.name()));
+        let mode = self.consistency.iter().map(|mode| format!(" --consistency {}", mode.name()));
+        let mutant = self.mutant.iter().map(|name| format!(" --mutant {name}"));
+        levels.chain(mode).chain(mutant).collect()
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let maker: SubjectMaker = || Rc::new(sim::ArraySubject);
+    sim::catch_panics();
+    if let Err(error) = choose(args.mutant.as_deref()) {
+        eprintln!("sim: {error}");
+        return ExitCode::from(2);
+    }
+    let is_good = match args.replay {
+        Some(seed) => replay(&args, seed, maker),
+        None if args.mutants => kill_mutants(&args, maker),
+        None => regressions(&args, maker) && search(&args, maker),
+    };
+    if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn choose(name: Option<&str>) -> Result<(), String> {
+    let Some(name) = name else { return Ok(()) };
+    let mutant = raid::mutant::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
+    let mutant = mutant.ok_or_else(|| format!("{name}: no such mutant"))?;
+    raid::mutant::choose(Some(mutant));
+    Ok(())
+}
+
+fn replay(args: &Args, seed: u64, maker: SubjectMaker) -> bool {
+    let mut plan = Plan::draw(seed, &args.filter());
+    let boots = args.boots.unwrap_or(plan.boots.len());
+    let keep = args.keep.clone().unwrap_or_else(|| plan.ids().into_iter().collect());
+    plan = sim::cut(&plan, &keep, boots);
+    if args.trace {
+        println!("{:#?}", plan.shape);
+    }
+    let outcome = sim::run_plan(&plan, &maker(), args.trace);
+    println!("{:?}", outcome.stats);
+    report(args, seed, &outcome, maker)
+}
+
+/// Says what went wrong, and with which command it does so again.
+fn report(args: &Args, seed: u64, outcome: &Outcome, maker: SubjectMaker) -> bool {
+    let Some(failure) = &outcome.failure else { return true };
+    let filter = args.filter_text();
+    println!("seed {seed} FAILS: {failure}");
+    let plan = Plan::draw(seed, &args.filter());
+    let shape = &plan.shape;
+    println!(
+        "  level {} {:?} {} blocks of {} cores {}",
+        shape.level.name(),
+        shape.geometry,
+        shape.consistency.name(),
+        shape.block_size,
+        shape.cores
+    );
+    println!("  sim --replay {seed}{filter}");
+    if !args.no_shrink && args.keep.is_none() {
+        let small = sim::shrink(&plan, &maker(), failure);
+        println!("  made small: {}", small.failure);
+        let (boots, keep) = (small.boots, set_text(&small.keep));
+        println!("  sim --replay {seed}{filter} --boots {boots} --keep '{keep}' --trace");
+    }
+    false
+}
+
+fn regressions(args: &Args, maker: SubjectMaker) -> bool {
+    let Some(path) = &args.regressions else { return true };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("sim: {}: {error}", path.display());
+            return false;
+        }
+    };
+    let seeds = text.lines().filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    let mut is_good = true;
+    for seed in seeds {
+        let outcome = sim::run_seed(seed, &args.filter(), &maker());
+        is_good &= report(args, seed, &outcome, maker);
+    }
+    is_good
+}
+
+/// Counts of all threads.
+struct Search {
+    next: AtomicU64,
+    end: u64,
+    crashes: u64,
+    deadline: Option<Instant>,
+    is_over: AtomicBool,
+    stats: Mutex<Stats>,
+    failures: Mutex<Vec<(u64, Outcome)>>,
+}
+
+impl Search {
+    fn new(first: u64, end: u64, crashes: u64, seconds: Option<u64>) -> Search {
+        Search {
+            next: AtomicU64::new(first),
+            end,
+            crashes,
+            deadline: seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds)),
+            is_over: AtomicBool::new(false),
+            stats: Mutex::default(),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Runs seeds until the search is over.
+    fn work(&self, filter: &Filter, maker: SubjectMaker, keeps_going: bool) {
+        while !self.is_over.load(Ordering::Relaxed) {
+            let seed = self.next.fetch_add(1, Ordering::Relaxed);
+            if seed >= self.end || self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                break;
+            }
+            let outcome = sim::run_seed(seed, filter, &maker());
+            let mut stats = self.stats.lock().expect("no panic under this lock");
+            stats.add(&outcome.stats);
+            if stats.crashes >= self.crashes {
+                self.is_over.store(true, Ordering::Relaxed);
+            }
+            drop(stats);
+            if outcome.failure.is_some() {
+                self.failures.lock().expect("no panic under this lock").push((seed, outcome));
+                self.is_over.fetch_or(!keeps_going, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn run(&self, filter: &Filter, jobs: usize, maker: SubjectMaker, keeps_going: bool) {
+        std::thread::scope(|scope| {
+            for _ in 0..jobs {
+                scope.spawn(|| self.work(filter, maker, keeps_going));
+            }
+        });
+    }
+}
+
+fn search(args: &Args, maker: SubjectMaker) -> bool {
+    let started = Instant::now();
+    let of_day = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(0, |now| now.as_nanos() as u64) >> 8 << 8
+    };
+    let first = args.from.unwrap_or_else(|| if args.seconds.is_some() { of_day() } else { 0 });
+    let (first, end) = args.seeds.unwrap_or((first, u64::MAX));
+    let crashes = args.crashes.unwrap_or(u64::MAX);
+    if args.seeds.is_none() && args.seconds.is_none() && args.crashes.is_none() {
+        return args.regressions.is_some();
+    }
+    let search = Search::new(first, end, crashes, args.seconds);
+    search.run(&args.filter(), args.jobs, maker, args.keep_going);
+    let stats = search.stats.into_inner().expect("no panic under this lock");
+    let seconds = started.elapsed().as_secs_f64();
+    println!(
+        "seeds from {first}: {stats:?}; {seconds:.1} s, {:.0} crashes/s",
+        stats.crashes as f64 / seconds
+    );
+    let failures = search.failures.into_inner().expect("no panic under this lock");
+    for (seed, outcome) in &failures {
+        report(args, *seed, outcome, maker);
+    }
+    failures.is_empty()
+}
+
+/// Crashes after which a mutant counts as one that survives.
+const MOST_CRASHES: u64 = 100_000;
+
+fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
+    let mut survivors = Vec::new();
+    for mutant in raid::mutant::Mutant::ALL {
+        raid::mutant::choose(Some(mutant));
+        let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
+        search.run(&args.filter(), args.jobs, maker, false);
+        let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
+        match search.failures.into_inner().expect("no panic under this lock").first() {
+            Some((seed, outcome)) => {
+                let failure = outcome.failure.as_deref().unwrap_or_default();
+                println!("{mutant:?}: killed after {crashes} crashes, seed {seed}: {failure}");
+            }
+            None => {
+                println!("{mutant:?}: SURVIVES {crashes} crashes");
+                survivors.push(mutant);
+            }
+        }
+    }
+    raid::mutant::choose(None);
+    survivors.is_empty()
+}
