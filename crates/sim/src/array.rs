@@ -5,12 +5,14 @@ use crate::plan::Shape;
 use crate::subject::{Local, Refusal, Running, Subject};
 use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
-use raid::array::{Array, ScrubResult, Start, StartMember};
+use raid::array::{Array, Start, StartMember};
+use raid::metadata::region_map::NEED_SYNC;
 use raid::metadata::{
     self, AssembleOptions, EpochId, Found, Label, Layout, Member, Store, Table, Target, read_superblock,
 };
 use raid::{ArrayConfig, Consistency, Uuid};
 use reactor::Core;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -155,7 +157,8 @@ impl RunningArray {
             Some(_) => array.table().await.map_err(text("table"))?.members[slot].uuid,
             None => {
                 let uuid = random_uuid();
-                let layout = Layout::new(disk.limits().capacity, &config).map_err(|error| error.to_string())?;
+                let layout =
+                    Layout::new(disk.limits().capacity, &config).map_err(|error| error.to_string())?;
                 let incoming = Attached { device: Arc::new(disk.clone()), layout };
                 array.start_filling(slot, uuid, incoming).await.map_err(text("start of filling"))?;
                 uuid
@@ -178,18 +181,29 @@ impl RunningArray {
         array.finish_filling(slot, uuid).await.map_err(text("end of filling"))
     }
 
+    async fn resync_all(&self) -> Result<(), String> {
+        let config = self.0.config().clone();
+        let is_open = |stripe: u64| self.0.region_bits(stripe) & NEED_SYNC != 0;
+        let stripes = 0..config.geometry.stripes();
+        let regions: BTreeSet<u64> =
+            stripes.clone().filter(|s| is_open(*s)).map(|s| config.region_of(s)).collect();
+        for region in regions {
+            for stripe in stripes.clone().filter(|stripe| config.region_of(*stripe) == region) {
+                self.0.scrub_stripe(stripe, true).await.map_err(text("resync"))?;
+            }
+            self.0.clear_region(region, NEED_SYNC);
+        }
+        Ok(())
+    }
+
     async fn scrub_all(&self, is_repairing: bool) -> Result<u64, String> {
         let mut bad = 0;
         for stripe in 0..self.0.config().geometry.stripes() {
             let result = self.0.scrub_stripe(stripe, is_repairing).await.map_err(text("scrub"))?;
-            bad += u64::from(is_mismatch(&result));
+            bad += u64::from(result.mismatches != 0);
         }
         Ok(bad)
     }
-}
-
-fn is_mismatch(result: &ScrubResult) -> bool {
-    result.mismatches > 0
 }
 
 impl Running for RunningArray {
@@ -211,6 +225,10 @@ impl Running for RunningArray {
 
     fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>> {
         Box::pin(self.scrub_all(repair))
+    }
+
+    fn resync(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(self.resync_all())
     }
 
     fn stop(&self) -> Local<'_, Result<(), String>> {

@@ -6,6 +6,7 @@
 //! ```
 
 use crate::client::Client;
+use crate::disk::SimDisk;
 use crate::gate::{Gate, within};
 use crate::machine::CrashAt;
 use crate::plan::{Action, Boot, Step};
@@ -17,8 +18,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// Virtual time after which something hangs: an hour. Rebuilds of these small arrays take seconds.
-const HOUR_NS: u64 = 3_600_000_000_000;
+/// Virtual time after which something hangs, in nanoseconds. Rebuilds of these small arrays take seconds.
+const HANGS_NS: u64 = 600_000_000_000;
 
 /// What the task of a boot knows.
 struct Session {
@@ -77,7 +78,7 @@ impl Session {
             Script::Create => {
                 let disks = self.world.disks();
                 let created = self.subject.create(&self.world.shape, &disks);
-                match within(HOUR_NS, created).await {
+                match within(HANGS_NS, created).await {
                     None => self.world.fail("create hangs".into()),
                     Some(Err(error)) => self.world.fail(format!("create: {error}")),
                     Some(Ok(())) => {}
@@ -93,7 +94,7 @@ impl Session {
     async fn end(&self) {
         self.world.machine.power_off();
         let machine = &self.world.machine;
-        let drained = within(HOUR_NS, async {
+        let drained = within(HANGS_NS, async {
             while machine.in_flight() > 0 {
                 reactor::current().sleep(1_000_000).await;
             }
@@ -105,7 +106,8 @@ impl Session {
             self.world
                 .fail(format!("{} requests to disks were dropped before they ended", machine.dropped()));
         }
-        self.world.note_crash();
+        self.world.disks().iter().for_each(SimDisk::lose_cache);
+        self.world.note_crash(self.is_stopped.get());
         self.world.count(|stats| stats.crashes += u64::from(!self.is_stopped.get()));
         self.note("power is off");
     }
@@ -154,6 +156,9 @@ impl Session {
         if !boot.is_crash_early {
             self.arm(boot.crash);
         }
+        if self.world.draw().is_multiple_of(2) {
+            resync(&self.world, &*running).await;
+        }
         self.work(boot, &running).await;
         if self.is_on() && !self.world.has_failed() {
             self.world.note_states(&running.live());
@@ -168,7 +173,7 @@ impl Session {
 
     async fn stop(&self, running: &dyn Running) {
         self.note("stop");
-        match within(HOUR_NS, running.stop()).await {
+        match within(HANGS_NS, running.stop()).await {
             None => self.world.fail("stop hangs".into()),
             Some(Err(error)) if self.is_on() && !self.world.is_any_beyond() => {
                 self.world.fail(format!("stop: {error}"));
@@ -184,7 +189,7 @@ impl Session {
         for force in [false, true] {
             self.note(if force { "assemble by force" } else { "assemble" });
             let assembly = self.subject.assemble(&world.shape, &disks, &self.cores, force);
-            let Some(result) = within(HOUR_NS, assembly).await else {
+            let Some(result) = within(HANGS_NS, assembly).await else {
                 world.fail("assembly hangs".into());
                 return None;
             };
@@ -198,7 +203,7 @@ impl Session {
                     world.note_states(&running.live());
                     return Some(running);
                 }
-                Err(Refusal::DirtyDegraded) if !force && may_be_dirty => {}
+                Err(Refusal::DirtyDegraded) if !force && may_be_dirty => world.give_up_dirty(),
                 Err(_) if world.is_any_beyond() => {
                     world.count(|stats| stats.frozen += 1);
                     return None;
@@ -230,7 +235,7 @@ impl Session {
         let most =
             [1, 8, 64, 200][(self.world.draw() % 4) as usize] * u64::from(self.world.shape.block_size) / 512;
         let most = if self.world.draw().is_multiple_of(8) { most } else { 256 };
-        if within(HOUR_NS, client.verify(most)).await.is_none() {
+        if within(HANGS_NS, client.verify(most)).await.is_none() {
             self.world.fail("a read hangs".into());
         }
     }
@@ -247,7 +252,7 @@ impl Session {
             gate.spawn(&self.cores[worker % self.cores.len()], task);
         }
         let machine = self.world.machine.clone();
-        let done = within(HOUR_NS, async {
+        let done = within(HANGS_NS, async {
             std::future::poll_fn(|cx| {
                 machine.wake_at_crash(cx.waker());
                 if machine.is_on() { gate.poll_empty(cx) } else { Poll::Ready(()) }
@@ -260,7 +265,7 @@ impl Session {
         if !self.is_on() {
             self.note("power goes");
         }
-        let ended = within(HOUR_NS, std::future::poll_fn(|cx| gate.poll_empty(cx)));
+        let ended = within(HANGS_NS, std::future::poll_fn(|cx| gate.poll_empty(cx)));
         if ended.await.is_none() {
             self.world.fail(format!("{} workers hang after power loss", gate.running()));
         }
@@ -274,6 +279,7 @@ impl Session {
         if world.has_failed() || world.is_any_beyond() {
             return false;
         }
+        resync(world, &*running).await;
         if world.is_whole() && world.shape.geometry.parity > 0 {
             scrub(world, &*running).await;
         }
@@ -402,6 +408,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             judge(world, "add", result);
         }
         Action::Scrub if world.shape.geometry.parity > 0 && world.is_whole() => {
+            resync(world, &**running).await;
             scrub(world, &**running).await;
         }
         _ => {}
@@ -417,6 +424,17 @@ fn judge(world: &World, what: &str, result: Result<(), String>) {
     }
 }
 
+/// Makes parity right where a crash has left it open.
+async fn resync(world: &World, running: &dyn Running) {
+    let is_whole = world.is_whole();
+    match running.resync().await {
+        Ok(()) if world.machine.is_on() && is_whole => world.note_synced(),
+        Ok(()) => {}
+        Err(_) if !world.machine.is_on() || !world.is_whole() => {}
+        Err(error) => world.fail(format!("resync: {error}")),
+    }
+}
+
 async fn scrub(world: &World, running: &dyn Running) {
     let result = running.scrub(false).await;
     if !world.machine.is_on() || world.is_any_beyond() {
@@ -424,7 +442,6 @@ async fn scrub(world: &World, running: &dyn Running) {
     }
     match result {
         Ok(0) => {
-            world.note_synced();
             world.count(|stats| stats.scrubs += 1);
         }
         Ok(count) => world.fail(format!("a scrub found {count} rows whose parity does not match")),

@@ -63,8 +63,11 @@ impl Client {
             Err(error) => {
                 let may_fail = |lba: u64, was_cut_off: bool| {
                     let group = self.world.group_of(lba);
-                    error == IoError::Medium
-                        && (self.world.is_beyond(group) || was_cut_off && self.world.is_degraded(group))
+                    let is_degraded = self.world.is_degraded(group);
+                    self.world.is_beyond(group)
+                        || error == IoError::Medium
+                            && is_degraded
+                            && (was_cut_off || self.world.is_fragile(lba))
                 };
                 let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
                 self.world.count(|stats| stats.unreadable += u64::from(count == unit));

@@ -155,6 +155,11 @@ impl SimDisk {
         self.lock().misdirected_writes = count;
     }
 
+    /// Power has gone and every request has ended: the cache is lost. Call for every disk before power comes again.
+    pub fn lose_cache(&self) {
+        self.lock().lose_power(self.0.limits.block_size);
+    }
+
     /// What is stored, for tests and tools that look at a disk that is off.
     pub fn peek(&self, offset: u64, bytes: &mut [u8]) {
         self.lock().read(offset, bytes);
@@ -528,6 +533,7 @@ mod tests {
                 reactor::current().sleep(1000).await;
             }
             assert_eq!(read(&*channel, 0).await, Err(IoError::DeviceGone), "a channel of the last boot");
+            disk.lose_cache();
             machine.power_on();
             assert_eq!(read(&*channel, 0).await, Err(IoError::DeviceGone), "a channel of the last boot");
             let channel = disk.open_channel().unwrap();

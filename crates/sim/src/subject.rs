@@ -59,6 +59,9 @@ pub trait Running {
     /// Compares data and parity of all stripes; the number of rows that do not match.
     fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>>;
 
+    /// Makes parity right where a crash has left it open, as far as the array knows.
+    fn resync(&self) -> Local<'_, Result<(), String>>;
+
     /// Stops the array cleanly. Nothing is in flight.
     fn stop(&self) -> Local<'_, Result<(), String>>;
 }

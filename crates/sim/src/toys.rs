@@ -141,6 +141,10 @@ impl Running for ToyRunning {
         Box::pin(async { Ok(0) })
     }
 
+    fn resync(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn stop(&self) -> Local<'_, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }

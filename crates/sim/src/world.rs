@@ -71,8 +71,10 @@ pub struct World {
     slots: RefCell<Vec<SlotFate>>,
     /// Groups that have lost more than parity covers.
     is_beyond: RefCell<Vec<bool>>,
-    /// Stripes whose parity may not match since the last crash, and nothing but a resync brings them right.
-    fragile: RefCell<BTreeSet<u64>>,
+    /// Stripes that were being written when power went in a mode that logs nothing, until a resync.
+    torn: RefCell<BTreeSet<u64>>,
+    /// Parity may be open since a crash.
+    is_fragile: Cell<bool>,
     /// Sectors that writes are working on: (first, count), by a number of the write.
     writes: RefCell<Vec<(u64, u64)>>,
     failure: RefCell<Option<String>>,
@@ -93,7 +95,8 @@ impl World {
             slots: RefCell::new(vec![SlotFate::default(); disks.len()]),
             disks: RefCell::new(disks),
             is_beyond: RefCell::new(vec![false; shape.geometry.groups]),
-            fragile: RefCell::default(),
+            torn: RefCell::default(),
+            is_fragile: Cell::new(false),
             writes: RefCell::default(),
             failure: RefCell::default(),
             rng: RefCell::new(rng),
@@ -206,8 +209,6 @@ impl World {
             slots[slot].is_lost = true;
             self.count(|stats| stats.losses += 1);
         }
-        drop(slots);
-        self.give_up_fragile(self.shape.group_of(slot));
     }
 
     /// The slot's member holds all data.
@@ -255,33 +256,34 @@ impl World {
     }
 
     /// Power went, and everything has ended.
-    pub fn note_crash(&self) {
+    pub fn note_crash(&self, was_stopped: bool) {
         let geometry = &self.shape.geometry;
-        for (lba, count) in self.writes.take() {
-            if self.shape.consistency == raid::Consistency::Bitmap && geometry.data > 1 {
-                self.fragile.borrow_mut().extend(self.stripe_of(lba)..=self.stripe_of(lba + count - 1));
+        let writes = self.writes.take();
+        if self.shape.consistency == raid::Consistency::Bitmap && geometry.data > 1 && !was_stopped {
+            self.is_fragile.set(true);
+            for (lba, count) in writes {
+                self.torn.borrow_mut().extend(self.stripe_of(lba)..=self.stripe_of(lba + count - 1));
             }
         }
         self.oracle.borrow_mut().crash();
-        for group in 0..geometry.groups {
-            if self.is_degraded(group) {
-                self.give_up_fragile(group);
-            }
-        }
+    }
+
+    /// Whether a sector need not be readable when a member of its group is lost: its stripe was being written lately,
+    /// power went, and no resync has made its parity right.
+    pub fn is_fragile(&self, _lba: u64) -> bool {
+        self.is_fragile.get()
     }
 
     /// Every stripe's parity is right.
     pub fn note_synced(&self) {
-        self.fragile.borrow_mut().clear();
+        self.is_fragile.set(false);
+        self.torn.borrow_mut().clear();
     }
 
-    /// A member is lost while stripes of its group are out of step, in a mode that promises nothing then.
-    fn give_up_fragile(&self, group: usize) {
-        let geometry = &self.shape.geometry;
-        let sectors = geometry.stripe_bytes() / SECTOR as u64;
-        let (theirs, others) = self.fragile.take().into_iter().partition(|s| geometry.group(*s) == group);
-        *self.fragile.borrow_mut() = others;
-        for stripe in BTreeSet::into_iter(theirs) {
+    /// The array is started by force: in stripes that were being written, blocks of lost members may be wrong.
+    pub fn give_up_dirty(&self) {
+        let sectors = self.shape.geometry.stripe_bytes() / SECTOR as u64;
+        for stripe in self.torn.take() {
             self.oracle.borrow_mut().give_up(stripe * sectors, sectors);
         }
     }
