@@ -5,10 +5,10 @@ use crate::plan::Shape;
 use crate::subject::{Local, Refusal, Running, Subject};
 use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
-use raid::array::{Array, Start, StartMember};
+use raid::array::{Array, Start};
 use raid::metadata::region_map::NEED_SYNC;
 use raid::metadata::{
-    self, AssembleOptions, EpochId, Found, Label, Layout, Member, Store, Table, Target, read_superblock,
+    self, AssembleOptions, EpochId, Found, Layout, Member, Store, Table, Target, read_superblock,
 };
 use raid::{ArrayConfig, Consistency, Uuid};
 use reactor::Core;
@@ -104,15 +104,11 @@ async fn assemble(disks: &[SimDisk], cores: &[Core], force: bool) -> Result<Rc<d
         metadata::Refusal::TooFew { .. } | metadata::Refusal::Nothing => Refusal::TooFew,
         refusal => Refusal::Other(refusal.to_string()),
     })?;
-    let table = assembly.opening_table(reactor::current().random_u64(), WALL_NS);
-    let member = |found: Found| {
+    let device = |found: &Found| {
         let disk = disks.iter().find(|disk| disk.name() == found.name)?;
-        let Label::Member(superblock) = &found.label else { return None };
-        let layout = superblock.layout;
-        Some(StartMember { device: Arc::new(disk.clone()), found, layout })
+        Some(Arc::new(disk.clone()) as Arc<dyn Device>)
     };
-    let members = assembly.members.into_iter().map(|found| member(found?)).collect();
-    let start = Start { table, members, wall_ns: WALL_NS, is_simulated: true };
+    let start = Start::new(assembly, WALL_NS, true, device);
     let array = Array::start(start).await.map_err(|error| match error {
         raid::array::StartError::TooFew { .. } => Refusal::TooFew,
         error => other(error.to_string()),
@@ -154,7 +150,7 @@ impl RunningArray {
         let array = &self.0;
         let config = array.config().clone();
         let uuid = match array.slots()[slot].filled {
-            Some(_) => array.table().await.map_err(text("table"))?.members[slot].uuid,
+            Some(_) => array.table().members[slot].uuid,
             None => {
                 let uuid = random_uuid();
                 let layout =
