@@ -1,15 +1,13 @@
 //! An array as one core sees it: healthy reads go straight to a member, everything else to the stripe's owner.
 
 use super::members::{MemberChannel, Which};
-use super::owner::{Owner, Source};
-use super::remote;
+use super::owner::{Caller, Owner, Source};
 use super::shared::Shared;
 use crate::config::Consistency;
 use crate::metadata::region_map::NEED_SYNC;
 use crate::stripe::rect::{Rect, runs};
 use arrayvec::ArrayVec;
-use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
-use reactor::CoreRef;
+use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -22,30 +20,12 @@ const STRIPES_AT_ONCE: usize = 8;
 /// An array as one core sees it.
 pub(crate) struct ArrayChannel {
     owner: Rc<Owner>,
-    here: CoreRef,
     shared: Arc<Shared>,
-}
-
-/// A caller's memory on its way to another core.
-#[derive(Clone, Copy)]
-struct Caller(Data<'static>);
-
-// SAFETY: the caller keeps memory and segment list valid until its request has completed, and waits on its own core
-// while another copies; `Data` holds nothing that belongs to a thread.
-unsafe impl Send for Caller {}
-
-impl Caller {
-    /// # Safety
-    /// The caller's request does not complete before the copy is no longer used.
-    unsafe fn new(data: Data<'_>) -> Caller {
-        // SAFETY: only the lifetime changes; the caller of this function answers for it.
-        Caller(unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(data) })
-    }
 }
 
 impl ArrayChannel {
     pub fn new(owner: Rc<Owner>) -> ArrayChannel {
-        ArrayChannel { shared: owner.shared.clone(), here: owner.core.remote(), owner }
+        ArrayChannel { shared: owner.shared.clone(), owner }
     }
 
     /// The strip and channel for a plain read of a stripe's data strip; `None` when it is not that simple.
@@ -101,31 +81,20 @@ impl ArrayChannel {
         self.shared.check_bad(stripe, strip, offset, req.len as u32)?;
         self.on_owner(stripe, move |owner| {
             let data = data;
-            IoFuture::new(async move { owner.read(stripe, strip, offset, data.0).await })
+            IoFuture::new(async move { owner.read(stripe, strip, offset, data.data()).await })
         })
         .await
     }
 
-    /// Runs work on the owner of a stripe. When that core has ended without taking the work, another owns the stripe.
+    /// Runs work on the owner of a stripe.
     async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
     where
-        W: Fn(Rc<Owner>) -> IoFuture<'static> + Clone + Send + 'static,
+        W: FnOnce(Rc<Owner>) -> IoFuture<'static> + Clone + Send + 'static,
     {
-        loop {
-            let core = self.owner.owner_of(stripe);
-            if core.is_same(&self.here) {
-                return work(self.owner.clone()).await;
-            }
-            let (id, work) = (self.shared.id, work.clone());
-            let answer = remote::call(&core, move || match super::registry::find(id) {
-                Some(owner) => Box::pin(work(owner)),
-                None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
-            });
-            match answer.await {
-                Ok(result) => return result,
-                Err(_) => self.shared.drop_dead_owners().await?,
-            }
+        if self.owner.owns(stripe) {
+            return work(self.owner.clone()).await;
         }
+        self.owner.forward(stripe, move |owner| Box::pin(work(owner))).await
     }
 
     /// A request that spans strips, each by itself.
@@ -190,7 +159,7 @@ impl ArrayChannel {
         };
         self.on_owner(rect.stripe, move |owner| {
             let data = data;
-            let source = data.map_or(Source::Zeroes, |data| Source::Data(data.0));
+            let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
             IoFuture::new(async move { owner.write(&rect, source, flags).await })
         })
         .await

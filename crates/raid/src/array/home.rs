@@ -151,28 +151,22 @@ impl Home {
         if result.is_ok() {
             result = self.commit(change, Kind::NewLog).await;
         }
-        if result.is_ok() {
-            apply();
-        }
         drop(turn);
         let (nonce, epoch) = self.shared.log_identity();
         let is_ok = result.is_ok();
-        let is_new = |core: &CoreRef| !cores.iter().any(|old| old.is_same(core));
-        if let (true, Some(core)) = (is_ok, newcomer.filter(is_new)) {
+        if is_ok {
+            // Before it owns anything: its log was made before the nonce that is in force now.
+            let is_new = |core: &CoreRef| !cores.iter().any(|old| old.is_same(core));
             let reset = move |owner: Rc<Owner>| -> LocalFuture<()> {
                 Box::pin(async move { owner.log.reset(nonce, epoch).await })
             };
-            self.each_owner(&[core], reset).await;
+            if let Some(core) = newcomer.filter(is_new) {
+                self.each_owner(&[core], reset).await;
+            }
+            self.each_owner(&cores, reset).await;
+            apply();
         }
-        self.each_owner(&cores, move |owner| {
-            Box::pin(async move {
-                if is_ok {
-                    owner.log.reset(nonce, epoch).await;
-                }
-                owner.gate.open();
-            })
-        })
-        .await;
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.open() })).await;
         result
     }
 

@@ -4,6 +4,8 @@ use super::batch::Batch;
 use super::gate::Gate;
 use super::home::Home;
 use super::members::{MemberChannel, MemberChannels, Which};
+use super::registry;
+use super::remote::{self, LocalFuture};
 use super::shared::Shared;
 use crate::config::Consistency;
 use crate::log::Log;
@@ -33,6 +35,8 @@ const DECODERS: usize = 1024;
 pub(crate) struct Owner {
     pub shared: Arc<Shared>,
     pub core: Core,
+    /// This core, to be compared with owners.
+    pub here: CoreRef,
     pub channels: MemberChannels,
     pub locks: RowLocks,
     pub gate: Gate,
@@ -78,6 +82,28 @@ pub(crate) enum Source<'a> {
     Zeroes,
 }
 
+/// A caller's memory on its way to another core.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller<'a>(Data<'a>);
+
+// SAFETY: the caller keeps memory and segment list valid until its request has completed, and waits on its own core
+// while another copies; `Data` holds nothing that belongs to a thread.
+unsafe impl Send for Caller<'_> {}
+
+impl Caller<'static> {
+    /// # Safety
+    /// The caller's request does not complete before the copy is no longer used.
+    pub unsafe fn new(data: Data<'_>) -> Caller<'static> {
+        // SAFETY: only the lifetime changes; the caller of this function answers for it.
+        Caller(unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(data) })
+    }
+
+    /// The memory.
+    pub fn data(self) -> Data<'static> {
+        self.0
+    }
+}
+
 /// A strip of which something could not be read.
 pub(crate) enum ReadFailure {
     /// The blocks are bad; the member may be fine.
@@ -114,6 +140,7 @@ impl Owner {
             scratch: RefCell::default(),
             decoders: RefCell::default(),
             shared,
+            here: core.remote(),
             core,
         }
     }
@@ -127,6 +154,31 @@ impl Owner {
         }
         let lane = usize::from(self.shared.config.lane_of(stripe));
         owners.1[lane % owners.1.len()].clone()
+    }
+
+    /// Whether this core owns a stripe. Asked inside the gate, where it does not change.
+    #[inline]
+    pub fn owns(&self, stripe: u64) -> bool {
+        self.owner_of(stripe).is_same(&self.here)
+    }
+
+    /// Runs work on the owner of a stripe, another core than this one. When that core has ended, another owns it.
+    pub async fn forward<R, W>(&self, stripe: u64, work: W) -> Result<R, IoError>
+    where
+        R: Send + 'static,
+        W: FnOnce(Rc<Owner>) -> LocalFuture<Result<R, IoError>> + Clone + Send + 'static,
+    {
+        loop {
+            let (core, id, work) = (self.owner_of(stripe), self.shared.id, work.clone());
+            let answer = remote::call(&core, move || match registry::find(id) {
+                Some(owner) => work(owner),
+                None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
+            });
+            match answer.await {
+                Ok(result) => return result,
+                Err(_) => self.shared.drop_dead_owners().await?,
+            }
+        }
     }
 
     /// Waits for the memory of `buffers` buffers of `len` bytes. Asked for once in an operation, after its rows.

@@ -11,7 +11,8 @@
 //! live one before the write is acknowledged.
 
 use super::members::{MemberChannel, SlotState, Which};
-use super::owner::{Owner, ReadFailure, Scratch, Source, read_failure};
+use super::owner::{Caller, Owner, ReadFailure, Scratch, Source, read_failure};
+use super::remote::LocalFuture;
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
 use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
@@ -21,6 +22,7 @@ use crate::stripe::plan::{Method, Plan, Strips};
 use crate::stripe::rect::Rect;
 use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op};
+use std::rc::Rc;
 
 /// Why a step ends here.
 enum Stop {
@@ -28,6 +30,8 @@ enum Stop {
     Again,
     /// The log takes no entry of this size: the rectangle must be cut.
     TooLarge,
+    /// The stripe belongs to another core by now.
+    Moved,
     /// The write fails.
     Error(IoError),
 }
@@ -53,6 +57,11 @@ impl Owner {
                 Err(Stop::TooLarge) if limit > self.shared.entry_limit(rect.count) => {
                     limit = self.shared.entry_limit(rect.count);
                 }
+                Err(Stop::Moved) => {
+                    let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
+                    let rest = Rect { offset, len: rect.len - done, at, ..*rect };
+                    return self.forward_write(rest, source, flags).await;
+                }
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::TooLarge | Stop::Again) => return Err(IoError::Invalid),
             }
@@ -60,8 +69,26 @@ impl Owner {
         Ok(())
     }
 
+    async fn forward_write(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
+        let data = match source {
+            // SAFETY: the request completes after this future does.
+            Source::Data(data) => Some(unsafe { Caller::new(data) }),
+            Source::Zeroes => None,
+        };
+        let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
+            Box::pin(async move {
+                let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
+                owner.write(&rect, source, flags).await
+            })
+        };
+        self.forward(rect.stripe, work).await
+    }
+
     async fn write_part(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), Stop> {
         let _inside = self.gate.enter().await;
+        if !self.owns(rect.stripe) {
+            return Err(Stop::Moved);
+        }
         let rows = rect.offset..rect.offset + rect.len;
         let _rows = match mutant::is(Mutant::NoRowLock) {
             false => Some(self.locks.lock(rect.stripe, rows).await),
@@ -401,7 +428,16 @@ impl Owner {
     /// Reads a part of a strip that cannot simply be read where the request came in: from its member if that works
     /// now, otherwise computed from the others. Blocks that a live member could not read are written again.
     pub async fn read(&self, stripe: u64, strip: usize, offset: u32, data: block::Data<'_>) -> IoResult {
-        let _inside = self.gate.enter().await;
+        let inside = self.gate.enter().await;
+        if !self.owns(stripe) {
+            drop(inside);
+            // SAFETY: the request completes after this future does.
+            let data = unsafe { Caller::new(data) };
+            let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
+                Box::pin(async move { owner.read(stripe, strip, offset, data.data()).await })
+            };
+            return self.forward(stripe, work).await;
+        }
         let len = data.len() as u32;
         let geometry = &self.shared.config.geometry;
         let _rows = self.locks.lock(stripe, offset..offset + len).await;
@@ -411,7 +447,7 @@ impl Owner {
         let result = loop {
             match self.try_read(&mut scratch, stripe, strip, offset, data, &mut unreadable).await {
                 Ok(()) => break Ok(()),
-                Err(Stop::Again | Stop::TooLarge) => {}
+                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
                 Err(Stop::Error(error)) => break Err(error),
             }
         };
@@ -502,7 +538,14 @@ impl Owner {
 
     /// Fills a stripe's strip on an incoming device from the others, and counts it as done.
     pub async fn fill(&self, stripe: u64, slot: usize) -> IoResult {
-        let _inside = self.gate.enter().await;
+        let inside = self.gate.enter().await;
+        if !self.owns(stripe) {
+            drop(inside);
+            let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
+                Box::pin(async move { owner.fill(stripe, slot).await })
+            };
+            return self.forward(stripe, work).await;
+        }
         let geometry = &self.shared.config.geometry;
         let Some(strip) = geometry.strip_on(stripe, slot) else {
             self.shared.members.set_done(slot, stripe);
@@ -518,7 +561,7 @@ impl Owner {
         let result = loop {
             match self.try_fill(&mut scratch, stripe, strip, slot, &mut unreadable).await {
                 Ok(()) => break Ok(()),
-                Err(Stop::Again | Stop::TooLarge) => {}
+                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
                 Err(Stop::Error(error)) => break Err(error),
             }
         };
@@ -568,7 +611,14 @@ impl Owner {
     /// # Errors
     /// When the stripe cannot be read or written.
     pub async fn scrub(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
-        let _inside = self.gate.enter().await;
+        let inside = self.gate.enter().await;
+        if !self.owns(stripe) {
+            drop(inside);
+            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<ScrubResult, IoError>> {
+                Box::pin(async move { owner.scrub(stripe, is_repairing).await })
+            };
+            return self.forward(stripe, work).await;
+        }
         let geometry = &self.shared.config.geometry;
         let _rows = self.locks.lock(stripe, 0..geometry.strip_bytes).await;
         let _memory = self.grant(2 * geometry.group_members(), geometry.strip_bytes as usize).await;
@@ -577,7 +627,7 @@ impl Owner {
         let result = loop {
             match self.try_scrub(&mut scratch, stripe, is_repairing, &mut unreadable).await {
                 Ok(result) => break Ok(result),
-                Err(Stop::Again | Stop::TooLarge) => {}
+                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
                 Err(Stop::Error(error)) => break Err(error),
             }
         };
