@@ -54,7 +54,7 @@ impl Channel for Disk {
             if self.is_gone() {
                 return Err(IoError::DeviceGone);
             }
-            assert!(offset as usize % SECTOR == 0 && req.data.len() % SECTOR == 0);
+            assert!((offset as usize | req.data.len()).is_multiple_of(SECTOR));
             assert!(req.op != Op::Write || req.is_fua(), "a write without FUA");
             current().sleep(1 + random(self.most_ns.get())).await;
             let (at, len) = (offset as usize, req.data.len());
@@ -117,8 +117,12 @@ struct World {
     channels: Vec<Rc<dyn Channel>>,
     /// Members that the superblock calls out.
     out: Cell<u64>,
+    /// Members that are not used any more, and are to be out soon.
+    failing: Cell<u64>,
     oracle: RefCell<Oracle>,
     locked: RefCell<Vec<(u64, u32, u32)>>,
+    /// A member that fails is there again when the power is.
+    comes_back: Cell<bool>,
     running: Cell<usize>,
     tally: RefCell<Tally>,
 }
@@ -167,8 +171,10 @@ impl World {
             disks,
             channels,
             out: Cell::new(0),
+            failing: Cell::new(0),
             oracle: RefCell::default(),
             locked: RefCell::default(),
+            comes_back: Cell::new(false),
             running: Cell::new(0),
             tally: RefCell::default(),
         })
@@ -179,20 +185,22 @@ impl World {
     }
 
     fn is_live(&self, stripe: u64, strip: usize) -> bool {
-        self.out.get() >> self.slot(stripe, strip) & 1 == 0
+        (self.out.get() | self.failing.get()) >> self.slot(stripe, strip) & 1 == 0
     }
 
     fn is_beyond_redundancy(&self) -> bool {
-        self.out.get().count_ones() as usize > self.config.geometry.parity
+        (self.out.get() | self.failing.get()).count_ones() as usize > self.config.geometry.parity
     }
 
     fn offset(&self, stripe: u64, offset: u32) -> u64 {
         data_at(&self.config) + self.config.geometry.member_offset(stripe) + u64::from(offset)
     }
 
-    /// "Out" for all members in the mask, durably; `false` when the power failed before.
+    /// "Out" for all members in the mask and those that are failing, durably; `false` when the power failed before.
     async fn put_out(&self, mask: u64) -> bool {
-        current().sleep(1 + random(3000)).await;
+        self.failing.set(self.failing.get() | mask);
+        let mask = self.failing.get();
+        current().sleep(1 + random(20_000)).await;
         if !self.power.is_off.get() {
             self.out.set(self.out.get() | mask);
         }
@@ -342,7 +350,7 @@ impl World {
         let old = self.read_all(stripe, offset, len).await?;
         let is_modified = |strip: usize| modified >> strip & 1 == 1;
         let is_full = modified.count_ones() as usize == data;
-        let is_degraded = self.out.get() != 0;
+        let is_degraded = self.out.get() | self.failing.get() != 0;
         let kept: Vec<(usize, &[u8])> =
             (0..data).filter(|i| !is_modified(*i)).map(|i| (i, &old[i][..])).collect();
         let new: Vec<(usize, &[u8])> =
@@ -375,6 +383,9 @@ impl World {
             false => Vec::new(),
         };
         let mut ticket = None;
+        if targets.is_empty() && self.failing.get() & !self.out.get() != 0 && !self.put_out(0).await {
+            return Err(0);
+        }
         if !targets.is_empty() {
             let entry = Entry { stripe, offset, len, modified, redo: &redo, crcs: &crcs, targets: &targets };
             match log.append(&entry).await {
@@ -393,7 +404,8 @@ impl World {
         writes.extend((0..parity).map(|j| (data + j, &parities[j][..])));
         writes.retain(|(strip, _)| self.is_live(stripe, *strip));
         let failed = self.transfer(Op::Write, stripe, offset, &writes).await;
-        if failed != 0 && !self.put_out(failed).await {
+        // Who was skipped is out before the entry is retired.
+        if failed | self.failing.get() & !self.out.get() != 0 && !self.put_out(failed).await {
             return Err(failed); // the ticket is given up: the power failed
         }
         if self.is_beyond_redundancy() {
@@ -411,6 +423,7 @@ impl World {
             // Who is gone is out before recovery.
             let gone = (0..self.disks.len()).filter(|slot| self.disks[*slot].is_dead.get());
             self.out.set(gone.fold(self.out.get(), |mask, slot| mask | 1 << slot));
+            self.failing.set(0);
             if chance(25) {
                 self.crash_soon(20_000, 2);
                 self.tally.borrow_mut().recoveries_cut += 1;
@@ -548,6 +561,7 @@ impl World {
         }
         self.disks.iter().for_each(|disk| disk.is_dead.set(false));
         self.out.set(0);
+        self.failing.set(0);
     }
 }
 
@@ -594,6 +608,8 @@ async fn round(world: &Rc<World>, number: u64) {
             current().sleep(random(100_000)).await;
             if !world.power.is_off.get() {
                 world.lose(1);
+                // One that only hung is back after the crash, unless it was put out.
+                world.comes_back.set(chance(50));
             }
         });
     }
@@ -606,6 +622,9 @@ async fn round(world: &Rc<World>, number: u64) {
     current().sleep(200_000).await;
     world.locked.borrow_mut().clear();
     drop(log);
+    if world.comes_back.take() {
+        world.disks.iter().for_each(|disk| disk.is_dead.set(false));
+    }
     world.power.is_off.set(false);
     {
         let mut tally = world.tally.borrow_mut();

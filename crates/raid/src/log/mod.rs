@@ -19,8 +19,9 @@
 //! 1. *Rows are locked.* From append to retire no other operation changes the rows `[offset, offset + len)` of the
 //!    stripe, in whichever strips.
 //! 2. *The entry is durable first.* No byte of data or parity is written before [`Log::append`] has returned a ticket,
-//!    and all of them are durable before [`Log::retire`], on every member that the superblocks call live. So a write that
-//!    skipped a member is retired only when "member out" is durable.
+//!    and all of them are durable before [`Log::retire`], on every member that the superblocks call live. A write that
+//!    skips a member (it failed, and "out" is on its way) counts as degraded and is retired only when "out" is durable;
+//!    when it has no live parity member left to log to, it waits for that before it writes anything.
 //! 3. *Begun is finished.* When a member fails after writes have begun, the operation goes on with the data and parity
 //!    that it has in memory, on the members that are left. It does not read again and it does not append again.
 //! 4. *A failed append has written nothing.* It is retired; the engine makes "member out" durable and starts over.
@@ -53,6 +54,10 @@
 //! the lane is slow, and then `e`'s redo data would undo `b`. If `b` cannot be read on `x` its space was used again,
 //! and [`lane`] lets that happen only when a durable entry on `x`, which is not being overwritten, has a tail above
 //! `b`, hence above `e`. All of that is true of `x` alone, so it does not matter which other members survive.
+//!
+//! *Who was skipped is brought along.* A member that hung, was skipped, and is there again before "out" was durable is
+//! live for recovery. Every write that skipped it is still in the log with its new data: replay writes that, and
+//! computes a parity that was no target from all data of the rows.
 //!
 //! *Recovery may crash.* Replay writes the same bytes each time, to the same or fewer members; entries are only
 //! overwritten under a new nonce.

@@ -35,6 +35,8 @@ struct Rows<'a> {
     data: Vec<Option<Buffer>>,
     /// Live targets: parity, its entry with the partial, the parity strip.
     parity: ArrayVec<(usize, Buffer, Buffer), MAX_PARITY>,
+    /// Live parities that were not targets.
+    skipped: ArrayVec<(usize, Buffer), MAX_PARITY>,
 }
 
 impl Rows<'_> {
@@ -60,8 +62,8 @@ impl<'a> Replayer<'a> {
         if missing > geometry.parity {
             return Ok(Replayed::Lost);
         }
-        let mut rows =
-            Rows { write, data: (0..geometry.data).map(|_| None).collect(), parity: ArrayVec::new() };
+        let data = (0..geometry.data).map(|_| None).collect();
+        let mut rows = Rows { write, data, parity: ArrayVec::new(), skipped: ArrayVec::new() };
         for copy in &entry.copies {
             let held = self.read_entry(copy).await?;
             let parity = self.buffers.take(rows.len()).await;
@@ -77,6 +79,9 @@ impl<'a> Replayer<'a> {
             }
         }
         self.compute_parity(&mut rows);
+        if !self.compute_skipped(&mut rows).await? {
+            return Ok(Replayed::Lost);
+        }
         self.write_rows(&rows).await?;
         Ok(Replayed::Done(bad))
     }
@@ -210,12 +215,70 @@ impl<'a> Replayer<'a> {
         }
     }
 
+    /// Parity on a live member that the write skipped: it was failing then, and power failed before it was "out".
+    /// Computed from all data of the rows; `false` when that cannot be had.
+    async fn compute_skipped(&self, rows: &mut Rows<'_>) -> Result<bool, RecoverError> {
+        let (write, geometry) = (rows.write, &self.context.config.geometry);
+        for parity in (0..geometry.parity).filter(|parity| write.targets >> parity & 1 == 0) {
+            if self.live(write.stripe, geometry.data + parity).is_some() {
+                rows.skipped.push((parity, self.buffers.take(rows.len()).await));
+            }
+        }
+        if rows.skipped.is_empty() {
+            return Ok(true);
+        }
+        let mut others: Vec<(usize, Buffer)> = Vec::new();
+        let mut lost: Vec<usize> = Vec::new();
+        for strip in (0..geometry.data).filter(|strip| rows.data[*strip].is_none()) {
+            match self.live(write.stripe, strip) {
+                Some(_) => others.push((strip, self.buffers.take(rows.len()).await)),
+                None => lost.push(strip),
+            }
+        }
+        let reads = others.iter_mut().filter_map(|(strip, buffer)| {
+            let (slot, member) = self.live(write.stripe, *strip)?;
+            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut_slice()))
+        });
+        transfer_all(reads.collect()).await?;
+        let mut all: Vec<Option<&Buffer>> = rows.data.iter().map(Option::as_ref).collect();
+        others.iter().for_each(|(strip, buffer)| all[*strip] = Some(buffer));
+        let mut found: Vec<Buffer> = Vec::new();
+        if !lost.is_empty() {
+            let parities = rows.parity.iter().map(|(j, ..)| geometry.data + j);
+            let known = (0..geometry.data).filter(|strip| all[*strip].is_some()).chain(parities);
+            let Ok(decoder) = self.code.decoder(&lost, known.fold(0, |mask, strip| mask | 1 << strip)) else {
+                return Ok(false);
+            };
+            for _ in &lost {
+                found.push(self.buffers.take(rows.len()).await);
+            }
+            let source = |strip: &usize| match strip.checked_sub(geometry.data) {
+                None => all[*strip].expect("known").as_slice(),
+                Some(_) => rows.source(*strip, &[]),
+            };
+            let sources: Vec<&[u8]> = decoder.sources().iter().map(source).collect();
+            let mut targets: Vec<&mut [u8]> = found.iter_mut().map(Buffer::as_mut_slice).collect();
+            decoder.decode(&sources, &mut targets);
+        }
+        lost.iter().zip(&found).for_each(|(strip, buffer)| all[*strip] = Some(buffer));
+        for (parity, target) in &mut rows.skipped {
+            target.as_mut_slice().fill(0);
+            for (strip, source) in
+                all.iter().enumerate().filter_map(|(strip, source)| Some((strip, (*source)?)))
+            {
+                self.code.update(&[(strip, source.as_slice())], &mut [(*parity, target.as_mut_slice())]);
+            }
+        }
+        Ok(true)
+    }
+
     /// Writes parity, and data that came from the log, to the live members.
     async fn write_rows(&self, rows: &Rows<'_>) -> Result<(), RecoverError> {
         let (write, data) = (rows.write, self.context.config.geometry.data);
         let parity = rows.parity.iter().map(|(parity, _, buffer)| (data + parity, Some(buffer)));
+        let skipped = rows.skipped.iter().map(|(parity, buffer)| (data + parity, Some(buffer)));
         let redo = rows.data.iter().map(Option::as_ref).enumerate().filter(|_| write.has_redo);
-        let writes = parity.chain(redo).filter_map(|(strip, buffer)| {
+        let writes = parity.chain(skipped).chain(redo).filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
             Some(Transfer::write(slot, member, self.offset(write, member), buffer?.as_slice()))
         });
