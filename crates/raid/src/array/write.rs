@@ -117,6 +117,8 @@ impl Owner {
         flags: Flags,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
+        // Without a live parity member nothing is logged: a member that is skipped then must be out before.
+        self.wait_until_out(rect.stripe).await?;
         self.shared.check_frozen()?;
         let strips = self.strips(rect.stripe, *unreadable);
         let plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
@@ -132,11 +134,12 @@ impl Owner {
             self.new_parity(scratch, rect, &plan);
         }
         self.write_new(scratch, rect, &plan, flags).await?;
+        // Until then a member that was skipped may come back as a live one: recovery needs the entry.
+        self.wait_until_out(rect.stripe).await?;
         if let Some(ticket) = ticket {
             self.log.retire(ticket);
         }
         self.clear_bad(rect).await?;
-        self.wait_until_out(rect.stripe).await?;
         region.end();
         Ok(())
     }
