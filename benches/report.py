@@ -1,6 +1,7 @@
 """Turns the results of benches/run into a table (Markdown) and plots (SVG)."""
 
 import statistics
+import parity
 from xml.sax.saxutils import escape
 
 OURS = "freestone"
@@ -149,4 +150,6 @@ def write(results, folder):
                   f"included: {idle['private_kb'] / idle['exports']:.0f} KiB an export."]
     if "library" in results:
         parts += library_parts(results["library"], when(results, "library"), folder)
+    if "parity" in results:
+        parts += parity.report(results["parity"], when(results, "parity"))
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")

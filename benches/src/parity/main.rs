@@ -1,9 +1,5 @@
 //! How fast parity is made, beside ISA-L, a plain loop, and what this machine can read.
 //!
-//! ```text
-//! parity [--json] [--rounds 7] [--ms 15] [--only 8+2] [--size 4K] [--instructions avx2]
-//! ```
-//!
 //! Each round measures every contender once, so that a drift of the machine hits them alike. Gigabytes of data a
 //! second of one core's time; the median of the rounds with its spread, and ratios taken round by round.
 
@@ -12,6 +8,7 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
+use clap::Parser;
 use isal::{Isal, Tables};
 use memory::{Memory, cpu_seconds};
 use raid::{Code, Matrix};
@@ -30,12 +27,27 @@ const ISAL: &str = "ISA-L";
 const PLAIN: &str = "plain loop";
 const READ: &str = "read";
 
-struct Options {
-    is_json: bool,
+/// The command line.
+#[derive(Parser)]
+struct Args {
+    /// A line of JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Rounds.
+    #[arg(long, default_value_t = 7)]
     rounds: usize,
-    seconds: f64,
+    /// Milliseconds that a contender is measured for, each round.
+    #[arg(long, default_value_t = 15)]
+    ms: u32,
+    /// Only this shape, such as 8+2.
+    #[arg(long)]
     only: Option<String>,
+    /// Only this size: 4K, 64K or 1M.
+    #[arg(long)]
     size: Option<String>,
+    /// Instructions to compute with instead of the processor's best; with avx2, ISA-L uses AVX2 too.
+    #[arg(long)]
+    instructions: Option<String>,
 }
 
 /// A shape with everything that is prepared for it.
@@ -57,7 +69,11 @@ struct Strips<'a> {
 type Speeds = BTreeMap<&'static str, Vec<f64>>;
 
 fn main() {
-    let options = options();
+    let args = Args::parse();
+    if let Some(name) = args.instructions.as_ref().filter(|name| !raid::parity::use_instructions(name)) {
+        eprintln!("parity: this processor lacks {name}");
+        std::process::exit(1);
+    }
     let isal = Isal::load(raid::parity::instructions() == "avx2");
     if isal.is_none() {
         eprintln!("parity: no ISA-L beside ours: install libisal2 (tests/lab/setup does)");
@@ -69,48 +85,17 @@ fn main() {
         let rows: Vec<u8> = (0..parity * data).map(|n| code.coefficient(n / data, n % data)).collect();
         let shape = Shape { data, parity, tables: isal.map(|isal| isal.tables(&rows, data)), code };
         let name = format!("{data}+{parity}");
-        if options.only.as_ref().is_some_and(|only| *only != name) {
+        if args.only.as_ref().is_some_and(|only| *only != name) {
             continue;
         }
         for (len, is_cold, size) in SIZES {
-            if options.size.as_ref().is_some_and(|only| !size.starts_with(only.as_str())) {
+            if args.size.as_ref().is_some_and(|only| !size.starts_with(only.as_str())) {
                 continue;
             }
-            cases.push((name.clone(), size, measure(&shape, isal, &pool, (len, is_cold), &options)));
+            cases.push((name.clone(), size, measure(&shape, isal, &pool, (len, is_cold), &args)));
         }
     }
-    if options.is_json { print_json(&cases) } else { print_table(&cases) }
-}
-
-fn options() -> Options {
-    let mut options = Options { is_json: false, rounds: 7, seconds: 0.015, only: None, size: None };
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        let number = |text: Option<String>| text.and_then(|text| text.parse::<u32>().ok()).filter(|n| *n > 0);
-        match arg.as_str() {
-            "--json" => options.is_json = true,
-            "--rounds" => options.rounds = number(args.next()).unwrap_or_else(|| usage()) as usize,
-            "--ms" => options.seconds = f64::from(number(args.next()).unwrap_or_else(|| usage())) / 1e3,
-            "--only" => options.only = args.next(),
-            "--instructions" => {
-                let name = args.next().unwrap_or_else(|| usage());
-                if !raid::parity::use_instructions(&name) {
-                    eprintln!("parity: this processor lacks {name}");
-                    std::process::exit(1);
-                }
-            }
-            "--size" => options.size = args.next(),
-            _ => usage(),
-        }
-    }
-    options
-}
-
-fn usage() -> ! {
-    eprintln!(
-        "usage: parity [--json] [--rounds N] [--ms N] [--only K+M] [--size 4K|64K|1M] [--instructions NAME]"
-    );
-    std::process::exit(2);
+    if args.json { print_json(&cases) } else { print_table(&cases) }
 }
 
 /// Every contender in turn, as many rounds as asked for.
@@ -119,22 +104,23 @@ fn measure(
     isal: Option<Isal>,
     pool: &Memory,
     (len, is_cold): (usize, bool),
-    options: &Options,
+    args: &Args,
 ) -> Speeds {
     let stripe_bytes = (shape.data + shape.parity) * len;
     let contenders =
         [Some(OURS), isal.map(|_| ISAL), (shape.parity == 1).then_some(PLAIN), is_cold.then_some(READ)];
+    let seconds = f64::from(args.ms) / 1e3;
     let mut speeds = Speeds::new();
     let strips = shape.data + shape.parity;
     let mut at = 0;
-    for _ in 0..options.rounds {
+    for _ in 0..args.rounds {
         for contender in contenders.into_iter().flatten() {
             let mut speed = |work: &dyn Fn(&mut Strips<'_>)| {
                 let mut stripe = Strips::new(shape, pool.strips(at, strips, len), len);
                 work(&mut stripe);
                 let (start, mut bytes) = (cpu_seconds(), 0);
                 let mut now = start;
-                while now - start < options.seconds {
+                while now - start < seconds {
                     for _ in 0..CLOCK_BYTES.div_ceil(stripe_bytes) {
                         if is_cold {
                             at = if at + 2 * stripe_bytes > POOL_BYTES { 0 } else { at + stripe_bytes };
