@@ -183,6 +183,7 @@ impl Oracle {
     /// The first sector that the device must not return.
     pub fn end_read(&mut self, lba: u64, ticket: Ticket, bytes: &[u8]) -> Result<(), Violation> {
         self.reads.retain(|began| *began != ticket.0);
+        self.tick();
         for (i, sector) in bytes.chunks_exact(SECTOR).enumerate() {
             self.check(lba + i as u64, ticket.0, sector)?;
         }
@@ -240,13 +241,18 @@ impl Oracle {
             return Err(self.explain(lba, began, &seen));
         }
         sector.is_lost = false;
-        let is_settled = sector.all().all(|write| write.ended < began && !write.is_cached);
-        if is_settled && !sector.more.is_empty() && version != ANYTHING {
-            sector.first =
-                Write { version, ..*sector.all().max_by_key(|write| write.ended).unwrap_or(&sector.first) };
-            sector.first.replaced = NEVER;
-            sector.first.is_gone = false;
-            sector.more.clear();
+        let is_over = |write: &Write| write.ended < began && !write.is_cached && write.version != ANYTHING;
+        let is_settled = sector.all().all(is_over);
+        if is_settled && (sector.was_cut_off || !sector.more.is_empty()) {
+            // A read that began before this one ended may still bring another.
+            let (now, oldest_read) = (self.now, self.reads.iter().copied().min().unwrap_or(NEVER));
+            for write in std::iter::once(&mut sector.first).chain(&mut sector.more) {
+                if write.version != version {
+                    write.replaced = write.replaced.min(now);
+                    write.is_gone = true;
+                }
+            }
+            sector.prune(oldest_read);
             sector.was_cut_off = false;
         }
         Ok(())

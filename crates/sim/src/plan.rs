@@ -194,16 +194,18 @@ impl Shape {
             group_stripes: rng.range(2, 7),
         };
         let lanes = rng.pick(&[1, 2, 3]);
-        // Room for an entry or two of a whole stripe with its redo data, so that lanes wrap.
-        let most_entry = (data as u32 + 1) * strip_bytes + 2 * 4096;
-        let lane_bytes = most_entry * rng.pick(&[1, 2]);
+        let block_size = rng.pick(&[512, 512, 4096]);
+        // Little more than two entries of one block of a whole stripe with its redo data: lanes wrap, and long writes
+        // are cut.
+        let least_entry = (data as u32 + 1) * block_size + 4096;
+        let lane_bytes = (2 * least_entry).next_multiple_of(4096) * rng.pick(&[1, 2, 4]);
         Shape {
             seed: rng.draw(),
             level,
             geometry,
             matrix,
             consistency,
-            block_size: rng.pick(&[512, 512, 4096]),
+            block_size,
             lanes,
             lane_bytes,
             region_strips: rng.range(1, 4),
