@@ -211,6 +211,17 @@ impl Owner {
         Ok(())
     }
 
+    /// A member that should be there has no channel: its device went away before this core had opened it.
+    async fn gone(&self, stripe: u64, strip: usize) -> IoResult {
+        let members = &self.shared.members;
+        let slot = members.geometry().member(stripe, strip);
+        let which = if members.is_live(slot) { Which::Own } else { Which::Incoming };
+        if which == Which::Own || members.is_filling(slot) {
+            self.shared.member_failed(slot, which, IoError::DeviceGone).await?;
+        }
+        Ok(())
+    }
+
     /// Reads strips into `scratch.old` and `scratch.parity`.
     async fn read_strips(
         &self,
@@ -230,7 +241,10 @@ impl Owner {
                 *place = Some(self.buffer(len).await);
             }
             let segment = place.as_ref().expect("just set").segment();
-            let Some((_, _, member)) = self.reader(stripe, strip) else { return Err(Stop::Again) };
+            let Some((_, _, member)) = self.reader(stripe, strip) else {
+                self.gone(stripe, strip).await?;
+                return Err(Stop::Again);
+            };
             let position = self.position(&member, stripe, offset);
             // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
             unsafe {
@@ -314,6 +328,7 @@ impl Owner {
         let mut slots = ArrayVec::<(usize, usize, Which), MAX_PARITY>::new();
         for strip in ones(plan.parity) {
             let Some((slot, which, member)) = self.reader(rect.stripe, strip) else {
+                self.gone(rect.stripe, strip).await?;
                 return Err(Stop::Again);
             };
             slots.push((strip - strips.data, slot, which));
