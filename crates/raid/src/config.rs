@@ -285,6 +285,12 @@ impl ArrayConfig {
         {
             return fail(format!("{} log lanes of {} bytes", self.lanes, self.lane_bytes));
         }
+        if parity > 0 && data > 1 && crate::log::max_len(self, data) < self.block_size {
+            return fail(format!(
+                "log lanes of {} bytes: too small for a block of every strip",
+                self.lane_bytes
+            ));
+        }
         Code::new(self.matrix, data, parity).map(drop).map_err(|error| ConfigError(error.to_string()))
     }
 }

@@ -312,7 +312,8 @@ impl Starting {
         if was_logging && !self.table.is_clean {
             self.replay(&bad).await?;
         }
-        if self.config.consistency == Consistency::Bitmap || self.needs_sync {
+        let has_dirty = self.config.consistency == Consistency::Bitmap && !self.table.is_clean;
+        if has_dirty || self.needs_sync {
             let needs_sync = self.needs_sync;
             let is_dirty = |_, bits| bits & region_map::DIRTY != 0 || needs_sync;
             while let Err(MemberFailures(failures)) =

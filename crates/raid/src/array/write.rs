@@ -160,7 +160,9 @@ impl Owner {
     /// The region map says that the stripe is being written, durably.
     async fn mark_region(&self, stripe: u64, is_degraded: bool) -> IoResult {
         let mut needed = WRITTEN;
-        if self.shared.config.consistency == Consistency::Bitmap {
+        // What is logged needs no mark: it is replayed.
+        let is_logged = self.shared.config.geometry.data > 1 && !self.shared.is_whole(stripe);
+        if self.shared.config.consistency == Consistency::Bitmap && !is_logged {
             needed |= DIRTY;
         }
         if is_degraded {
