@@ -9,6 +9,7 @@
 //! One idea carries all levels: an array is a stripe over independent *groups*, and a group is `k` strips of data
 //! with `m` strips of parity under one [`Matrix`]. A mirror is `k = 1` with copies for parity, RAID 0 has `m = 0`.
 
+pub mod admin;
 pub mod array;
 pub mod config;
 pub mod geometry;

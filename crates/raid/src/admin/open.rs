@@ -1,0 +1,241 @@
+//! From devices to an array that may be started: reads their superblocks, picks those of one array, decides.
+
+use crate::Uuid;
+use crate::array::{Array, Start, StartError};
+use crate::metadata::{
+    AssembleOptions, Assembly, Found, Label, Layout, ReadError, Refusal, assemble, read_superblock,
+};
+use block::{Device, DeviceError};
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+/// A device that may be a member.
+pub struct Candidate {
+    /// Its name, for messages.
+    pub name: String,
+    /// The device, or why it cannot be opened.
+    pub device: Result<Arc<dyn Device>, DeviceError>,
+    /// Whether somebody named it; otherwise it was found in a directory, and may be anything.
+    pub is_named: bool,
+}
+
+/// What to look for, and how much to believe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// The array's name or UUID; `None` when all devices are of one.
+    pub array: Option<String>,
+    /// Start although members are missing that could have gone on without these.
+    pub run: bool,
+    /// Start although data may be lost.
+    pub force: bool,
+}
+
+/// An array that may be started, and its members' devices.
+pub struct Selection {
+    /// What was decided.
+    pub assembly: Assembly,
+    /// The device of each slot that is used.
+    pub devices: Vec<Option<Arc<dyn Device>>>,
+    /// The devices of all that were found, used or not, by name.
+    pub found: BTreeMap<String, Arc<dyn Device>>,
+    /// What people should know: devices that are left out, what may be lost. Sentences.
+    pub warnings: Vec<String>,
+}
+
+impl Selection {
+    /// Where things lie on a slot's member, if it is used.
+    pub fn layout(&self, slot: usize) -> Option<Layout> {
+        match &self.assembly.members[slot].as_ref()?.label {
+            Label::Member(superblock) => Some(superblock.layout),
+            Label::Spare(_) => None,
+        }
+    }
+
+    /// Starts the array: what a crash has left is recovered. On a core. `wall_ns`: nanoseconds since 1970.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start(self, wall_ns: u64) -> Result<Arc<Array>, StartError> {
+        let Selection { assembly, found, .. } = self;
+        Array::start(Start::new(assembly, wall_ns, false, |member| found.get(&member.name).cloned())).await
+    }
+
+    /// The name of the array.
+    pub fn name(&self) -> &str {
+        &self.assembly.table.config.name
+    }
+}
+
+/// Why nothing can be started.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A device that somebody named is no member.
+    #[error(transparent)]
+    NoMember(#[from] ReadError),
+    /// A member is in use. To go on without it would throw away a member that is well.
+    #[error("{0}")]
+    InUse(DeviceError),
+    /// The members do not make an array, or not safely.
+    #[error("{refusal}{}", list(.unopened))]
+    Refused {
+        /// Why.
+        refusal: Refusal,
+        /// Devices that could not be opened: messages.
+        unopened: Vec<String>,
+    },
+    /// No device is of the array that is wanted.
+    #[error("array {wanted}: no member found among {looked_at} devices{}", list(.unopened))]
+    NotFound {
+        /// Name or UUID.
+        wanted: String,
+        /// How many devices were looked at.
+        looked_at: usize,
+        /// Devices that could not be opened: messages.
+        unopened: Vec<String>,
+    },
+    /// Several arrays have the name that is wanted.
+    #[error("array {wanted}: there are several of that name ({}): say which by UUID", .uuids.join(", "))]
+    Ambiguous {
+        /// The name.
+        wanted: String,
+        /// The UUIDs.
+        uuids: Vec<String>,
+    },
+    /// Members need a newer program.
+    #[error("array {array}: {why}")]
+    ReadOnly {
+        /// The array.
+        array: String,
+        /// Why it may not be written.
+        why: String,
+    },
+}
+
+fn list(messages: &[String]) -> String {
+    if messages.is_empty() { String::new() } else { format!(" ({})", messages.join("; ")) }
+}
+
+/// A member and its device.
+struct Known {
+    found: Found,
+    device: Arc<dyn Device>,
+}
+
+/// Picks the members of one array among devices, and decides whether it may be started. On a core.
+///
+/// # Errors
+/// Says why not, with the devices' names.
+pub async fn select(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selection, OpenError> {
+    let looked_at = candidates.len();
+    let (mut known, mut unopened) = (Vec::new(), Vec::new());
+    for Candidate { name, device, is_named } in candidates {
+        let result = match &device {
+            Ok(device) => read(&name, &**device).await,
+            Err(error) if is_named && !is_busy(error) => {
+                unopened.push(error.to_string());
+                continue;
+            }
+            Err(_) if is_named => {
+                return Err(OpenError::InUse(device.err().expect("it was not opened")));
+            }
+            Err(_) => continue,
+        };
+        match (result, device) {
+            (Ok(found), Ok(device)) => known.push(Known { found, device }),
+            (Err(error), _) if is_named => return Err(error.into()),
+            _ => {}
+        }
+    }
+    let array = match &wanted.array {
+        Some(name) => Some(uuid_of(name, &known, looked_at, &unopened)?),
+        None => None,
+    };
+    let options = AssembleOptions { array, run: wanted.run, force: wanted.force };
+    let found = known.iter().map(|known| known.found.clone()).collect();
+    let assembly = match assemble(found, &options) {
+        Ok(assembly) => assembly,
+        Err(refusal) => return Err(OpenError::Refused { refusal, unopened }),
+    };
+    if let Some(why) = &assembly.read_only {
+        let array = assembly.table.config.name.clone();
+        return Err(OpenError::ReadOnly { array, why: why.clone() });
+    }
+    let devices: BTreeMap<String, Arc<dyn Device>> =
+        known.into_iter().map(|known| (known.found.name, known.device)).collect();
+    let device_of =
+        |found: &Option<Found>| found.as_ref().and_then(|found| devices.get(&found.name).cloned());
+    Ok(Selection {
+        devices: assembly.members.iter().map(device_of).collect(),
+        warnings: warnings(&assembly, &unopened),
+        assembly,
+        found: devices,
+    })
+}
+
+/// Whether a device is there but somebody else has it.
+fn is_busy(error: &DeviceError) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    source.is_some_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ResourceBusy))
+}
+
+async fn read(name: &str, device: &dyn Device) -> Result<Found, ReadError> {
+    match device.open_channel() {
+        Ok(channel) => read_superblock(name, &*channel, device.limits().capacity).await,
+        Err(error) => {
+            tracing::warn!(%error, "a device cannot be looked at");
+            Err(ReadError::Io { name: name.to_owned(), error: block::IoError::DeviceGone })
+        }
+    }
+}
+
+/// The array that `name` means.
+fn uuid_of(name: &str, known: &[Known], looked_at: usize, unopened: &[String]) -> Result<Uuid, OpenError> {
+    let mut uuids: Vec<Uuid> = known
+        .iter()
+        .filter_map(|known| match &known.found.label {
+            Label::Member(superblock) => Some(&superblock.table.config),
+            Label::Spare(_) => None,
+        })
+        .filter(|config| config.name == name || Uuid::parse(name) == Some(config.uuid))
+        .map(|config| config.uuid)
+        .collect();
+    uuids.sort_unstable();
+    uuids.dedup();
+    match uuids[..] {
+        [] => {
+            let (wanted, unopened) = (name.to_owned(), unopened.to_vec());
+            Err(OpenError::NotFound { wanted, looked_at, unopened })
+        }
+        [uuid] => Ok(uuid),
+        _ => {
+            let uuids = uuids.iter().map(Uuid::to_string).collect();
+            Err(OpenError::Ambiguous { wanted: name.to_owned(), uuids })
+        }
+    }
+}
+
+/// Whether a superblock is of the array with this name or UUID: of a member, or of a spare that it may take.
+pub fn is_of(label: &Label, array: &str) -> bool {
+    let is_it = |name: &str, uuid: Uuid| name == array || Uuid::parse(array) == Some(uuid);
+    match label {
+        Label::Member(superblock) => {
+            let config = &superblock.table.config;
+            is_it(&config.name, config.uuid)
+        }
+        Label::Spare(spare) => spare.array.is_none_or(|uuid| is_it(&spare.array_name, uuid)),
+    }
+}
+
+fn warnings(assembly: &Assembly, unopened: &[String]) -> Vec<String> {
+    let mut warnings = unopened.to_vec();
+    warnings.extend(assembly.rejected.iter().map(|rejected| format!("{}: {}", rejected.name, rejected.why)));
+    warnings.extend(assembly.returning.iter().map(|member| {
+        let how = if member.is_partial { "what has changed since is enough" } else { "it needs everything" };
+        format!("{}: it is stale: slot {} is out; re-add it ({how})", member.found.name, member.slot)
+    }));
+    let slot_missing = |slot: &usize| format!("slot {slot} is missing: the array is degraded");
+    warnings.extend(assembly.missing.iter().map(slot_missing));
+    warnings.extend(assembly.losses.iter().map(|loss| format!("forced: {loss}")));
+    warnings
+}
