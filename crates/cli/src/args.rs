@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
 use crate::export;
 use crate::info::InfoArgs;
@@ -27,17 +28,19 @@ pub enum Command {
     Bench(BenchArgs),
     /// Say what a device is and can do
     Info(InfoArgs),
+    /// Make RAID arrays, look after them, look into them
+    Array(ArrayArgs),
 }
 
 /// What every command takes.
 #[derive(clap::Args, Debug)]
 pub struct CommonArgs {
     /// One JSON object a line on standard output, JSON logs on standard error
-    #[arg(long)]
+    #[arg(long, global = true)]
     pub json: bool,
     /// What to log on standard error: error, warn, info, debug, trace, off, or a list such as
     /// warn,exports=debug [default: FREESTONE_LOG]
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL")]
     pub log: Option<String>,
 }
 
@@ -79,6 +82,21 @@ Examples:
 Latency is from submission to completion. The clock is read once for all completions that are found together, which \
 costs some nanoseconds a request; --no-latency saves them.";
 
+const ARRAY_EXAMPLES: &str = "\
+Examples:
+  Two parities over six drives, served to a virtual machine:
+    freestone array create data --level 6 /dev/sd[b-g]
+    freestone serve --device raid:name=data,scan=/dev --export vhost-user-blk:socket=/run/data.sock
+  While it runs:
+    freestone array show data
+    freestone array fail data /dev/sdc
+  When it does not:
+    freestone array examine /dev/sdb
+    freestone array check /dev/sd[b-g]
+
+An array that runs is reached through its control socket, in $XDG_RUNTIME_DIR/freestone or /run/freestone; one that \
+does not is worked on directly, its members locked meanwhile. Each command says which of the two it did.";
+
 /// The command, with help that lists every kind and key.
 pub fn command() -> clap::Command {
     let devices = ("Devices (--device)", kinds::device::KINDS);
@@ -91,11 +109,27 @@ pub fn command() -> clap::Command {
         .mut_subcommand("serve", |serve| serve.after_long_help(help(SERVE_EXAMPLES, &all)))
         .mut_subcommand("bench", |bench| bench.after_long_help(help(BENCH_EXAMPLES, &stack)))
         .mut_subcommand("info", |info| info.after_long_help(format!("{SPECS}\n\n{stack}{EXIT_CODES}")))
+        .mut_subcommand("array", |array| array.after_long_help(format!("{ARRAY_EXAMPLES}\n\n{EXIT_CODES}")))
 }
 
 /// A clap parser for one of our value types.
 pub fn value<V: Value>(text: &str) -> Result<V, String> {
     V::parse(text).ok_or_else(|| format!("expected {}", V::expected()))
+}
+
+/// A clap parser for RAID levels.
+pub fn level(text: &str) -> Result<raid::Level, String> {
+    let known = || raid::Level::ALL.map(raid::Level::name).join(", ");
+    raid::Level::from_name(text).ok_or_else(|| format!("expected {}", known()))
+}
+
+/// A clap parser for consistency modes.
+pub fn consistency(text: &str) -> Result<raid::Consistency, String> {
+    use raid::Consistency::{Bitmap, None, Ppl};
+    [Ppl, Bitmap, None]
+        .into_iter()
+        .find(|mode| mode.name() == text)
+        .ok_or_else(|| "expected ppl, bitmap or none".into())
 }
 
 /// How long cores poll without work: `--poll-us`.

@@ -1,7 +1,7 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
-//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info
+//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | array
 //! ```
 //!
 //! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]), logs to
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod array;
 mod bench;
 mod error;
 mod export;
@@ -74,6 +75,10 @@ fn run(cli: &Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Info(args) => {
             start_logs(&args.common, "warn")?;
             info::run(args, matches)
+        }
+        Command::Array(args) => {
+            start_logs(&args.common, "warn")?;
+            array::run(args)
         }
     }
 }

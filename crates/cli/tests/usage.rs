@@ -10,7 +10,7 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
     let cases: &[(&[&str], &str)] = &[
         (
             &["serve", "--device", "disk:path=x", export[0], export[1]],
-            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme_uring, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci",
+            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme_uring, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, raid",
         ),
         (
             &["info", "--device", "mem:sise=1G"],

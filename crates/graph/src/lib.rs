@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod array;
 pub mod kinds;
 pub mod spec;
 mod stack;

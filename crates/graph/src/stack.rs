@@ -2,9 +2,12 @@
 
 use crate::kinds::device::DeviceConfig;
 use crate::kinds::layer::{JoinConfig, JoinSpec, LayerConfig, LayerSpec};
+use crate::kinds::raid::{RAID, RaidConfig, RaidSpec, member_at};
 use crate::spec::{Role, SpecError};
 use block::{Device, DeviceError};
 use layers::stats::Stats;
+use raid::admin::open::Candidate;
+use raid::array::Array;
 use std::sync::Arc;
 
 /// Most layers from the top of a device to its leaves. Each is a call inside a call, on a thread's stack.
@@ -39,6 +42,8 @@ pub enum Base {
     Leaf(DeviceConfig),
     /// Several devices as one.
     Join(JoinConfig, Vec<DevicePlan>),
+    /// An array over members.
+    Array(RaidConfig, Vec<DevicePlan>),
 }
 
 /// A device with its layers, open.
@@ -49,6 +54,15 @@ pub struct Stack {
     pub device: Arc<dyn Device>,
     /// The stats layers on the way down.
     pub stats: Vec<Arc<Stats>>,
+    /// The arrays on the way down.
+    pub arrays: Vec<Arc<Array>>,
+}
+
+/// What is found on the way down through a stack.
+#[derive(Default)]
+struct Inside {
+    stats: Vec<Arc<Stats>>,
+    arrays: Vec<Arc<Array>>,
 }
 
 impl StackPlan {
@@ -67,8 +81,11 @@ impl StackPlan {
     /// # Errors
     /// When the text makes no sense, the id is taken, or there are [`MAX_DEVICES`].
     pub fn add_device(&mut self, text: &str) -> Result<(), SpecError> {
-        let (config, id) = DeviceConfig::parse(text)?;
         let refused = |message| SpecError::refused(Role::Device, text, message);
+        if text.split(':').next() == Some(RAID.name) {
+            return self.add_array(RaidSpec::parse(text)?).map_err(refused);
+        }
+        let (config, id) = DeviceConfig::parse(text)?;
         let id = id.unwrap_or_else(|| format!("device{}", self.leaves));
         self.check_is_new(&id).map_err(refused)?;
         if self.leaves == MAX_DEVICES {
@@ -76,6 +93,39 @@ impl StackPlan {
         }
         self.leaves += 1;
         self.devices.push(DevicePlan { id, base: Base::Leaf(config), layers: Vec::new() });
+        Ok(())
+    }
+
+    /// Adds an array: members that have been given before are taken out of the plan, paths become leaves.
+    fn add_array(&mut self, spec: RaidSpec) -> Result<(), String> {
+        let RaidSpec { config, members, id } = spec;
+        let paths = members.iter().filter(|member| self.position(member).is_err()).count();
+        if self.leaves + paths > MAX_DEVICES {
+            return Err(format!("at most {MAX_DEVICES} devices"));
+        }
+        let given = || self.devices.iter().filter(|device| members.contains(&device.id));
+        check_depth(given().map(DevicePlan::depth).max().unwrap_or(0) + 1)?;
+        if let Some(device) = given().find(|device| device.any_leaf(&DeviceConfig::needs_regions)) {
+            return Err(format!(
+                "member {}: it can only use memory that it was told about, and an array has its own",
+                device.id
+            ));
+        }
+        let id = id.or_else(|| config.name.clone()).unwrap_or_else(|| format!("device{}", self.leaves));
+        if !members.contains(&id) {
+            self.check_is_new(&id)?;
+        }
+        self.leaves += paths;
+        let take = |member: &String| match self.position(member) {
+            Ok(at) => self.devices.remove(at),
+            Err(_) => DevicePlan {
+                id: member.clone(),
+                base: Base::Leaf(member_at(member, config.direct, config.read_only)),
+                layers: Vec::new(),
+            },
+        };
+        let children = members.iter().map(take).collect();
+        self.devices.push(DevicePlan { id, base: Base::Array(config, children), layers: Vec::new() });
         Ok(())
     }
 
@@ -146,16 +196,19 @@ impl DevicePlan {
     /// # Errors
     /// What driver or layer say.
     pub fn open(&self) -> Result<Stack, DeviceError> {
-        let mut stats = Vec::new();
-        let device = self.open_counted(&mut stats)?;
-        Ok(Stack { id: self.id.clone(), device, stats })
+        let mut inside = Inside::default();
+        let device = self.open_inside(&mut inside)?;
+        let Inside { stats, arrays } = inside;
+        Ok(Stack { id: self.id.clone(), device, stats, arrays })
     }
 
     /// Whether what `has` asks holds for one of the leaves.
     pub fn any_leaf(&self, has: &dyn Fn(&DeviceConfig) -> bool) -> bool {
         match &self.base {
             Base::Leaf(config) => has(config),
-            Base::Join(_, children) => children.iter().any(|child| child.any_leaf(has)),
+            Base::Join(_, children) | Base::Array(_, children) => {
+                children.iter().any(|child| child.any_leaf(has))
+            }
         }
     }
 
@@ -164,23 +217,42 @@ impl DevicePlan {
         match &mut self.base {
             Base::Leaf(config) => config.make_read_only(),
             Base::Join(_, children) => children.iter_mut().for_each(DevicePlan::make_read_only),
+            // Assembly may have to recover, which writes to members.
+            Base::Array(config, _) => config.read_only = true,
         }
     }
 
-    fn open_counted(&self, stats: &mut Vec<Arc<Stats>>) -> Result<Arc<dyn Device>, DeviceError> {
-        let base = match &self.base {
+    fn open_inside(&self, inside: &mut Inside) -> Result<Arc<dyn Device>, DeviceError> {
+        let base: Arc<dyn Device> = match &self.base {
             Base::Leaf(config) => config.open()?,
             Base::Join(config, children) => config
-                .join(children.iter().map(|child| child.open_counted(stats)).collect::<Result<_, _>>()?)?,
+                .join(children.iter().map(|child| child.open_inside(inside)).collect::<Result<_, _>>()?)?,
+            Base::Array(config, children) => {
+                let mut below = Inside::default();
+                let array = crate::array::open(config, || {
+                    below = Inside::default();
+                    children.iter().map(|child| child.as_candidate(&mut below)).collect()
+                })?;
+                inside.stats.append(&mut below.stats);
+                inside.arrays.append(&mut below.arrays);
+                inside.arrays.push(array.clone());
+                array
+            }
         };
-        self.layers.iter().try_fold(base, |device, layer| layer.wrap(device, stats))
+        self.layers.iter().try_fold(base, |device, layer| layer.wrap(device, &mut inside.stats))
+    }
+
+    fn as_candidate(&self, inside: &mut Inside) -> Candidate {
+        Candidate { name: self.id.clone(), device: self.open_inside(inside), is_named: true }
     }
 
     /// Layers on the longest way to a leaf.
     fn depth(&self) -> usize {
         let below = match &self.base {
             Base::Leaf(_) => 0,
-            Base::Join(_, children) => 1 + children.iter().map(DevicePlan::depth).max().unwrap_or(0),
+            Base::Join(_, children) | Base::Array(_, children) => {
+                1 + children.iter().map(DevicePlan::depth).max().unwrap_or(0)
+            }
         };
         below + self.layers.len()
     }
@@ -238,6 +310,40 @@ mod tests {
             r#"layer concat:devices=a+b,id=c: there is a device "c" already"#
         );
         assert_eq!(refusal(&[], &["concat"]), "layer concat: no device is given before it");
+    }
+
+    #[test]
+    fn an_array_takes_the_devices_it_names_and_opens_the_paths() {
+        let devices = ["mem:size=1M,id=a", "null:id=b", "mem:size=1M,id=c", "raid:members=c+/x/y+a,id=r"];
+        let plan = plan(&devices, &["stats:device=r"]).unwrap();
+        let ids: Vec<_> = plan.devices().iter().map(|device| device.id.as_str()).collect();
+        assert_eq!(ids, ["b", "r"]);
+        let Base::Array(_, members) = &plan.devices()[1].base else { panic!() };
+        let ids: Vec<_> = members.iter().map(|device| device.id.as_str()).collect();
+        assert_eq!(ids, ["c", "/x/y", "a"]);
+        assert_eq!((plan.devices()[1].depth(), plan.leaves), (2, 4));
+    }
+
+    #[test]
+    fn an_array_that_makes_no_sense_is_refused() {
+        let message = |text| plan(&["null:id=a", text], &[]).unwrap_err().to_string();
+        assert_eq!(message("raid"), "device raid: one of members= and scan= is needed");
+        assert_eq!(message("raid:scan=/dev"), "device raid:scan=/dev: scan= needs name=NAME");
+        assert_eq!(
+            message("raid:members=a,scan=/dev,name=x"),
+            "device raid:members=a,scan=/dev,name=x: members= and scan= both say what the members are"
+        );
+        assert_eq!(
+            message("raid:members=a+a"),
+            "device raid:members=a+a: members=a+a: expected ids or paths joined by +, each once"
+        );
+        assert_eq!(
+            message("raid:members=/b,id=a"),
+            r#"device raid:members=/b,id=a: there is a device "a" already"#
+        );
+        let text = "virtio-blk-vhost-user:path=/s,id=v";
+        let error = plan(&[text, "raid:members=v+/b"], &[]).unwrap_err().to_string();
+        assert!(error.contains("member v: it can only use memory that it was told about"), "{error}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `freestone serve`: devices, layers and exports in one process, until a signal ends it.
 
+mod arrays;
 mod server;
 mod signals;
 
@@ -105,7 +106,8 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     contain_truncation().map_err(|e| Error::Runtime(format!("cannot handle SIGBUS: {e}")))?;
     // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
     let mut signals = Signals::install()?;
-    let server = server.start_exports(&plan)?;
+    let mut server = server.start_exports(&plan)?;
+    server.start_controls(&signals.stop());
     server.announce(output);
     notify_service_manager(sd_notify::NotifyState::Ready);
     loop {

@@ -1,6 +1,8 @@
 //! What `serve` has open: cores, devices, exports; and how it comes and goes.
 
+use super::arrays::{self, Stop};
 use super::{ExportPlan, ServePlan};
+use crate::array::control::server::ControlSocket;
 use crate::error::Error;
 use crate::export::ExportConfig;
 use crate::output::{Output, human_bytes};
@@ -12,8 +14,10 @@ use reactor::{CoreRef, Cores};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A running server. Fields are dropped in this order: exports, then devices, then the cores they ran on.
+/// A running server. Fields are dropped in this order: control sockets and exports, then devices, then the cores they
+/// ran on.
 pub struct Server {
+    controls: Vec<ControlSocket>,
     exports: Vec<Export>,
     stacks: Vec<Stack>,
     cores: Cores,
@@ -30,11 +34,18 @@ struct Export {
 impl Server {
     /// Starts the cores and opens the devices.
     pub fn open(plan: &ServePlan) -> Result<Server, Error> {
-        let stacks = plan.stack.devices().iter().map(|device| device.open()).collect::<Result<_, _>>()?;
+        let stacks: Vec<Stack> =
+            plan.stack.devices().iter().map(|device| device.open()).collect::<Result<_, _>>()?;
         let cores =
             Cores::start(&plan.cores).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
         let cpus = plan.cores.iter().map(|core| core.cpu).collect();
-        Ok(Server { exports: Vec::new(), stacks, cores, cpus })
+        arrays::settle(&stacks, &cores.get(0))?;
+        Ok(Server { controls: Vec::new(), exports: Vec::new(), stacks, cores, cpus })
+    }
+
+    /// Listens for commands to the arrays; `stop` ends the server.
+    pub fn start_controls(&mut self, stop: &Stop) {
+        self.controls = arrays::listen(&self.stacks, &self.cores.get(0), stop);
     }
 
     /// Starts the exports: clients may connect from now on.
@@ -64,6 +75,7 @@ impl Server {
             "cores": self.cpus,
             "devices": devices,
             "exports": exports,
+            "controls": self.controls.iter().map(ControlSocket::path).collect::<Vec<_>>(),
         });
         output.event("ready", ready, fields);
     }
@@ -131,7 +143,8 @@ impl Server {
                 result = result.and(Err(error));
             }
         }
-        result
+        // Clients of the sockets see them close when nothing is left to be done.
+        result.and(arrays::stop(&self.stacks, &core))
     }
 
     fn cores_line(&self) -> String {

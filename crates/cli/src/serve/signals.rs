@@ -1,5 +1,6 @@
 //! What signals ask the server for.
 
+use super::arrays::Stop;
 use crate::error::{EXIT_FAILURE, Error};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
@@ -36,6 +37,12 @@ impl Signals {
             flag::register(signal, is_stopping.clone()).map_err(failed)?;
         }
         iterator::Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map(Signals).map_err(failed)
+    }
+
+    /// Ends the waiting as a signal to stop does; for other threads.
+    pub fn stop(&self) -> Stop {
+        let handle = self.0.handle();
+        Arc::new(move || handle.close())
     }
 
     /// Waits for the next signal.

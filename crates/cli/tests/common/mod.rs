@@ -28,8 +28,27 @@ pub fn failure(args: &[&str]) -> (String, i32) {
 
 /// Runs the program to its end and returns its JSON lines.
 pub fn run_json(args: &[&str]) -> Vec<Value> {
-    let output = run(args);
-    let text = String::from_utf8(output.stdout).unwrap();
+    json_lines(&run(args))
+}
+
+/// As [`run`], with control sockets in `runtime`.
+pub fn run_in(runtime: &Path, args: &[&str]) -> Output {
+    freestone().env("XDG_RUNTIME_DIR", runtime).args(args).output().expect("the program starts")
+}
+
+/// As [`failure`], with control sockets in `runtime`.
+pub fn failure_in(runtime: &Path, args: &[&str]) -> (String, i32) {
+    let output = run_in(runtime, args);
+    (String::from_utf8(output.stderr).unwrap(), output.status.code().unwrap_or(-1))
+}
+
+/// As [`run_json`], with control sockets in `runtime`.
+pub fn run_json_in(runtime: &Path, args: &[&str]) -> Vec<Value> {
+    json_lines(&run_in(runtime, args))
+}
+
+fn json_lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
 }
@@ -49,7 +68,17 @@ pub struct Server {
 impl Server {
     /// Starts it and waits until clients may connect; the ready event comes with it.
     pub fn start(args: &[&str]) -> (Server, Value) {
+        Server::start_with(freestone(), args)
+    }
+
+    /// As [`Server::start`], with control sockets in `runtime`.
+    pub fn start_in(runtime: &Path, args: &[&str]) -> (Server, Value) {
         let mut command = freestone();
+        command.env("XDG_RUNTIME_DIR", runtime);
+        Server::start_with(command, args)
+    }
+
+    fn start_with(mut command: Command, args: &[&str]) -> (Server, Value) {
         command.args(["serve", "--json", "--log", "warn"]).args(args);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
@@ -80,6 +109,17 @@ impl Server {
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
         kill(name, self.child.id());
+    }
+
+    /// Waits until it has ended by itself; returns the exit code.
+    pub fn wait(mut self) -> i32 {
+        self.child.wait().expect("it is our child").code().unwrap_or(-1)
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     /// Sends SIGTERM; returns the exit code and what was said on standard error.

@@ -1,5 +1,6 @@
 //! Devices: the leaves of a graph.
 
+use super::raid::RAID;
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
 use block::{Device, DeviceError};
@@ -8,9 +9,9 @@ use drivers::{io_uring, mem, nbd, null, nvme_uring, virtio_blk};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Every kind of device.
+/// Every kind of device. All but `raid` are leaves.
 pub const KINDS: &[&Kind] =
-    &[&IO_URING, &MEM, &NBD, &NULL, &NVME_URING, &VIRTIO_BLK, &VIRTIO_BLK_VDPA, &VIRTIO_BLK_PCI];
+    &[&IO_URING, &MEM, &NBD, &NULL, &NVME_URING, &VIRTIO_BLK, &VIRTIO_BLK_VDPA, &VIRTIO_BLK_PCI, &RAID];
 
 static IO_URING: Kind = Kind {
     name: "io_uring",
@@ -177,6 +178,7 @@ impl DeviceConfig {
             "virtio-blk-vhost-user" => virtio_blk(&spec, TransportKind::VhostUser)?,
             "virtio-blk-vhost-vdpa" => virtio_blk(&spec, TransportKind::VhostVdpa)?,
             "virtio-blk-vfio-pci" => virtio_blk(&spec, TransportKind::VfioPci)?,
+            "raid" => return Err(spec.refuse("an array cannot stand here: it has members of its own")),
             kind => unreachable!("{kind} stands in no table"),
         };
         Ok((config, spec.get("id")?))

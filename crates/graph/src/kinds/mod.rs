@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod layer;
+pub mod raid;
 
 use crate::spec::{Key, Kind, key};
 use std::fmt::Write;

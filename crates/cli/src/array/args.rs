@@ -1,0 +1,155 @@
+//! What `freestone array` takes.
+
+use crate::args::{self, CommonArgs};
+use graph::spec::Size;
+use std::path::PathBuf;
+
+/// The arguments of `freestone array`.
+#[derive(clap::Args, Debug)]
+pub struct ArrayArgs {
+    /// What to do with which array
+    #[command(subcommand)]
+    pub command: ArrayCommand,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+pub enum ArrayCommand {
+    /// Make an array of devices; what they hold is lost
+    Create(CreateArgs),
+    /// Find an array's members, recover what a crash has left, and say whether it can be served
+    Assemble(AssembleArgs),
+    /// End the freestone serve that runs an array
+    Stop(RunningArgs),
+    /// Say what an array is and how it is; without a name, all that run
+    Show(ShowArgs),
+    /// Take members out of an array
+    Fail(MembersArgs),
+    /// Print the superblocks of members
+    Examine(ExamineArgs),
+    /// Verify metadata, log and parity of an array that does not run
+    Check(CheckArgs),
+}
+
+/// `freestone array create`.
+#[derive(clap::Args, Debug)]
+pub struct CreateArgs {
+    /// The array's name
+    pub name: String,
+    /// The devices, in the order of their slots: files, block devices or device specifications
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+    /// 0, 1, 10, 5, 6, 7.3, 50, 60, 70 or n+m
+    #[arg(long, value_parser = args::level)]
+    pub level: raid::Level,
+    /// Bytes of a strip [default: the largest of 16K to 128K with at most 1M of data in a stripe]
+    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    pub strip: Option<Size>,
+    /// ppl, bitmap or none [default: ppl; bitmap for mirrors, none for level 0]
+    #[arg(long, value_parser = args::consistency)]
+    pub consistency: Option<raid::Consistency>,
+    /// Independent groups, for levels 10, 50, 60, 70 and n+m
+    #[arg(long, value_name = "N")]
+    pub groups: Option<usize>,
+    /// Parity strips, for level n+m
+    #[arg(long, value_name = "M")]
+    pub parities: Option<usize>,
+    /// Copies of everything, for level 10; level 1 has as many as members [default: 2]
+    #[arg(long, value_name = "N")]
+    pub copies: Option<usize>,
+    /// Bytes of each member to use at most [default: all of the smallest]
+    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    pub size: Option<Size>,
+    /// Members hold something: overwrite it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `freestone array assemble`.
+#[derive(clap::Args, Debug)]
+pub struct AssembleArgs {
+    #[command(flatten)]
+    pub members: Members,
+    /// Go on although members are missing that could have gone on without these
+    #[arg(long)]
+    pub run: bool,
+    /// Go on although data may be lost; says what
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Members of one array, offline.
+#[derive(clap::Args, Debug)]
+pub struct Members {
+    /// Its members: files, block devices or device specifications
+    #[arg(value_name = "MEMBER")]
+    pub members: Vec<String>,
+    /// The array's name or UUID; members of others are refused, or passed over by --scan
+    #[arg(long, value_name = "ARRAY")]
+    pub name: Option<String>,
+    /// Look for members among the files and block devices of this directory
+    #[arg(long, value_name = "DIR")]
+    pub scan: Vec<PathBuf>,
+}
+
+/// A running array.
+#[derive(clap::Args, Debug)]
+pub struct RunningArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+}
+
+/// `freestone array show`.
+#[derive(clap::Args, Debug)]
+pub struct ShowArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: Option<String>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+/// Where an array's members are when it does not run.
+#[derive(clap::Args, Debug)]
+pub struct Place {
+    /// A member of the array, if the array does not run
+    #[arg(long, value_name = "MEMBER")]
+    pub member: Vec<String>,
+    /// A directory that holds its members, if the array does not run
+    #[arg(long, value_name = "DIR")]
+    pub scan: Vec<PathBuf>,
+}
+
+/// `freestone array fail`.
+#[derive(clap::Args, Debug)]
+pub struct MembersArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    /// Members by slot, UUID or device
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+/// `freestone array examine`.
+#[derive(clap::Args, Debug)]
+pub struct ExamineArgs {
+    /// Files, block devices or device specifications
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+}
+
+/// `freestone array check`.
+#[derive(clap::Args, Debug)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub members: Members,
+    /// Write what is wrong anew
+    #[arg(long)]
+    pub repair: bool,
+}

@@ -1,0 +1,97 @@
+//! The side of the control socket that `freestone array` has.
+
+use super::protocol::{Command, Done, MAX_LINE, Reply, Request, VERSION};
+use super::{directory, path_of};
+use raid::Uuid;
+use raid::admin::report::ArrayReport;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a server may take to answer: a change waits for requests in flight, which may wait for a drive.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long it may take to say what it is: one server that hangs must not keep people from the others.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection to a running array.
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    path: PathBuf,
+}
+
+impl Client {
+    /// Connects to the array whose control socket is `path`.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(path: &Path) -> io::Result<Client> {
+        let stream = BufReader::new(UnixStream::connect(path)?);
+        let client = Client { stream, path: path.into() };
+        client.wait_at_most(ANSWER_TIMEOUT)?;
+        Ok(client)
+    }
+
+    /// Waits until the server has closed the connection: it has ended, or is about to.
+    pub fn wait_for_end(&mut self) {
+        let mut rest = Vec::new();
+        let _ = (&mut self.stream).take(MAX_LINE as u64).read_to_end(&mut rest);
+    }
+
+    fn wait_at_most(&self, timeout: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(timeout))?;
+        self.stream.get_ref().set_write_timeout(Some(timeout))
+    }
+
+    /// Asks for something and waits for the answer.
+    ///
+    /// # Errors
+    /// What the server says, or that it says nothing.
+    pub fn ask(&mut self, command: Command) -> Result<Done, String> {
+        let failed = |error: io::Error| format!("control socket {}: {error}", self.path.display());
+        let mut line = serde_json::to_vec(&Request { version: VERSION, command }).expect("plain data");
+        line.push(b'\n');
+        self.stream.get_mut().write_all(&line).map_err(failed)?;
+        let mut answer = Vec::new();
+        (&mut self.stream).take(MAX_LINE as u64).read_until(b'\n', &mut answer).map_err(failed)?;
+        if answer.is_empty() {
+            return Err(format!("control socket {}: closed without an answer", self.path.display()));
+        }
+        let reply: Reply = serde_json::from_slice(&answer)
+            .map_err(|error| format!("control socket {}: {error}", self.path.display()))?;
+        reply.into_result()
+    }
+}
+
+/// The running array of that name or UUID, and what it says about itself; `None` when none runs.
+pub fn find(array: &str) -> Option<(Client, ArrayReport)> {
+    match Uuid::parse(array) {
+        Some(uuid) => greet(&path_of(uuid)),
+        None => running().into_iter().find(|(_, report)| report.name == array),
+    }
+}
+
+/// All running arrays that this user may control.
+pub fn running() -> Vec<(Client, ArrayReport)> {
+    let Ok(entries) = std::fs::read_dir(directory()) else { return Vec::new() };
+    let is_socket = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with("array-") && name.ends_with(".sock")
+    };
+    let mut arrays: Vec<_> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(is_socket)
+        .filter_map(|path| greet(&path))
+        .collect();
+    arrays.sort_by(|(_, a), (_, b)| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
+    arrays
+}
+
+/// Connects and asks what the array is. A socket that a killed server left answers to nobody.
+fn greet(path: &Path) -> Option<(Client, ArrayReport)> {
+    let mut client = Client::connect(path).ok()?;
+    client.wait_at_most(GREETING_TIMEOUT).ok()?;
+    let report = client.ask(Command::Show).ok()?.array?;
+    client.wait_at_most(ANSWER_TIMEOUT).ok()?;
+    Some((client, report))
+}

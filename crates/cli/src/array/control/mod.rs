@@ -1,0 +1,29 @@
+//! The control socket of a running array: how `freestone array` reaches the `freestone serve` that runs it.
+//!
+//! ```text
+//!   freestone array fail NAME …      freestone serve
+//!     client ── JSON lines ──► server (a thread of its own) ── messages ──► the array's core
+//! ```
+//!
+//! A Unix socket of mode 0600 in the directory of [`directory`], called after the array's UUID. Each line is a
+//! [`protocol::Request`] or a [`protocol::Reply`], in turn.
+
+pub mod client;
+pub mod protocol;
+pub mod server;
+
+use raid::Uuid;
+use std::path::PathBuf;
+
+/// Where control sockets are: `$XDG_RUNTIME_DIR/freestone`, or `/run/freestone` for who has no such directory.
+pub fn directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
+        Some(dir) => PathBuf::from(dir).join("freestone"),
+        None => PathBuf::from("/run/freestone"),
+    }
+}
+
+/// The socket of the array with this UUID.
+pub fn path_of(uuid: Uuid) -> PathBuf {
+    directory().join(format!("array-{uuid}.sock"))
+}

@@ -1,0 +1,145 @@
+//! What goes over a control socket: one JSON object a line.
+//!
+//! ```text
+//!   → {"version":1,"command":"fail","members":["3"]}
+//!   ← {"version":1,"ok":{"text":"slot 3 (/dev/sdd) is out"}}
+//!   ← {"version":1,"error":"slot 3: there is no such slot in array data (0 to 2)"}
+//! ```
+
+use raid::admin::report::ArrayReport;
+use serde::{Deserialize, Serialize};
+
+/// The version of the protocol. Fields may be added to it; what changes their meaning gets another version.
+pub const VERSION: u32 = 1;
+/// Longest line: a request with a path for each of 256 members.
+pub const MAX_LINE: usize = 2 << 20;
+
+/// What is asked of a running array.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What is asked for.
+    #[serde(flatten)]
+    pub command: Command,
+}
+
+/// The commands. Members are named by slot, UUID or device.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub enum Command {
+    /// Say what the array and its members are.
+    Show,
+    /// End the process that serves the array, in good order.
+    Stop,
+    /// Take members out: nothing is read from them or written to them any more.
+    Fail {
+        /// The members.
+        members: Vec<String>,
+    },
+}
+
+/// An answer: exactly one of the two.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ok: Option<Done>,
+    /// Why nothing was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What was done.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// For people; several lines at most.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// The array as it is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<ArrayReport>,
+    /// The process that serves it.
+    #[serde(default)]
+    pub pid: u32,
+}
+
+impl Reply {
+    /// The answer to a request that was carried out, or not.
+    pub fn new(result: Result<Done, String>) -> Reply {
+        match result {
+            Ok(done) => Reply { version: VERSION, ok: Some(done), error: None },
+            Err(error) => Reply { version: VERSION, ok: None, error: Some(error) },
+        }
+    }
+
+    /// What it says.
+    pub fn into_result(self) -> Result<Done, String> {
+        match (self.ok, self.error) {
+            (Some(done), None) => Ok(done),
+            (None, Some(error)) => Err(error),
+            _ => Err("the answer is neither a result nor an error".into()),
+        }
+    }
+}
+
+/// The command of a line.
+///
+/// # Errors
+/// With a sentence for whoever sent it.
+pub fn parse_request(line: &[u8]) -> Result<Command, String> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    // The version first: a later one may have commands that this one cannot read.
+    let found: Versioned =
+        serde_json::from_slice(line).map_err(|error| format!("no request of this protocol: {error}"))?;
+    if found.version != VERSION {
+        return Err(format!("version {} of the protocol: this server speaks {VERSION}", found.version));
+    }
+    let request: Request = serde_json::from_slice(line).map_err(|error| format!("no request: {error}"))?;
+    Ok(request.command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_one_line_and_survive_it() {
+        for command in [Command::Show, Command::Fail { members: vec!["/dev/a\nb".into()] }, Command::Stop] {
+            let line = serde_json::to_string(&Request { version: VERSION, command }).expect("plain data");
+            assert!(!line.contains('\n'));
+            let command = parse_request(line.as_bytes()).unwrap();
+            assert_eq!(serde_json::to_string(&Request { version: VERSION, command }).unwrap(), line);
+        }
+        let text = r#"{"version":1,"command":"fail","members":["3"]}"#;
+        assert_eq!(parse_request(text.as_bytes()), Ok(Command::Fail { members: vec!["3".into()] }));
+    }
+
+    #[test]
+    fn what_is_no_request_is_answered_with_the_reason() {
+        let refusal = |text: &str| parse_request(text.as_bytes()).unwrap_err();
+        assert!(refusal("").starts_with("no request of this protocol: EOF"));
+        assert!(refusal("[1]").starts_with("no request"));
+        assert!(refusal(r#"{"command":"show"}"#).contains("missing field `version`"));
+        assert_eq!(
+            refusal(r#"{"version":2,"command":"dance"}"#),
+            "version 2 of the protocol: this server speaks 1"
+        );
+        assert!(refusal(r#"{"version":1,"command":"dance"}"#).contains("unknown variant `dance`"));
+        assert!(refusal(r#"{"version":1,"command":"fail"}"#).contains("missing field `members`"));
+        assert!(parse_request(&[0xff, b'{', b'}']).is_err());
+        assert!(parse_request("[".repeat(100_000).as_bytes()).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_line_makes_the_parser_panic(line in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            let _ = parse_request(&line);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `freestone array assemble`: what a crash has left is recovered, and the array is stopped in good order.
+
+use super::members::{failed, select};
+use crate::array::args::AssembleArgs;
+use crate::error::Error;
+use crate::output::{Output, human_bytes};
+use block::Device;
+use raid::admin::open::{Selection, Wanted};
+use serde_json::json;
+use std::sync::Arc;
+
+/// Assembles an array, so that it is known to be whole and can be served.
+///
+/// # Errors
+/// When it cannot be assembled, with the reason.
+pub fn run(args: &AssembleArgs, output: Output) -> Result<(), Error> {
+    let wanted = Wanted { array: args.members.name.clone(), run: args.run, force: args.force };
+    let selection = select(&args.members, &wanted)?;
+    super::say_warnings(&selection.warnings, output);
+    let config = selection.assembly.table.config.clone();
+    let was_clean = selection.assembly.table.is_clean;
+    let missing: Vec<usize> =
+        (0..selection.devices.len()).filter(|slot| selection.devices[*slot].is_none()).collect();
+    recover(selection)?;
+    let state = if missing.is_empty() { "all members are there" } else { "degraded" };
+    let recovered = if was_clean { "" } else { ", recovered" };
+    let capacity = config.geometry.capacity();
+    let human = format!(
+        "assembled array {} ({}), {}: {state}{recovered}; it can be served",
+        config.name,
+        config.uuid,
+        human_bytes(capacity)
+    );
+    let fields = json!({
+        "name": config.name,
+        "uuid": config.uuid,
+        "capacity": capacity,
+        "was_clean": was_clean,
+        "missing_slots": missing,
+    });
+    output.event("assembled", human, fields);
+    Ok(())
+}
+
+/// Starts an array and stops it again.
+///
+/// # Errors
+/// When it cannot be started or stopped.
+pub fn recover(selection: Selection) -> Result<(), Error> {
+    let name = selection.name().to_owned();
+    let array = graph::array::start(selection).map_err(failed)?;
+    let stopped = reactor::run(async move {
+        // The core that opens the first channel is the one that commits.
+        let device: Arc<dyn Device> = array.clone();
+        let channel = device.open_channel()?;
+        let result = array.stop().await;
+        drop(channel);
+        Ok::<_, block::DeviceError>(result)
+    })?;
+    stopped.map_err(|error| Error::Runtime(format!("array {name}: it cannot be stopped: {error}")))
+}

@@ -1,0 +1,61 @@
+//! Members on this host: named one by one, or found in directories.
+
+use crate::array::args::Members;
+use crate::error::Error;
+use graph::array::{choose, patiently, scan};
+use graph::kinds::device::DeviceConfig;
+use graph::kinds::raid::member;
+use raid::admin::open::{Candidate, Selection, Wanted};
+
+/// What members are opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Only to look at them: a running array is not disturbed.
+    Read,
+    /// To change them: claims them, so that nobody else has them open for writing.
+    Write,
+}
+
+/// Opens the members that are named.
+///
+/// # Errors
+/// When a specification makes no sense. A device that cannot be opened is in the list with the reason.
+pub fn open(names: &[String], access: Access) -> Result<Vec<Candidate>, Error> {
+    Ok(configs(names, access)?.iter().map(candidate).collect())
+}
+
+fn configs(names: &[String], access: Access) -> Result<Vec<(String, DeviceConfig)>, Error> {
+    let parse = |name: &String| Ok((name.clone(), member(name, true, access == Access::Read)?));
+    names.iter().map(parse).collect()
+}
+
+fn candidate((name, config): &(String, DeviceConfig)) -> Candidate {
+    Candidate { name: name.clone(), device: config.open(), is_named: true }
+}
+
+/// Opens the members of one array, named or found, and decides whether it may be started.
+///
+/// # Errors
+/// Says why not, with the devices' names.
+pub fn select(members: &Members, wanted: &Wanted) -> Result<Selection, Error> {
+    if members.members.is_empty() && members.scan.is_empty() {
+        return Err(Error::Usage("members are needed, or --scan DIR with --name ARRAY".into()));
+    }
+    if !members.scan.is_empty() && wanted.array.is_none() {
+        return Err(Error::Usage("--scan needs --name ARRAY".into()));
+    }
+    let configs = configs(&members.members, Access::Write)?;
+    let selection = patiently(|| {
+        let mut candidates: Vec<Candidate> = configs.iter().map(candidate).collect();
+        for directory in &members.scan {
+            candidates.extend(scan(directory, wanted.array.as_deref().unwrap_or_default(), true, false)?);
+        }
+        choose(candidates, wanted)
+    });
+    selection.map_err(failed)
+}
+
+/// An array cannot be opened.
+pub fn failed(error: graph::array::ArrayError) -> Error {
+    Error::Runtime(error.to_string())
+}

@@ -1,0 +1,26 @@
+//! Commands that work on the members themselves, because no process runs the array.
+
+pub mod assemble;
+pub mod check;
+pub mod create;
+pub mod edit;
+pub mod examine;
+pub mod members;
+pub mod show;
+
+use crate::output::Output;
+use serde_json::json;
+
+/// This host's name.
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// Says what people should know about the members that were found.
+fn say_warnings(warnings: &[String], output: Output) {
+    for warning in warnings {
+        output.event("warning", format!("warning: {warning}"), json!({ "warning": warning }));
+    }
+}

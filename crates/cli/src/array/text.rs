@@ -1,0 +1,74 @@
+//! Arrays for people.
+
+use crate::output::human_bytes;
+use raid::ArrayConfig;
+use raid::admin::report::{ArrayReport, JobReport, MemberReport};
+use std::fmt::Write;
+
+/// A level with its groups: `6 (4+2)`, `60 (2 groups of 4+2)`.
+pub fn shape(config: &ArrayConfig) -> String {
+    let geometry = &config.geometry;
+    level(config.level.name(), geometry.groups, geometry.data, geometry.parity)
+}
+
+fn level(name: &str, groups: usize, data: usize, parity: usize) -> String {
+    let groups = if groups == 1 { String::new() } else { format!("{groups} groups of ") };
+    format!("{name} ({groups}{data}+{parity})")
+}
+
+/// An array, its members and what is being done to it.
+pub fn array(report: &ArrayReport) -> String {
+    let running = match (report.is_running, report.is_clean) {
+        (true, _) => "running",
+        (false, true) => "stopped",
+        (false, false) => "not stopped in good order",
+    };
+    let mut text = format!("array {} ({}): {}, {running}", report.name, report.uuid, report.state.name());
+    let rows = [
+        ("level", level(&report.level, report.groups, report.data, report.parity)),
+        ("capacity", format!("{} ({} bytes)", human_bytes(report.capacity), report.capacity)),
+        ("strip", human_bytes(report.strip_bytes.into())),
+        ("block size", human_bytes(report.block_size.into())),
+        ("consistency", report.consistency.clone()),
+        ("generation", report.generation.to_string()),
+    ];
+    for (name, value) in rows {
+        let _ = write!(text, "\n  {name:<14}{value}");
+    }
+    for member in &report.members {
+        let _ = write!(text, "\n  slot {:<9}{}", member.slot, self::member(member));
+    }
+    for spare in &report.spares {
+        let _ = write!(text, "\n  spare         {}", device(spare.device.as_deref()));
+    }
+    for job in &report.jobs {
+        let _ = write!(text, "\n  {}", self::job(job));
+    }
+    text
+}
+
+fn member(member: &MemberReport) -> String {
+    format!("{:<12}{}", member.state, device(member.device.as_deref()))
+}
+
+fn device(name: Option<&str>) -> &str {
+    name.unwrap_or("-")
+}
+
+fn job(job: &JobReport) -> String {
+    let percent = if job.total == 0 { 100.0 } else { 100.0 * job.done as f64 / job.total as f64 };
+    let mut text = job.kind.clone();
+    if let Some(slot) = job.slot {
+        let _ = write!(text, " of slot {slot}");
+    }
+    let _ = write!(text, ": {percent:.1} % of {}", human_bytes(job.total));
+    if job.is_paused {
+        text.push_str(", paused");
+    } else if let Some(seconds) = job.total.saturating_sub(job.done).checked_div(job.rate) {
+        let _ = write!(text, ", {}/s, {seconds} s left", human_bytes(job.rate));
+    }
+    if job.differences > 0 {
+        let _ = write!(text, ", {} rows different", job.differences);
+    }
+    text
+}

@@ -1,0 +1,161 @@
+//! Opening arrays: members that were named, members that a directory holds.
+
+use crate::kinds::raid::{RaidConfig, member_at};
+use block::DeviceError;
+use raid::admin::open::{Candidate, OpenError, Selection, Wanted, is_of, select};
+use raid::array::Array;
+use raid::metadata::read_superblock;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Most entries of a directory that are looked at.
+const MAX_SCANNED: usize = 4096;
+
+/// How long members that are in use are waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long it takes between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Why an array cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ArrayError {
+    /// A directory cannot be looked at.
+    #[error("directory {}: {error}", .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A directory holds more than anybody's drives.
+    #[error("directory {}: {count} files: at most {MAX_SCANNED} are looked at", .path.display())]
+    TooMany {
+        /// The directory.
+        path: PathBuf,
+        /// Files in it.
+        count: usize,
+    },
+    /// The members do not make an array.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The array cannot be started.
+    #[error(transparent)]
+    Start(#[from] raid::array::StartError),
+}
+
+/// The regular files and block devices of a directory, by name.
+///
+/// # Errors
+/// When it cannot be read, or holds more than anybody's drives.
+pub fn disks_in(directory: &Path) -> Result<Vec<PathBuf>, ArrayError> {
+    let failed = |error| ArrayError::Directory { path: directory.into(), error };
+    let entries = std::fs::read_dir(directory).map_err(failed)?;
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| is_disk(path))
+        .collect();
+    if paths.len() > MAX_SCANNED {
+        return Err(ArrayError::TooMany { path: directory.into(), count: paths.len() });
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Opens the members of `array` (a name or UUID) among the regular files and block devices of a directory. All are
+/// looked at, for reading only; those that belong to the array are then opened for use.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn scan(
+    directory: &Path,
+    array: &str,
+    direct: bool,
+    read_only: bool,
+) -> Result<Vec<Candidate>, ArrayError> {
+    let ours = disks_in(directory)?.into_iter().filter(|path| belongs(path, array));
+    let candidate = |path: PathBuf| Candidate {
+        name: path.display().to_string(),
+        device: member_at(path, direct, read_only).open(),
+        // Its superblock has been seen: if it cannot be opened, people must know.
+        is_named: true,
+    };
+    Ok(ours.map(candidate).collect())
+}
+
+fn is_disk(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
+}
+
+/// Whether a file or block device says that it is of the array. What cannot be read says nothing.
+fn belongs(path: &Path, array: &str) -> bool {
+    let Ok(device) = member_at(path, false, true).open() else { return false };
+    let array = array.to_owned();
+    reactor::run(async move {
+        let Ok(channel) = device.open_channel() else { return false };
+        let found = read_superblock("", &*channel, device.limits().capacity).await;
+        found.is_ok_and(|found| is_of(&found.label, &array))
+    })
+}
+
+/// Picks the members of one array among candidates. Runs a core on the calling thread.
+///
+/// # Errors
+/// Says why there is no array, with the devices' names.
+pub fn choose(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selection, ArrayError> {
+    let wanted = wanted.clone();
+    Ok(reactor::run(async move { select(candidates, &wanted).await })?)
+}
+
+/// Starts an array: what a crash has left is recovered. Runs a core on the calling thread.
+///
+/// # Errors
+/// When members fail, or do not take what the array needs.
+pub fn start(selection: Selection) -> Result<Arc<Array>, ArrayError> {
+    Ok(reactor::run(async move { selection.start(wall_ns()).await })?)
+}
+
+/// Now, in nanoseconds since 1970.
+pub fn wall_ns() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |passed| passed.as_nanos() as u64)
+}
+
+/// Tries again for a moment while members are in use: the kernel may hold files of a process that was just killed
+/// until its last request has ended.
+///
+/// # Errors
+/// Those of the last try.
+pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ArrayError>) -> Result<T, ArrayError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Err(ArrayError::Open(OpenError::InUse(_))) if Instant::now() < deadline => {
+                std::thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Opens what `config` says over the members that `named` opens, each time it is called.
+pub(crate) fn open(
+    config: &RaidConfig,
+    mut named: impl FnMut() -> Vec<Candidate>,
+) -> Result<Arc<Array>, DeviceError> {
+    let what = config.name.as_deref().map_or("raid".into(), |name| format!("raid:{name}"));
+    let failed = |error: ArrayError| DeviceError::new(&*what, error.to_string());
+    let wanted = Wanted { array: config.name.clone(), run: config.run, force: config.force };
+    let selection = patiently(|| {
+        let mut candidates = named();
+        if let (Some(directory), Some(name)) = (&config.scan, &config.name) {
+            candidates.extend(scan(directory, name, config.direct, false)?);
+        }
+        choose(candidates, &wanted)
+    })
+    .map_err(failed)?;
+    for warning in &selection.warnings {
+        tracing::warn!(array = selection.name(), "{warning}");
+    }
+    start(selection).map_err(failed)
+}

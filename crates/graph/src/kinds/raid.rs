@@ -1,0 +1,129 @@
+//! The array: a device over members, which are devices given before it, paths, or whatever a directory holds.
+//! How it is opened stands in [`crate::array`].
+
+use super::device::DeviceConfig;
+use super::{ID, READ_ONLY};
+use crate::spec::{Kind, Role, Spec, SpecError, Switch, Value, key};
+use drivers::io_uring;
+use std::path::PathBuf;
+
+/// The kind.
+pub static RAID: Kind = Kind {
+    name: "raid",
+    about: "a RAID array that freestone array create has made",
+    keys: &[
+        key("members", "LIST", "ids of devices given before it, or paths, joined by +"),
+        key(
+            "scan",
+            "DIR",
+            "look for members among the files and block devices of this directory; needs name=",
+        ),
+        key(
+            "name",
+            "NAME",
+            "the array's name or UUID: members of others are refused, or passed over in scan=",
+        ),
+        key(
+            "run",
+            "on|off",
+            "start although members are missing that could have gone on without these [off]",
+        ),
+        key("force", "on|off", "start although data may be lost; the log says which [off]"),
+        key("direct", "on|off", "bypass the page cache of members given by path [on]"),
+        READ_ONLY,
+        ID,
+    ],
+};
+
+/// An array to be assembled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RaidConfig {
+    /// Its name or UUID, if it was given.
+    pub name: Option<String>,
+    /// A directory to look for members in.
+    pub scan: Option<PathBuf>,
+    /// Start although members are missing that could have gone on without these.
+    pub run: bool,
+    /// Start although data may be lost.
+    pub force: bool,
+    /// Bypass the page cache of members given by path.
+    pub direct: bool,
+    /// Refuse writes.
+    pub read_only: bool,
+}
+
+/// What a `raid` specification says.
+pub(crate) struct RaidSpec {
+    pub config: RaidConfig,
+    /// Ids or paths.
+    pub members: Vec<String>,
+    pub id: Option<String>,
+}
+
+impl RaidSpec {
+    /// What `text` says.
+    pub fn parse(text: &str) -> Result<RaidSpec, SpecError> {
+        let spec = Spec::parse(Role::Device, &[&RAID], text)?;
+        let is_on = |key, default| spec.get_or(key, Switch(default)).map(|Switch(on)| on);
+        let config = RaidConfig {
+            name: spec.get("name")?,
+            scan: spec.get("scan")?,
+            run: is_on("run", false)?,
+            force: is_on("force", false)?,
+            direct: is_on("direct", true)?,
+            read_only: is_on("readonly", false)?,
+        };
+        let members = spec.get("members")?.map(|Members(members)| members);
+        match (&members, &config.scan, &config.name) {
+            (Some(_), None, _) | (None, Some(_), Some(_)) => {}
+            (Some(_), Some(_), _) => {
+                return Err(spec.refuse("members= and scan= both say what the members are"));
+            }
+            (None, Some(_), None) => return Err(spec.refuse("scan= needs name=NAME")),
+            (None, None, _) => return Err(spec.refuse("one of members= and scan= is needed")),
+        }
+        Ok(RaidSpec { config, members: members.unwrap_or_default(), id: spec.get("id")? })
+    }
+}
+
+/// Ids and paths joined by `+`.
+struct Members(Vec<String>);
+
+impl Value for Members {
+    fn expected() -> String {
+        "ids or paths joined by +, each once".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let names: Vec<String> = text.split('+').map(str::to_owned).collect();
+        let is_new = |(i, name): (usize, &String)| !name.is_empty() && !names[..i].contains(name);
+        names.iter().enumerate().all(is_new).then_some(Members(names))
+    }
+}
+
+/// The member that a path names.
+pub fn member_at(path: impl Into<PathBuf>, direct: bool, read_only: bool) -> DeviceConfig {
+    let mut options = io_uring::Options::new(path);
+    options.direct = direct;
+    options.read_only = read_only;
+    DeviceConfig::IoUring(options)
+}
+
+/// The member that a text names on its own: a device specification if it begins with a kind of device and a
+/// colon, else a path.
+///
+/// # Errors
+/// When the specification makes no sense.
+pub fn member(text: &str, direct: bool, read_only: bool) -> Result<DeviceConfig, SpecError> {
+    let is_spec = text
+        .split_once(':')
+        .is_some_and(|(kind, _)| super::device::KINDS.iter().any(|known| known.name == kind));
+    if !is_spec {
+        return Ok(member_at(text, direct, read_only));
+    }
+    let (mut config, _) = DeviceConfig::parse(text)?;
+    if read_only {
+        config.make_read_only();
+    }
+    Ok(config)
+}
