@@ -45,9 +45,14 @@ class Lab:
             workload.make_image(self.image, size_mib * workload.MIB)
             self._ends.callback(os.unlink, self.image)
         log = os.path.join(self.directory, "server.log")
-        self.server = self.kind(image or self.image, queues, log, device_options, export_options)
-        self._ends.enter_context(self.server)
-        disk = Disk(self.server.socket, queues, packed, options=disk_options)
+        server = self.kind(image or self.image, queues, log, device_options, export_options)
+        return self.boot_on(server, cpus, packed, disk_options)
+
+    def boot_on(self, server, cpus=1, packed=False, disk_options=""):
+        """Start the server and boot a guest whose /dev/vda it serves. Returns the guest."""
+        self.server = server
+        self._ends.enter_context(server)
+        disk = Disk(server.socket, server.queues, packed, options=disk_options)
         self.guest = Guest([disk], cpus, directory=self.directory)
         self._ends.enter_context(self.guest)
         self.guest.attach_disks()

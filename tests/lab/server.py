@@ -31,6 +31,7 @@ class ServerError(Exception):
 
 class Server:
     name = "freestone"
+    environment = None  # the lab's own
 
     def __init__(self, image, queues=1, log="server.log", device_options="", export_options="", cores="0,1"):
         """device_options, export_options: more of --device and --export, as ",key=value"."""
@@ -65,7 +66,8 @@ class Server:
         with open(self.log, "ab") as log:
             said_before = log.tell()
             self.process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment,
+                preexec_fn=die_with_parent)
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not self._is_ready(said_before):
             self.check_alive()
