@@ -498,7 +498,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(200))]
+        #![proptest_config(ProptestConfig::with_cases(100))]
 
         /// Writers set and clear bits of one page on slow disks until power goes; what was acknowledged is found.
         #[test]

@@ -157,7 +157,8 @@ impl Disk {
         edit(&mut self.0.bytes.borrow_mut());
     }
 
-    fn execute(&self, req: &Request<'_>, offset: u64) -> IoResult {
+    /// Does what needs no time; what is to be written comes back.
+    fn begin(&self, req: &Request<'_>, offset: u64) -> Result<Option<Vec<u8>>, IoError> {
         let state = &*self.0;
         if let Some(error) = state.fails.get() {
             return Err(error);
@@ -167,13 +168,12 @@ impl Disk {
         }
         Limits::new(self.capacity()).check(req, offset)?;
         let range = offset as usize..(offset + req.len) as usize;
-        let mut bytes = state.bytes.borrow_mut();
         match req.op {
             Op::Read => {
-                req.data.copy_from(&bytes[range]);
-                return Ok(());
+                req.data.copy_from(&state.bytes.borrow()[range]);
+                return Ok(None);
             }
-            Op::Flush | Op::Discard => return Ok(()),
+            Op::Flush | Op::Discard => return Ok(None),
             Op::WriteZeroes if !state.takes_zeroes.get() => return Err(IoError::Unsupported),
             Op::Write | Op::WriteZeroes => {}
         }
@@ -182,25 +182,38 @@ impl Disk {
         if req.op == Op::Write {
             req.data.copy_to(&mut new);
         }
-        for (old, new) in bytes[range].chunks_mut(512).zip(new.chunks(512)) {
-            if !state.power.takes_a_sector() {
+        Ok(Some(new))
+    }
+
+    /// Writes sector by sector, so that power may go in the middle of several writes at once.
+    async fn write(&self, new: &[u8], offset: u64) -> IoResult {
+        for (i, sector) in new.chunks(512).enumerate() {
+            self.wait(self.0.slow_ns.get() / 8).await;
+            if !self.0.power.takes_a_sector() {
                 return Err(IoError::DeviceGone);
             }
-            old.copy_from_slice(new);
+            let at = offset as usize + 512 * i;
+            self.0.bytes.borrow_mut()[at..at + sector.len()].copy_from_slice(sector);
         }
         Ok(())
+    }
+
+    async fn wait(&self, most_ns: u64) {
+        if most_ns > 0 {
+            let core = reactor::current();
+            core.sleep(core.random_u64() % most_ns).await;
+        }
     }
 }
 
 impl Channel for Disk {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         IoFuture::new(async move {
-            let slow_ns = self.0.slow_ns.get();
-            if slow_ns > 0 {
-                let core = reactor::current();
-                core.sleep(core.random_u64() % slow_ns).await;
+            self.wait(self.0.slow_ns.get()).await;
+            match self.begin(req, offset)? {
+                Some(new) => self.write(&new, offset).await,
+                None => Ok(()),
             }
-            self.execute(req, offset)
         })
     }
 }
