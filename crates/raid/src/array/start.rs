@@ -12,6 +12,7 @@ use crate::metadata::{
 use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, ConfigError, Consistency};
 use block::{Channel, Device, DeviceError, IoError, Limits, SharedLimits};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -310,7 +311,7 @@ impl Starting {
             }
         };
         if was_logging && !self.table.is_clean {
-            self.replay(&bad).await?;
+            self.replay(&regions, &bad).await?;
         }
         let has_dirty = self.config.consistency == Consistency::Bitmap && !self.table.is_clean;
         if has_dirty || self.needs_sync {
@@ -325,7 +326,7 @@ impl Starting {
         Ok((regions, bad))
     }
 
-    async fn replay(&mut self, bad: &BadBlocks) -> Result<(), StartError> {
+    async fn replay(&mut self, regions: &RegionMap, bad: &BadBlocks) -> Result<(), StartError> {
         loop {
             let member = |(slot, member): (usize, &Option<StartMember>)| {
                 let (member, channel) = (member.as_ref()?, self.channels[slot].clone()?);
@@ -358,6 +359,7 @@ impl Starting {
                         bad = report.bad.len(),
                         "the log was replayed"
                     );
+                    self.mark_replayed(regions, &report.stripes).await?;
                     for log::BadRange { stripe, strip, offset, len } in report.bad {
                         self.note_bad(bad, BadRange { stripe, strips: 1 << strip, offset, len }).await?;
                     }
@@ -369,6 +371,21 @@ impl Starting {
                 }
             }
         }
+    }
+
+    /// A member that is out has missed what was replayed, and what was written shortly before it was lost.
+    async fn mark_replayed(&mut self, regions: &RegionMap, stripes: &[u64]) -> Result<(), StartError> {
+        if !self.table.is_degraded() {
+            return Ok(());
+        }
+        let written: BTreeSet<u64> = stripes.iter().map(|stripe| self.config.region_of(*stripe)).collect();
+        let is_written = |region, _| written.contains(&region);
+        while let Err(MemberFailures(failures)) =
+            regions.set_where(region_map::STALE, &self.targets(), is_written).await
+        {
+            self.fail(failures).await?;
+        }
+        Ok(())
     }
 
     async fn note_bad(&mut self, bad: &BadBlocks, range: BadRange) -> Result<(), StartError> {

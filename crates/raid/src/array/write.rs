@@ -395,6 +395,8 @@ impl Owner {
         };
         let Scratch { batch, new, parity, .. } = scratch;
         batch.clear();
+        // A member that began to fail after the plan was made misses this write, too.
+        let mut is_skipped = false;
         for strip in ones(rect.mask() | plan.parity) {
             let buffer = match strip < data {
                 true => &new[strip],
@@ -403,9 +405,11 @@ impl Owner {
             };
             let segment = buffer.as_ref().expect("computed or copied before").segment();
             let slot = config.geometry.member(rect.stripe, strip);
+            is_skipped |= self.shared.members.takers(slot, rect.stripe).next().is_none();
             for which in self.shared.members.takers(slot, rect.stripe) {
                 let tag = (slot * 2 + which as usize) as u32;
                 let Some(member) = self.channels.get(slot, which) else {
+                    is_skipped = true;
                     self.shared.member_failed(slot, which, IoError::DeviceGone).await?;
                     continue;
                 };
@@ -416,11 +420,11 @@ impl Owner {
         }
         batch.run().await;
         let failed: ArrayVec<(u32, IoError), { 2 * MAX_GROUP_MEMBERS }> = batch.failures().collect();
-        if failed.is_empty() {
+        if failed.is_empty() && !is_skipped {
             return Ok(());
         }
-        if config.consistency == Consistency::None {
-            return Err(Stop::Error(failed[0].1));
+        if let (Consistency::None, Some((_, error))) = (config.consistency, failed.first()) {
+            return Err(Stop::Error(*error));
         }
         // The stripe is consistent on the others. What is missing here must be known before anybody is told.
         self.mark_region(rect.stripe, true).await?;

@@ -73,6 +73,9 @@ pub struct Report {
     pub incomplete: u64,
     /// Of stripes that have lost more members than parity stands for; nothing was done.
     pub lost: u64,
+    /// Stripes in which something was replayed, some of them more than once. A member that is out may have missed those
+    /// writes before the region map could say so.
+    pub stripes: Vec<u64>,
     /// What cannot be read until it is written again.
     pub bad: Vec<BadRange>,
     /// The highest sequence of any lane.
@@ -127,6 +130,7 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
             match replayer.replay(&entry).await? {
                 Replayed::Done(bad) => {
                     report.replayed += 1;
+                    report.stripes.push(entry.write.stripe);
                     report.bad.extend(bad);
                 }
                 Replayed::Lost => report.lost += 1,
