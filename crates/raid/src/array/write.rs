@@ -317,8 +317,11 @@ impl Owner {
     ) -> Result<Option<Ticket>, Stop> {
         let config = &self.shared.config;
         let is_full = plan.method == Method::Full;
-        let is_whole = self.shared.is_whole(rect.stripe) && strips.is_synced;
-        let is_logged = config.consistency == Consistency::Ppl || !is_whole;
+        let has_all_members = self.shared.is_whole(rect.stripe);
+        // In bitmap mode not for parity that is out of sync: once it is in sync nothing is logged, and a member that
+        // fails then must not bring the old entries back over what was written since.
+        let is_logged = config.consistency == Consistency::Ppl || !has_all_members;
+        let is_whole = has_all_members && strips.is_synced;
         if strips.data == 1 || plan.parity == 0 || !is_logged || mutant::is(Mutant::BitmapOnly) {
             return Ok(None);
         }
