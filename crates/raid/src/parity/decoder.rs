@@ -23,6 +23,11 @@ impl Decoder {
         &self.sources
     }
 
+    /// What source `source` is multiplied with in lost strip `lost`, both by their places in the order.
+    pub fn coefficient(&self, lost: usize, source: usize) -> u8 {
+        self.coefficients[lost * self.sources.len() + source]
+    }
+
     /// Computes the lost strips, in the order in which [`Code::decoder`] was told of them, from the sources in the
     /// order of [`Decoder::sources`]. All have one length.
     ///

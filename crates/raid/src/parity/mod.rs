@@ -106,8 +106,12 @@ impl Code {
     }
 
     fn add(&self, data: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])], is_added: bool) {
-        let rows = parity.iter().flat_map(|(j, _)| data.iter().map(|(i, _)| self.coefficient(*j, *i)));
-        let coefficients: ArrayVec<u8, MAX_COEFFICIENTS> = rows.collect();
+        let mut coefficients = ArrayVec::<u8, MAX_COEFFICIENTS>::new();
+        for (j, _) in parity.iter() {
+            for (i, _) in data {
+                coefficients.push(self.coefficient(*j, *i));
+            }
+        }
         let job = Job { coefficients: &coefficients, is_powers: false, is_added };
         let targets = parity.iter_mut().map(|(_, bytes)| &mut **bytes);
         Kernels::chosen().run(&job, data.iter().map(|(_, bytes)| *bytes), targets);

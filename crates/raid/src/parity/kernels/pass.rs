@@ -263,11 +263,15 @@ pub(super) unsafe fn powers3<V: Vector, const U: usize>(pass: &Pass<'_>) {
     unsafe { finish::<V>(pass) }
 }
 
-/// `T` targets by their coefficients; the first is a plain sum when `IS_SUM`.
+/// `T` targets by their coefficients; the first is a plain sum when `IS_SUM`. Two sources with the same coefficients (the
+/// old and the new bytes of a strip) are summed before they are multiplied.
 #[inline(always)]
 pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const IS_SUM: bool>(
     pass: &Pass<'_>,
 ) {
+    let row = |t: usize| &pass.coefficients[t * pass.stride..][..2];
+    let is_difference = pass.sources.len() == 2 && (0..T).all(|t| row(t)[0] == row(t)[1]);
+    let multiplied = if is_difference { &pass.sources[..1] } else { pass.sources };
     let mut at = pass.start;
     while at < pass.end {
         unsafe {
@@ -275,9 +279,15 @@ pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const I
             for (t, sum) in sums.iter_mut().enumerate() {
                 *sum = begin(pass, t, at);
             }
-            for (s, source) in pass.sources.iter().enumerate() {
+            for (s, source) in multiplied.iter().enumerate() {
                 fetch::<V, U>(pass, *source, at);
-                let data: [V; U] = load(*source, at);
+                let mut data: [V; U] = load(*source, at);
+                if is_difference {
+                    let other: [V; U] = load(pass.sources[1], at);
+                    for u in 0..U {
+                        data[u] = data[u].xor(other[u]);
+                    }
+                }
                 let mut t = 0;
                 if IS_SUM {
                     for u in 0..U {

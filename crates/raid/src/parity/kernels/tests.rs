@@ -107,6 +107,17 @@ fn every_coefficient_is_right() {
 }
 
 #[test]
+fn old_and_new_bytes_of_a_strip_are_taken_together() {
+    for kernels in Kernels::available() {
+        for (targets, coefficients) in [(1, vec![7, 7]), (2, vec![1, 1, 9, 9]), (3, vec![1, 1, 9, 9, 4, 5])] {
+            let case =
+                Case { coefficients, is_powers: false, is_added: true, ..Case::powers(2, targets, 700) };
+            case.check(kernels);
+        }
+    }
+}
+
+#[test]
 fn large_targets_are_written_past_the_caches_and_are_the_same() {
     for kernels in Kernels::available() {
         for (sources, targets) in [(4, 1), (23, 1), (8, 2), (10, 4)] {
