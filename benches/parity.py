@@ -8,7 +8,7 @@ OURS, ISAL, PLAIN, READ = "freestone", "ISA-L", "plain loop", "read"
 MS = 15
 
 NOTE = (
-    "Gigabytes of data a second of one core's time, encode, median of the rounds (lowest..highest); ratios are taken round "
+    "Gigabytes of data a second of one core's time, encode (or recover as many data strips as there are parities), median of the rounds (lowest..highest); ratios are taken round "
     "by round. 4K and 64K strips stay in the caches as far as they fit; 1M strips come from memory. \"read\" is what the "
     "core reads from memory, the better of one stream and four, writing nothing; parity over cold data must also write, so "
     "\"moved / read\" counts the parity too. The plain loop sums four sources at a time and is compiled for AVX2.")
@@ -33,7 +33,7 @@ def report(results, run):
         ratio = lambda peer: [ours / theirs for ours, theirs in zip(found[OURS], found[peer])]
         row = [case["shape"], case["size"], *(spread(found[name]) if name in found else "" for name in speeds),
                *(spread(ratio(peer), 2) if peer in found else "" for peer in peers)]
-        data, parity = map(int, case["shape"].split("+"))
+        data, parity = map(int, case["shape"].split()[0].split("+"))
         row.append(spread([(data + parity) / data * value for value in ratio(READ)], 2) if READ in found else "")
         rows.append("| " + " | ".join(row) + " |")
     rounds = len(results["cases"][0]["gb_s"][OURS])

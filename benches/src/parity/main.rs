@@ -11,6 +11,7 @@ mod tests;
 use clap::Parser;
 use isal::{Isal, Tables};
 use memory::{Memory, cpu_seconds};
+use raid::parity::Decoder;
 use raid::{Code, Matrix};
 use std::collections::BTreeMap;
 
@@ -19,6 +20,8 @@ const POOL_BYTES: usize = 512 << 20;
 /// The clock is read once for about this much.
 const CLOCK_BYTES: usize = 1 << 20;
 const GEOMETRIES: [(usize, usize); 7] = [(4, 1), (8, 1), (23, 1), (8, 2), (22, 2), (8, 3), (21, 3)];
+/// Shapes that lose as many data strips as they have parities.
+const RECOVERED: [(usize, usize); 3] = [(8, 2), (22, 2), (21, 3)];
 const SIZES: [(usize, bool, &str); 3] =
     [(4 << 10, false, "4K hot"), (64 << 10, false, "64K hot"), (1 << 20, true, "1M cold")];
 
@@ -50,11 +53,13 @@ struct Args {
     instructions: Option<String>,
 }
 
-/// A shape with everything that is prepared for it.
+/// A shape with everything that is prepared for it. With a decoder, the sources are what it needs and the targets are the
+/// first data strips, lost.
 struct Shape {
     data: usize,
     parity: usize,
     code: Code,
+    decoder: Option<Decoder>,
     tables: Option<Tables>,
 }
 
@@ -80,11 +85,11 @@ fn main() {
     }
     let pool = Memory::new(POOL_BYTES);
     let mut cases = Vec::new();
-    for (data, parity) in GEOMETRIES {
-        let code = Code::new(Matrix::Powers, data, parity).expect("a code of three parities at most");
-        let rows: Vec<u8> = (0..parity * data).map(|n| code.coefficient(n / data, n % data)).collect();
-        let shape = Shape { data, parity, tables: isal.map(|isal| isal.tables(&rows, data)), code };
-        let name = format!("{data}+{parity}");
+    let encoded = GEOMETRIES.map(|shape| (shape, false));
+    let recovered = RECOVERED.map(|shape| (shape, true));
+    for ((data, parity), is_lost) in encoded.into_iter().chain(recovered) {
+        let shape = Shape::new(data, parity, is_lost, isal);
+        let name = format!("{data}+{parity}{}", if is_lost { " recover" } else { "" });
         if args.only.as_ref().is_some_and(|only| *only != name) {
             continue;
         }
@@ -140,12 +145,33 @@ fn measure(
                     .map(|at_once| speed(&|stripe| memory::read(&stripe.sources, at_once)))
                     .into_iter()
                     .fold(0.0, f64::max),
-                _ => speed(&|stripe| shape.code.encode(&stripe.sources, &mut stripe.targets)),
+                _ => speed(&|stripe| shape.run(stripe)),
             };
             speeds.entry(contender).or_default().push(found);
         }
     }
     speeds
+}
+
+impl Shape {
+    fn new(data: usize, parity: usize, is_lost: bool, isal: Option<Isal>) -> Shape {
+        let code = Code::new(Matrix::Powers, data, parity).expect("a code of three parities at most");
+        let lost: Vec<usize> = (0..parity).collect();
+        let decoder = is_lost.then(|| code.decoder(&lost, u64::MAX).expect("as many as there are parities"));
+        let cell = |target, source| match &decoder {
+            Some(decoder) => decoder.coefficient(target, source),
+            None => code.coefficient(target, source),
+        };
+        let rows: Vec<u8> = (0..parity * data).map(|n| cell(n / data, n % data)).collect();
+        Shape { data, parity, tables: isal.map(|isal| isal.tables(&rows, data)), decoder, code }
+    }
+
+    fn run(&self, stripe: &mut Strips<'_>) {
+        match &self.decoder {
+            Some(decoder) => decoder.decode(&stripe.sources, &mut stripe.targets),
+            None => self.code.encode(&stripe.sources, &mut stripe.targets),
+        }
+    }
 }
 
 impl Strips<'_> {
@@ -167,7 +193,7 @@ fn run_isal(shape: &Shape, isal: Isal, strips: &mut [*mut u8], len: usize) {
     // SAFETY: strips of the pool, as in `Strips`.
     unsafe {
         match &shape.tables {
-            Some(tables) if shape.parity == 3 => {
+            Some(tables) if shape.parity == 3 || shape.decoder.is_some() => {
                 let (sources, targets) = strips.split_at_mut(shape.data);
                 isal.encode(tables, sources, targets, len);
             }
