@@ -183,6 +183,10 @@ impl RunningArray {
         let stripes = 0..config.geometry.stripes();
         let regions: BTreeSet<u64> =
             stripes.clone().filter(|s| is_open(*s)).map(|s| config.region_of(s)).collect();
+        // With a member out nothing is compared, and the scrub does not say so.
+        if self.live().contains(&false) {
+            return Ok(());
+        }
         for region in regions {
             for stripe in stripes.clone().filter(|stripe| config.region_of(*stripe) == region) {
                 self.0.scrub_stripe(stripe, true).await.map_err(text("resync"))?;
@@ -216,7 +220,14 @@ impl Running for RunningArray {
     }
 
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
-        Box::pin(self.fill(slot, disk))
+        Box::pin(async move {
+            let was_filling = self.0.slots()[slot].filled.is_some();
+            match self.fill(slot, disk).await {
+                // What was being filled is another disk, which is gone: the array has let it go now.
+                Err(_) if was_filling && self.0.slots()[slot].filled.is_none() => self.fill(slot, disk).await,
+                result => result,
+            }
+        })
     }
 
     fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>> {

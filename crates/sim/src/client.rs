@@ -63,11 +63,9 @@ impl Client {
             Err(error) => {
                 let may_fail = |lba: u64, was_cut_off: bool| {
                     let group = self.world.group_of(lba);
-                    let is_degraded = self.world.is_degraded(group);
-                    self.world.is_beyond(group)
-                        || error == IoError::Medium
-                            && is_degraded
-                            && (was_cut_off || self.world.is_fragile(lba))
+                    let is_open = was_cut_off || self.world.is_fragile();
+                    let is_excused = is_open && self.world.is_impaired(group);
+                    self.world.is_beyond(group) || error == IoError::Medium && is_excused
                 };
                 let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
                 self.world.count(|stats| stats.unreadable += u64::from(count == unit));

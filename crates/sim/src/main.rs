@@ -34,6 +34,9 @@ struct Args {
     /// Only this consistency mode, where the level has it
     #[arg(long, value_parser = parse_consistency)]
     consistency: Option<raid::Consistency>,
+    /// That many simulated cores, whatever the seed says
+    #[arg(long)]
+    cores: Option<usize>,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -108,7 +111,7 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        Filter { levels: self.level.clone(), consistency: self.consistency }
+        Filter { levels: self.level.clone(), consistency: self.consistency, cores: self.cores }
     }
 
     /// The options that a replay needs, too.
@@ -116,7 +119,8 @@ impl Args {
         let levels = self.level.iter().map(|level| format!(" --level {}", level.name()));
         let mode = self.consistency.iter().map(|mode| format!(" --consistency {}", mode.name()));
         let mutant = self.mutant.iter().map(|name| format!(" --mutant {name}"));
-        levels.chain(mode).chain(mutant).collect()
+        let cores = self.cores.iter().map(|cores| format!(" --cores {cores}"));
+        levels.chain(mode).chain(cores).chain(mutant).collect()
     }
 }
 

@@ -143,6 +143,8 @@ pub struct Filter {
     pub levels: Vec<Level>,
     /// Only this mode.
     pub consistency: Option<Consistency>,
+    /// That many simulated cores.
+    pub cores: Option<usize>,
 }
 
 /// Workers that do I/O, at most.
@@ -244,7 +246,8 @@ impl Plan {
     pub fn draw(seed: u64, filter: &Filter) -> Plan {
         let rng = Rng::new(seed);
         let mut own = rng.fork(1);
-        let shape = Shape::draw(seed, &mut own, filter);
+        let mut shape = Shape::draw(seed, &mut own, filter);
+        shape.cores = filter.cores.unwrap_or(shape.cores);
         let sectors = shape.geometry.capacity() / SECTOR as u64;
         let workers = own.range(1, MAX_WORKERS as u64 + 1) as usize;
         let boots = own.range(2, 6);

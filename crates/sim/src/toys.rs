@@ -304,7 +304,7 @@ impl Channel for ToyChannel {
 }
 
 fn filter() -> Filter {
-    Filter { levels: vec![Level::Raid1], consistency: None }
+    Filter { levels: vec![Level::Raid1], ..Filter::default() }
 }
 
 fn subject(bug: Bug) -> Rc<dyn Subject> {

@@ -154,9 +154,9 @@ impl World {
         self.slots.borrow()[slot].is_lost
     }
 
-    /// Whether any member of the group is lost.
-    pub fn is_degraded(&self, group: usize) -> bool {
-        self.slots_of(group).any(|slot| self.is_lost(slot))
+    /// Whether some block of a member of the group cannot be read from it.
+    pub fn is_impaired(&self, group: usize) -> bool {
+        self.slots_of(group).any(|slot| self.is_lost(slot) || self.disks.borrow()[slot].has_medium_errors())
     }
 
     /// Whether no member is lost.
@@ -268,9 +268,9 @@ impl World {
         self.oracle.borrow_mut().crash();
     }
 
-    /// Whether a sector need not be readable when a member of its group is lost: its stripe was being written lately,
-    /// power went, and no resync has made its parity right.
-    pub fn is_fragile(&self, _lba: u64) -> bool {
+    /// Whether sectors need not be readable when a member of their group is lost: power went while regions were marked,
+    /// and no resync has made their parity right.
+    pub fn is_fragile(&self) -> bool {
         self.is_fragile.get()
     }
 
