@@ -155,7 +155,7 @@ impl ArrayChannel {
         // SAFETY: the request completes after this future does.
         let data = match source {
             Source::Data(data) => Some(unsafe { Caller::new(data) }),
-            Source::Zeroes => None,
+            Source::Zeroes | Source::Lost => None,
         };
         self.on_owner(rect.stripe, move |owner| {
             let data = data;

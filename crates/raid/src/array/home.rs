@@ -15,6 +15,7 @@ use super::remote::{self, LocalFuture};
 use super::shared::Shared;
 use crate::Uuid;
 use crate::config::Consistency;
+use crate::metadata::region_map::STALE;
 use crate::metadata::{Member, MemberFailures, MemberState, Reason, Table, Target, Targets};
 use block::{IoError, IoResult};
 use reactor::{CoreRef, Permits};
@@ -210,11 +211,6 @@ impl Home {
         let shared = &self.shared;
         let is_empty = !shared.members.is_live(slot);
         let cursor_bytes = shared.config.geometry.member_offset(cursor);
-        if is_empty {
-            let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
-            let target = Target { slot, channel, layout: incoming.layout };
-            self.bring_up(&target).await?;
-        }
         let change = |table: &mut Table| {
             if is_empty {
                 let state = MemberState::Rebuilding { cursor: cursor_bytes };
@@ -222,6 +218,11 @@ impl Home {
             }
         };
         let prepare = async || {
+            if is_empty {
+                // While nobody sets a bit: from here on the device is one of those that a bit is durable on.
+                let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
+                self.bring_up(&Target { slot, channel, layout: incoming.layout }).await?;
+            }
             shared.members.start_filling(slot, incoming.clone(), cursor);
             Ok(())
         };
@@ -247,7 +248,14 @@ impl Home {
             members.finish_filling(slot);
             Ok(())
         };
-        self.quietly(prepare, change, || (), None).await
+        let apply = || {
+            // Nobody lacks anything any more. No operation that could mark a region runs now.
+            if members.is_healthy() {
+                let regions = &self.shared.regions;
+                (0..regions.regions()).for_each(|region| regions.clear(region, STALE));
+            }
+        };
+        self.quietly(prepare, change, apply, None).await
     }
 
     /// Writes region map and bad blocks to a device that is about to take part.

@@ -14,21 +14,25 @@
 
 mod batch;
 mod channel;
+mod fill;
 mod gate;
 mod home;
 pub mod members;
 mod owner;
 mod registry;
 mod remote;
+mod scrub;
 mod shared;
 mod start;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 mod write;
 
+pub use fill::{Before, Filled};
+pub use scrub::ScrubResult;
 pub use shared::Counters;
 pub use start::{Start, StartError, StartMember};
-pub use write::ScrubResult;
 
 use crate::metadata::{Reason, Table};
 use crate::{ArrayConfig, Uuid};
@@ -128,68 +132,6 @@ impl Array {
             .await
     }
 
-    /// Fills one stripe of a slot that is being filled, on the stripe's owner. Stripes may be filled in any order
-    /// inside the window from the slot's cursor on.
-    ///
-    /// # Errors
-    /// When the stripe cannot be read, or the device cannot be written.
-    pub async fn fill_stripe(&self, slot: usize, stripe: u64) -> IoResult {
-        self.on_owner(stripe, move |owner| Box::pin(async move { owner.fill(stripe, slot).await })).await
-    }
-
-    /// Every stripe below `cursor` is filled.
-    pub fn advance(&self, slot: usize, cursor: u64) {
-        self.shared.members.advance(slot, cursor);
-    }
-
-    /// Remembers durably that every stripe below the slot's cursor is filled.
-    ///
-    /// # Errors
-    /// What the commit says.
-    pub async fn checkpoint(&self, slot: usize) -> IoResult {
-        let cursor = self.shared.members.cursor(slot);
-        self.owner();
-        self.shared.at_home(move |home| Box::pin(async move { home.checkpoint(slot, cursor).await })).await
-    }
-
-    /// The slot is full: its device is live from now on.
-    ///
-    /// # Errors
-    /// What the commit says; [`IoError::Invalid`] when it is not being filled.
-    pub async fn finish_filling(&self, slot: usize, uuid: Uuid) -> IoResult {
-        if !self.shared.members.is_filling(slot) {
-            return Err(IoError::Invalid);
-        }
-        self.owner();
-        self.shared.at_home(move |home| Box::pin(async move { home.finish_filling(slot, uuid).await })).await
-    }
-
-    /// Compares parity with data in one stripe, and makes it fit if told. On a core.
-    ///
-    /// # Errors
-    /// When the stripe cannot be read or written.
-    pub async fn scrub_stripe(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
-        let core = self.shared.owner_for(stripe).ok_or(IoError::DeviceGone)?;
-        let id = self.shared.id;
-        let answer = remote::call(&core, move || {
-            Box::pin(async move {
-                let owner = registry::find(id).ok_or(IoError::DeviceGone)?;
-                owner.scrub(stripe, is_repairing).await
-            })
-        });
-        answer.await.unwrap_or(Err(IoError::DeviceGone))
-    }
-
-    /// The bits of the region map for a stripe; see [`crate::metadata::region_map`].
-    pub fn region_bits(&self, stripe: u64) -> u8 {
-        self.shared.region(stripe)
-    }
-
-    /// Clears bits of a region, in memory; members learn of it with the next write of the map.
-    pub fn clear_region(&self, region: u64, bits: u8) {
-        self.shared.regions.clear(region, bits);
-    }
-
     /// Ends the array's service cleanly: waits for what is under way, and commits that nothing was. Requests that
     /// come later wait for ever, so whoever uses it is gone by then. On a core.
     ///
@@ -200,19 +142,6 @@ impl Array {
         let result = self.shared.at_home(|home| Box::pin(async move { home.stop().await })).await;
         let _ = home;
         result
-    }
-
-    async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
-    where
-        W: FnOnce(Rc<Owner>) -> remote::LocalFuture<IoResult> + Send + 'static,
-    {
-        let core = self.shared.owner_for(stripe).ok_or(IoError::DeviceGone)?;
-        let id = self.shared.id;
-        let answer = remote::call(&core, move || match registry::find(id) {
-            Some(owner) => work(owner),
-            None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
-        });
-        answer.await.unwrap_or(Err(IoError::DeviceGone))
     }
 
     /// This core's part of the array, made when it is first asked for.

@@ -80,6 +80,8 @@ pub(crate) enum Source<'a> {
     Data(Data<'a>),
     /// Zeroes.
     Zeroes,
+    /// What the scratch holds already: zeroes in place of strips that nothing can bring back. They stay bad.
+    Lost,
 }
 
 /// A caller's memory on its way to another core.
@@ -302,6 +304,7 @@ impl Owner {
                     part.copy_to(buffer.as_mut_slice());
                 }
                 Source::Zeroes => buffer.as_mut_slice().fill(0),
+                Source::Lost => {}
             }
         }
     }

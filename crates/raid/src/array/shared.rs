@@ -290,13 +290,6 @@ impl Shared {
         self.lock_owners().home.clone()
     }
 
-    /// The core that owns a stripe, as anybody may ask.
-    pub fn owner_for(&self, stripe: u64) -> Option<CoreRef> {
-        let cores = self.owner_cores();
-        let lane = usize::from(self.config.lane_of(stripe));
-        (!cores.is_empty()).then(|| cores[lane % cores.len()].clone())
-    }
-
     /// Makes `core` the home when there is none, or it has ended; whether it has become that now.
     pub fn claim_home(&self, core: &CoreRef) -> bool {
         let mut owners = self.lock_owners();

@@ -317,13 +317,26 @@ impl Starting {
         if has_dirty || self.needs_sync {
             let needs_sync = self.needs_sync;
             let is_dirty = |_, bits| bits & region_map::DIRTY != 0 || needs_sync;
-            while let Err(MemberFailures(failures)) =
-                regions.set_where(region_map::NEED_SYNC, &self.targets(), is_dirty).await
-            {
-                self.fail(failures).await?;
-            }
+            self.mark(&regions, region_map::NEED_SYNC, is_dirty).await?;
+            // Which copy of what was in flight counts is decided without those that are missing.
+            let is_degraded = self.table.is_degraded();
+            let is_open = |_, bits| is_degraded && bits & region_map::NEED_SYNC != 0;
+            self.mark(&regions, region_map::STALE, is_open).await?;
         }
         Ok((regions, bad))
+    }
+
+    /// Sets bits of all regions for which `is_chosen` holds, durably.
+    async fn mark(
+        &mut self,
+        regions: &RegionMap,
+        bits: u8,
+        is_chosen: impl Fn(u64, u8) -> bool,
+    ) -> Result<(), StartError> {
+        while let Err(MemberFailures(failures)) = regions.set_where(bits, &self.targets(), &is_chosen).await {
+            self.fail(failures).await?;
+        }
+        Ok(())
     }
 
     async fn replay(&mut self, regions: &RegionMap, bad: &BadBlocks) -> Result<(), StartError> {

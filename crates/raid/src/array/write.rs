@@ -25,7 +25,7 @@ use block::{Flags, IoError, IoResult, Op};
 use std::rc::Rc;
 
 /// Why a step ends here.
-enum Stop {
+pub(super) enum Stop {
     /// Start again: what is readable or live has changed.
     Again,
     /// The log takes no entry of this size: the rectangle must be cut.
@@ -73,7 +73,7 @@ impl Owner {
         let data = match source {
             // SAFETY: the request completes after this future does.
             Source::Data(data) => Some(unsafe { Caller::new(data) }),
-            Source::Zeroes => None,
+            Source::Zeroes | Source::Lost => None,
         };
         let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
             Box::pin(async move {
@@ -109,7 +109,7 @@ impl Owner {
         result
     }
 
-    async fn try_write(
+    pub(super) async fn try_write(
         &self,
         scratch: &mut Scratch,
         rect: &Rect,
@@ -139,7 +139,9 @@ impl Owner {
         if let Some(ticket) = ticket {
             self.log.retire(ticket);
         }
-        self.clear_bad(rect).await?;
+        if !matches!(source, Source::Lost) {
+            self.clear_bad(rect).await?;
+        }
         region.end();
         Ok(())
     }
@@ -158,7 +160,7 @@ impl Owner {
     }
 
     /// The region map says that the stripe is being written, durably.
-    async fn mark_region(&self, stripe: u64, is_degraded: bool) -> IoResult {
+    pub(super) async fn mark_region(&self, stripe: u64, is_degraded: bool) -> IoResult {
         let mut needed = WRITTEN;
         // What is logged needs no mark: it is replayed.
         let is_logged = self.shared.config.geometry.data > 1 && !self.shared.is_whole(stripe);
@@ -225,7 +227,7 @@ impl Owner {
     }
 
     /// Reads strips into `scratch.old` and `scratch.parity`.
-    async fn read_strips(
+    pub(super) async fn read_strips(
         &self,
         scratch: &mut Scratch,
         stripe: u64,
@@ -514,7 +516,7 @@ impl Owner {
 
     /// Computes a part of a strip from others, into the scratch.
     #[expect(clippy::too_many_arguments, reason = "a place, and what is known of the stripe")]
-    async fn compute(
+    pub(super) async fn compute(
         &self,
         scratch: &mut Scratch,
         stripe: u64,
@@ -537,199 +539,46 @@ impl Owner {
     }
 
     /// Writes what was computed to the member that could not read it.
-    async fn repair(
+    pub(super) async fn repair(
         &self,
         scratch: &mut Scratch,
         stripe: u64,
         strip: usize,
         offset: u32,
     ) -> Result<(), Stop> {
-        let Some((slot, which, member)) = self.reader(stripe, strip) else { return Ok(()) };
-        let data = self.shared.config.geometry.data;
+        let geometry = &self.shared.config.geometry;
+        let (data, slot) = (geometry.data, geometry.member(stripe, strip));
         let segment = {
             let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
             place.as_ref().expect("computed before").segment()
         };
-        let position = self.position(&member, stripe, offset);
         scratch.batch.clear();
-        // SAFETY: as in `read_strips`.
-        unsafe { scratch.batch.add(0, member.channel, Op::Write, Flags::FUA, segment, position) };
+        for which in self.shared.members.takers(slot, stripe) {
+            let Some(member) = self.channels.get(slot, which) else { continue };
+            let position = self.position(&member, stripe, offset);
+            let tag = which as u32;
+            // SAFETY: as in `read_strips`.
+            unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
+        }
         scratch.batch.run().await;
         self.shared.count_repair();
-        let failed = scratch.batch.failures().next();
-        match failed {
-            None => Ok(()),
-            Some((_, error)) => Ok(self.shared.member_failed(slot, which, error).await?),
+        let failed: ArrayVec<(u32, IoError), 2> = scratch.batch.failures().collect();
+        for (tag, error) in failed {
+            let which = if tag == 0 { Which::Own } else { Which::Incoming };
+            self.mark_region(stripe, true).await?; // it lacks what was computed
+            self.shared.member_failed(slot, which, error).await?;
         }
-    }
-
-    /// Fills a stripe's strip on an incoming device from the others, and counts it as done.
-    pub async fn fill(&self, stripe: u64, slot: usize) -> IoResult {
-        let inside = self.gate.enter().await;
-        if !self.owns(stripe) {
-            drop(inside);
-            let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
-                Box::pin(async move { owner.fill(stripe, slot).await })
-            };
-            return self.forward(stripe, work).await;
-        }
-        let geometry = &self.shared.config.geometry;
-        let Some(strip) = geometry.strip_on(stripe, slot) else {
-            self.shared.members.set_done(slot, stripe);
-            return Ok(());
-        };
-        let _rows = match mutant::is(Mutant::RebuildWithoutLock) {
-            false => Some(self.locks.lock(stripe, 0..geometry.strip_bytes).await),
-            true => None,
-        };
-        let _memory = self.grant(geometry.group_members() + 1, geometry.strip_bytes as usize).await;
-        let mut scratch = self.scratch();
-        let mut unreadable = 0;
-        let result = loop {
-            match self.try_fill(&mut scratch, stripe, strip, slot, &mut unreadable).await {
-                Ok(()) => break Ok(()),
-                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
-                Err(Stop::Error(error)) => break Err(error),
-            }
-        };
-        self.recycle(scratch);
-        if result.is_ok() {
-            self.shared.members.set_done(slot, stripe);
-        }
-        result
-    }
-
-    async fn try_fill(
-        &self,
-        scratch: &mut Scratch,
-        stripe: u64,
-        strip: usize,
-        slot: usize,
-        unreadable: &mut u64,
-    ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
-        let geometry = &self.shared.config.geometry;
-        let len = geometry.strip_bytes;
-        let strips = self.strips(stripe, *unreadable);
-        match strips.readable >> strip & 1 == 1 {
-            // A replacement: the old member still answers.
-            true => self.read_strips(scratch, stripe, 0, len, 1 << strip, unreadable).await?,
-            false => self.compute(scratch, stripe, strip, 0, len, &strips, unreadable).await?,
-        }
-        let Some(member) = self.channels.get(slot, Which::Incoming) else {
-            return Err(Stop::Error(IoError::DeviceGone));
-        };
-        let data = geometry.data;
-        let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
-        let segment = place.as_ref().expect("read or computed").segment();
-        let position = self.position(&member, stripe, 0);
-        scratch.batch.clear();
-        // SAFETY: as in `read_strips`.
-        unsafe { scratch.batch.add(0, member.channel, Op::Write, Flags::FUA, segment, position) };
-        scratch.batch.run().await;
-        match scratch.batch.failures().next() {
-            None => Ok(()),
-            Some((_, error)) => Err(Stop::Error(error)),
-        }
-    }
-
-    /// Compares parity with data in a stripe, and makes it fit if told.
-    ///
-    /// # Errors
-    /// When the stripe cannot be read or written.
-    pub async fn scrub(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
-        let inside = self.gate.enter().await;
-        if !self.owns(stripe) {
-            drop(inside);
-            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<ScrubResult, IoError>> {
-                Box::pin(async move { owner.scrub(stripe, is_repairing).await })
-            };
-            return self.forward(stripe, work).await;
-        }
-        let geometry = &self.shared.config.geometry;
-        let _rows = self.locks.lock(stripe, 0..geometry.strip_bytes).await;
-        let _memory = self.grant(2 * geometry.group_members(), geometry.strip_bytes as usize).await;
-        let mut scratch = self.scratch();
-        let mut unreadable = 0;
-        let result = loop {
-            match self.try_scrub(&mut scratch, stripe, is_repairing, &mut unreadable).await {
-                Ok(result) => break Ok(result),
-                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
-                Err(Stop::Error(error)) => break Err(error),
-            }
-        };
-        self.recycle(scratch);
-        result
-    }
-
-    async fn try_scrub(
-        &self,
-        scratch: &mut Scratch,
-        stripe: u64,
-        is_repairing: bool,
-        unreadable: &mut u64,
-    ) -> Result<ScrubResult, Stop> {
-        self.shared.check_frozen()?;
-        let geometry = &self.shared.config.geometry;
-        let len = geometry.strip_bytes;
-        let mut strips = self.strips(stripe, *unreadable);
-        let mut result = ScrubResult::default();
-        // Strips that cannot be read are brought back first.
-        for strip in ones(strips.live & !strips.readable) {
-            self.compute(scratch, stripe, strip, 0, len, &strips, unreadable).await?;
-            self.repair(scratch, stripe, strip, 0).await?;
-            *unreadable &= !(1 << strip);
-            strips = self.strips(stripe, *unreadable);
-            result.unreadable += 1;
-        }
-        let live_parity = strips.live & !strips.data_mask();
-        if strips.live & strips.data_mask() != strips.data_mask() || live_parity == 0 {
-            return Ok(result); // nothing to compare with
-        }
-        self.read_strips(scratch, stripe, 0, len, strips.live, unreadable).await?;
-        let mut expected: Vec<reactor::Buffer> = Vec::new();
-        for _ in ones(live_parity) {
-            expected.push(self.buffer(len).await);
-        }
-        {
-            let data = strips_of(&scratch.old, strips.data_mask());
-            let mut targets: ArrayVec<(usize, &mut [u8]), MAX_PARITY> = ones(live_parity)
-                .map(|s| s - strips.data)
-                .zip(expected.iter_mut().map(|b| b.as_mut_slice()))
-                .collect();
-            self.shared.code.encode_some(&data, &mut targets);
-        }
-        for (strip, buffer) in ones(live_parity).zip(expected) {
-            let found = &mut scratch.parity[strip - strips.data];
-            if found.as_ref().expect("just read").as_slice() == buffer.as_slice() {
-                continue;
-            }
-            result.mismatches |= 1 << strip;
-            if is_repairing {
-                *found = Some(buffer);
-                self.repair(scratch, stripe, strip, 0).await?;
-            }
-        }
-        Ok(result)
+        Ok(())
     }
 }
 
-/// What a scrub of a stripe found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ScrubResult {
-    /// Parity strips that do not fit the data, as a mask of strips.
-    pub mismatches: u64,
-    /// Strips that could not be read and were brought back.
-    pub unreadable: u32,
-}
-
-fn read_buffer(scratch: &Scratch, strip: usize, data: usize) -> &[u8] {
+pub(super) fn read_buffer(scratch: &Scratch, strip: usize, data: usize) -> &[u8] {
     let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
     place.as_ref().expect("read or computed").as_slice()
 }
 
 /// Runs a decoder on what is in the scratch. The places of the lost strips have buffers.
-fn decode(decoder: &crate::parity::Decoder, scratch: &mut Scratch, data: usize, lost: u64) {
+pub(super) fn decode(decoder: &crate::parity::Decoder, scratch: &mut Scratch, data: usize, lost: u64) {
     let mut outputs = ArrayVec::<reactor::Buffer, MAX_GROUP_MEMBERS>::new();
     for strip in ones(lost) {
         let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
@@ -749,7 +598,7 @@ fn decode(decoder: &crate::parity::Decoder, scratch: &mut Scratch, data: usize, 
 }
 
 /// The strips of a mask.
-fn ones(mask: u64) -> impl Iterator<Item = usize> {
+pub(super) fn ones(mask: u64) -> impl Iterator<Item = usize> {
     let mut left = mask;
     std::iter::from_fn(move || {
         let strip = (left != 0).then(|| left.trailing_zeros() as usize)?;
@@ -759,7 +608,10 @@ fn ones(mask: u64) -> impl Iterator<Item = usize> {
 }
 
 /// The data strips of a mask that have buffers, with their numbers.
-fn strips_of(buffers: &[Option<reactor::Buffer>], mask: u64) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+pub(super) fn strips_of(
+    buffers: &[Option<reactor::Buffer>],
+    mask: u64,
+) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
     let strips = buffers.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
     strips.filter_map(|(i, buffer)| buffer.as_ref().map(|buffer| (i, buffer.as_slice()))).collect()
 }

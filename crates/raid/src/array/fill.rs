@@ -1,0 +1,289 @@
+//! Filling a member: a strip of it is computed from the others', or copied from the member that it replaces.
+//!
+//! What a stripe needs is decided while its rows are locked: a write either came before and is seen in the region map,
+//! or comes after and finds the stripe done. A row that nothing can bring back is noted as bad first, durably, and then
+//! made whole with zeroes, so that it reads as an error until it is written and its parity is right all the same.
+
+use super::members::Which;
+use super::owner::{Owner, Scratch, Source};
+use super::remote::LocalFuture;
+use super::write::{Stop, ones, read_buffer, strips_of};
+use crate::Consistency;
+use crate::config::ROW_BYTES;
+use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
+use crate::metadata::{BadBlocksError, BadRange, MemberFailures};
+use crate::mutant::{self, Mutant};
+use crate::stripe::rect::Rect;
+use block::{Flags, IoError, IoResult, Op, Request};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// What is known about a device that is to be filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Before {
+    /// Nothing: every stripe is written, with zeroes where nothing was ever written.
+    #[default]
+    Anything,
+    /// It reads as zeroes: stripes of regions where nothing was ever written are left alone.
+    Zeroes,
+    /// It was this slot's member and lacks only what was written meanwhile: regions marked
+    /// [`STALE`](crate::metadata::region_map::STALE).
+    Member,
+}
+
+/// What filling a stripe came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    /// The strip was computed or copied.
+    Written,
+    /// Zeroes were written: nobody ever wrote there.
+    Zeroed,
+    /// The device holds what it should.
+    Skipped,
+    /// Some rows cannot be brought back; they are noted as bad.
+    Bad,
+}
+
+impl Owner {
+    /// Fills a stripe's strip on an incoming device, and counts it as done. An incoming device that cannot be written
+    /// is let go: the slot is not being filled any more then.
+    ///
+    /// # Errors
+    /// When the stripe cannot be read for now, or the device cannot be written.
+    pub async fn fill(&self, stripe: u64, slot: usize, before: Before) -> Result<Filled, IoError> {
+        let inside = self.gate.enter().await;
+        if !self.owns(stripe) {
+            drop(inside);
+            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<Filled, IoError>> {
+                Box::pin(async move { owner.fill(stripe, slot, before).await })
+            };
+            return self.forward(stripe, work).await;
+        }
+        let geometry = &self.shared.config.geometry;
+        let strip = geometry.strip_on(stripe, slot).ok_or(IoError::Invalid)?;
+        let _rows = match mutant::is(Mutant::RebuildWithoutLock) {
+            false => Some(self.locks.lock(stripe, 0..geometry.strip_bytes).await),
+            true => None,
+        };
+        if !self.shared.members.is_filling(slot) {
+            return Err(IoError::DeviceGone);
+        }
+        let bits = self.shared.region(stripe);
+        let is_unwritten = bits & (WRITTEN | NEED_SYNC) == 0;
+        let filled = match before {
+            Before::Member if bits & (STALE | NEED_SYNC) == 0 => Filled::Skipped,
+            Before::Zeroes if is_unwritten => Filled::Skipped,
+            Before::Anything if is_unwritten => {
+                self.fill_zeroes(stripe, slot).await?;
+                Filled::Zeroed
+            }
+            _ => self.fill_strip(stripe, strip, slot).await?,
+        };
+        self.shared.members.set_done(slot, stripe);
+        Ok(filled)
+    }
+
+    async fn fill_strip(&self, stripe: u64, strip: usize, slot: usize) -> Result<Filled, IoError> {
+        let geometry = &self.shared.config.geometry;
+        // Twice: what cannot be brought back is replaced with buffers of its own.
+        let buffers = 2 * (geometry.group_members() + 1);
+        let _memory = self.grant(buffers, geometry.strip_bytes as usize).await;
+        match self.fill_rows(stripe, strip, slot, 0..geometry.strip_bytes).await {
+            Err(IoError::Medium) => {}
+            result => return result.map(|()| Filled::Written),
+        }
+        // Row by row: those that can be had, and those that cannot.
+        let mut filled = Filled::Written;
+        let step = ROW_BYTES.min(self.shared.entry_limit(geometry.data)).min(geometry.strip_bytes);
+        for offset in (0..geometry.strip_bytes).step_by(step as usize) {
+            let rows = offset..geometry.strip_bytes.min(offset + step);
+            match self.fill_rows(stripe, strip, slot, rows.clone()).await {
+                Ok(()) => {}
+                Err(IoError::Medium) => {
+                    self.give_up(stripe, strip, slot, rows).await?;
+                    filled = Filled::Bad;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+
+    async fn fill_rows(&self, stripe: u64, strip: usize, slot: usize, rows: Range<u32>) -> IoResult {
+        let mut scratch = self.scratch();
+        let mut unreadable = 0;
+        let result = loop {
+            match self.try_fill(&mut scratch, stripe, strip, slot, rows.clone(), &mut unreadable).await {
+                Ok(()) => break Ok(()),
+                Err(Stop::Again) => {}
+                Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
+                Err(Stop::Error(error)) => break Err(error),
+            }
+        };
+        self.recycle(scratch);
+        result
+    }
+
+    async fn try_fill(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        slot: usize,
+        rows: Range<u32>,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        self.shared.check_frozen()?;
+        let (offset, len) = (rows.start, rows.end - rows.start);
+        let strips = self.strips(stripe, *unreadable);
+        match strips.readable >> strip & 1 == 1 {
+            // A replacement: the old member still answers.
+            true => self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?,
+            false if self.is_unknown(stripe, strip) => return Err(Stop::Error(IoError::Medium)),
+            false => self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?,
+        }
+        self.write_incoming(scratch, stripe, strip, slot, offset).await?;
+        Ok(())
+    }
+
+    /// Writes a strip's buffer in the scratch to the incoming device of a slot.
+    async fn write_incoming(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        slot: usize,
+        offset: u32,
+    ) -> IoResult {
+        let member = self.channels.get(slot, Which::Incoming).ok_or(IoError::DeviceGone)?;
+        let data = self.shared.config.geometry.data;
+        let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
+        let segment = place.as_ref().expect("read or computed").segment();
+        let position = self.position(&member, stripe, offset);
+        scratch.batch.clear();
+        // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+        unsafe { scratch.batch.add(0, member.channel, Op::Write, Flags::FUA, segment, position) };
+        scratch.batch.run().await;
+        let failure = scratch.batch.failures().next();
+        match failure {
+            None => Ok(()),
+            Some((_, error)) => Err(self.incoming_failed(slot, error).await),
+        }
+    }
+
+    /// Whether a strip of data that is not there cannot be told by parity.
+    fn is_unknown(&self, stripe: u64, strip: usize) -> bool {
+        let config = &self.shared.config;
+        let is_synced = self.shared.region(stripe) & NEED_SYNC == 0;
+        let is_trusted = is_synced || config.consistency == Consistency::Ppl;
+        !is_trusted && config.geometry.data > 1 && strip < config.geometry.data
+    }
+
+    async fn fill_zeroes(&self, stripe: u64, slot: usize) -> IoResult {
+        self.shared.check_frozen()?;
+        let len = self.shared.config.geometry.strip_bytes;
+        let member = self.channels.get(slot, Which::Incoming).ok_or(IoError::DeviceGone)?;
+        let position = self.position(&member, stripe, 0);
+        let zeroes = Request::write_zeroes(u64::from(len), Flags::FUA);
+        let result = match member.channel.submit(&zeroes, position).await {
+            Err(IoError::Unsupported | IoError::OutOfRange | IoError::Invalid) => {
+                let _memory = self.grant(1, len as usize).await;
+                let mut buffer = self.buffer(len).await;
+                buffer.as_mut_slice().fill(0);
+                buffer.transfer(&*member.channel, Op::Write, Flags::FUA, position).await.1
+            }
+            result => result,
+        };
+        match result {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.incoming_failed(slot, error).await),
+        }
+    }
+
+    /// A device that is being filled cannot be written: it is let go. The error that filling ends with: never a
+    /// [`IoError::Medium`], which would speak of what is read.
+    async fn incoming_failed(&self, slot: usize, error: IoError) -> IoError {
+        match self.shared.member_failed(slot, Which::Incoming, error).await {
+            Ok(()) => IoError::DeviceGone,
+            Err(error) => error,
+        }
+    }
+
+    /// Notes rows of a stripe that cannot be brought back as bad, puts zeroes there so that parity fits, and fills
+    /// the slot with what that comes to. The caller holds the rows.
+    async fn give_up(&self, stripe: u64, strip: usize, slot: usize, rows: Range<u32>) -> IoResult {
+        let mut scratch = self.scratch();
+        let mut unreadable = if self.is_unknown(stripe, strip) { 1 << strip } else { 0 };
+        let result = loop {
+            match self.try_give_up(&mut scratch, stripe, strip, rows.clone(), &mut unreadable).await {
+                Ok(()) => break self.write_incoming(&mut scratch, stripe, strip, slot, rows.start).await,
+                Err(Stop::Again) => {}
+                Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
+                Err(Stop::Error(error)) => break Err(error),
+            }
+        };
+        self.recycle(scratch);
+        result
+    }
+
+    /// As [`Owner::give_up`]; what the slot is to hold is in the scratch when it ends.
+    async fn try_give_up(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        rows: Range<u32>,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        self.shared.check_frozen()?;
+        let (offset, len) = (rows.start, rows.end - rows.start);
+        let strips = self.strips(stripe, *unreadable);
+        self.read_strips(scratch, stripe, offset, len, strips.readable & strips.data_mask(), unreadable)
+            .await?;
+        let lost = strips.data_mask() & !strips.readable;
+        if lost != 0 {
+            self.note_bad(BadRange { stripe, strips: lost, offset, len }).await?;
+            tracing::error!(
+                array = self.shared.config.name,
+                stripe,
+                offset,
+                "nothing can bring back strips {:?}: they are bad until they are written",
+                ones(lost).collect::<Vec<_>>()
+            );
+            let (first, last) = (lost.trailing_zeros() as usize, lost.ilog2() as usize);
+            let rect = Rect { stripe, first, count: last + 1 - first, offset, len, at: 0 };
+            for strip in first..=last {
+                let mut buffer = self.buffer(len).await;
+                match lost >> strip & 1 == 1 {
+                    true => buffer.as_mut_slice().fill(0),
+                    false => buffer.as_mut_slice().copy_from_slice(read_buffer(scratch, strip, strips.data)),
+                }
+                scratch.new[strip] = Some(buffer);
+            }
+            self.try_write(scratch, &rect, Source::Lost, Flags::FUA, unreadable).await?;
+        }
+        // All data is known now: it was read, or is zeroes.
+        for strip in ones(lost) {
+            scratch.old[strip] = scratch.new[strip].take();
+        }
+        if let Some(j) = strip.checked_sub(strips.data) {
+            let mut buffer = self.buffer(len).await;
+            let data = strips_of(&scratch.old, strips.data_mask());
+            self.shared.code.encode_some(&data, &mut [(j, buffer.as_mut_slice())]);
+            scratch.parity[j] = Some(buffer);
+        }
+        Ok(())
+    }
+
+    async fn note_bad(&self, range: BadRange) -> IoResult {
+        loop {
+            match self.shared.bad.add(range, self).await {
+                Ok(()) => return Ok(()),
+                Err(BadBlocksError::Members(MemberFailures(failures))) => {
+                    self.members_failed(failures).await?;
+                }
+                Err(BadBlocksError::Full(_)) => return Err(IoError::NoSpace),
+            }
+        }
+    }
+}

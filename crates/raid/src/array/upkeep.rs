@@ -1,0 +1,143 @@
+//! What the upkeep of an array (`crate::jobs`) does to it: one stripe, one commit at a time.
+
+use super::Array;
+use super::fill::{Before, Filled};
+use super::members::{Members, Which};
+use super::owner::Owner;
+use super::remote::LocalFuture;
+use super::scrub::ScrubResult;
+use crate::Uuid;
+use crate::metadata::{MemberFailures, Reason, Table};
+use block::{IoError, IoResult};
+use std::rc::Rc;
+use std::sync::Arc;
+
+impl Array {
+    /// The members, as all cores see them.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.shared.members
+    }
+
+    /// An identity for a new member. On a core: in the simulator the core's randomness makes it.
+    pub fn new_uuid(&self) -> Uuid {
+        Uuid::from_random(self.shared.new_nonce())
+    }
+
+    /// Nanoseconds since 1970. On a core.
+    pub fn wall_ns(&self) -> u64 {
+        self.shared.wall_ns()
+    }
+
+    /// Fills one stripe of a slot that is being filled, on the stripe's owner. Stripes may be filled in any order
+    /// inside the window from the slot's cursor on.
+    ///
+    /// # Errors
+    /// When the stripe cannot be read, or the device cannot be written.
+    pub async fn fill_stripe(&self, slot: usize, stripe: u64) -> IoResult {
+        self.fill_stripe_of(slot, stripe, Before::Anything).await.map(|_| ())
+    }
+
+    /// As [`Array::fill_stripe`], with what is known about the device.
+    ///
+    /// # Errors
+    /// As [`Array::fill_stripe`]. When the device could not be written, the slot is not being filled any more.
+    pub async fn fill_stripe_of(&self, slot: usize, stripe: u64, before: Before) -> Result<Filled, IoError> {
+        self.on_owner(stripe, move |owner| Box::pin(async move { owner.fill(stripe, slot, before).await }))
+            .await
+    }
+
+    /// Every stripe below `cursor` is filled.
+    pub fn advance(&self, slot: usize, cursor: u64) {
+        self.shared.members.advance(slot, cursor);
+    }
+
+    /// Remembers durably that every stripe below the slot's cursor is filled.
+    ///
+    /// # Errors
+    /// What the commit says.
+    pub async fn checkpoint(&self, slot: usize) -> IoResult {
+        let cursor = self.shared.members.cursor(slot);
+        self.owner();
+        self.shared.at_home(move |home| Box::pin(async move { home.checkpoint(slot, cursor).await })).await
+    }
+
+    /// The slot is full: its device is live from now on.
+    ///
+    /// # Errors
+    /// What the commit says; [`IoError::Invalid`] when it is not being filled.
+    pub async fn finish_filling(&self, slot: usize, uuid: Uuid) -> IoResult {
+        if !self.shared.members.is_filling(slot) {
+            return Err(IoError::Invalid);
+        }
+        self.owner();
+        self.shared.at_home(move |home| Box::pin(async move { home.finish_filling(slot, uuid).await })).await
+    }
+
+    /// Lets the device go that fills a slot. What it holds of the array is void.
+    ///
+    /// # Errors
+    /// What the commit says.
+    pub async fn stop_filling(&self, slot: usize) -> IoResult {
+        self.owner();
+        self.shared.take_out(slot, Which::Incoming, Reason::Removed).await
+    }
+
+    /// Compares parity with data in one stripe, and makes it fit if told. On a core.
+    ///
+    /// # Errors
+    /// When the stripe cannot be read or written.
+    pub async fn scrub_stripe(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
+        self.on_owner(stripe, move |owner| Box::pin(async move { owner.scrub(stripe, is_repairing).await }))
+            .await
+    }
+
+    /// The bits of the region map for a stripe; see [`crate::metadata::region_map`].
+    pub fn region_bits(&self, stripe: u64) -> u8 {
+        self.shared.region(stripe)
+    }
+
+    /// How many regions have all of `bits`.
+    pub fn count_regions(&self, bits: u8) -> u64 {
+        self.shared.regions.count(bits)
+    }
+
+    /// Clears bits of a region, in memory; members learn of it with the next write of the map.
+    pub fn clear_region(&self, region: u64, bits: u8) {
+        self.shared.regions.clear(region, bits);
+    }
+
+    /// Writes what was cleared of the region map to the members.
+    ///
+    /// # Errors
+    /// When the array cannot go on without members that fail.
+    pub async fn settle_regions(&self) -> IoResult {
+        let settle = move |owner: Rc<Owner>| async move {
+            while let Err(MemberFailures(failures)) = owner.shared.regions.settle(&*owner).await {
+                owner.members_failed(failures).await?;
+            }
+            Ok(())
+        };
+        self.on_owner(0, move |owner| Box::pin(settle(owner))).await
+    }
+
+    /// Commits a change of the table that concerns no member, e.g. how far a scrub is.
+    ///
+    /// # Errors
+    /// What the commit says.
+    pub async fn note(&self, change: impl Fn(&mut Table) + Send + 'static) -> IoResult {
+        self.owner();
+        self.shared.at_home(move |home| Box::pin(async move { home.note(change).await })).await
+    }
+
+    async fn on_owner<R, W>(&self, stripe: u64, work: W) -> Result<R, IoError>
+    where
+        R: Send + 'static,
+        W: FnOnce(Rc<Owner>) -> LocalFuture<Result<R, IoError>> + Clone + Send + 'static,
+    {
+        let owner = self.owner();
+        match owner.owns(stripe) {
+            true => work(owner).await,
+            false => owner.forward(stripe, work).await,
+        }
+    }
+}
