@@ -13,6 +13,7 @@ pub mod admin;
 pub mod array;
 pub mod config;
 pub mod geometry;
+pub mod jobs;
 pub mod log;
 pub mod metadata;
 pub mod mutant;

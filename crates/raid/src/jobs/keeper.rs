@@ -1,0 +1,198 @@
+//! The keeper: looks what is to be done, does the most urgent, looks again.
+
+use super::scrub::Scrub;
+use super::spares::Incoming;
+use super::status::{Kind, Log, Progress};
+use super::{Options, Shared, State};
+use crate::Uuid;
+use crate::array::{Array, Before};
+use crate::metadata::region_map::NEED_SYNC;
+use block::Channel;
+use reactor::Core;
+use std::collections::{HashMap, HashSet};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+/// How often an idle keeper, or one that does nothing urgent, looks whether a member has failed.
+pub(super) const LOOK_NS: u64 = 100_000_000;
+
+/// See the module.
+pub(super) struct Keeper {
+    pub shared: Arc<Shared>,
+    pub core: Core,
+    /// Who is being filled, as far as this keeper started it.
+    pub filling: HashMap<usize, (Uuid, Before)>,
+    /// Slots that could not be filled and are left alone until something changes.
+    pub blocked: HashSet<usize>,
+    /// The scrub that is under way.
+    pub scrub: Option<Scrub>,
+    /// Regions cannot be synced before members come back.
+    pub is_sync_blocked: bool,
+}
+
+/// Keeps an array until its handle is gone.
+pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
+    let core = reactor::current();
+    let mut keeper = Keeper {
+        shared: shared.clone(),
+        core,
+        filling: HashMap::new(),
+        blocked: HashSet::new(),
+        scrub: None,
+        is_sync_blocked: false,
+    };
+    keeper.resume_scrub().await;
+    while !keeper.must_end() {
+        if shared.look(|state| std::mem::take(&mut state.log.is_stale)) {
+            keeper.blocked.clear();
+        }
+        if !keeper.step().await {
+            keeper.rest().await;
+        }
+    }
+    drop(channel);
+    shared.change(|state| state.has_ended = true);
+}
+
+impl Keeper {
+    pub fn array(&self) -> &Arc<Array> {
+        &self.shared.array
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
+    fn must_end(&self) -> bool {
+        self.shared.look(|state| state.is_stopping) || self.array().is_frozen()
+    }
+
+    /// Whether a job must stop here: nothing may run.
+    pub fn must_stop(&self) -> bool {
+        self.must_end() || self.shared.look(|state| state.is_paused)
+    }
+
+    /// Whether something more urgent than a sync or a scrub can be done.
+    pub fn is_urgent(&self) -> bool {
+        let has_device = |slot: &usize| {
+            let has_given = self.shared.look(|state| state.given.iter().any(|(other, _)| other == slot));
+            has_given || self.shared.has_spare()
+        };
+        let can_fill = |slot: &usize| self.array().members().is_filling(*slot) || has_device(slot);
+        let mut empty = self.shared.empty_slots().into_iter().filter(|slot| !self.blocked.contains(slot));
+        empty.any(|slot| can_fill(&slot)) || self.shared.look(|state| !state.given.is_empty())
+    }
+
+    /// Does one thing; whether there was one.
+    async fn step(&mut self) -> bool {
+        if self.must_stop() {
+            return false;
+        }
+        let members = self.array().members().clone();
+        for slot in self.shared.empty_slots() {
+            if self.blocked.contains(&slot) {
+                continue;
+            }
+            let is_filling = members.is_filling(slot);
+            if !is_filling && let Some(incoming) = self.shared.take_device(slot) {
+                self.start_filling(slot, incoming).await;
+                return true;
+            }
+            if is_filling {
+                self.fill(slot).await;
+                return true;
+            }
+        }
+        let slots = self.array().config().geometry.members();
+        if let Some(slot) = (0..slots).find(|slot| members.is_filling(*slot) && !self.blocked.contains(slot))
+        {
+            self.fill(slot).await;
+            return true;
+        }
+        let given = self.shared.look(|state| state.given.first().map(|(slot, _)| *slot));
+        if let Some((slot, incoming)) = given.and_then(|slot| Some((slot, self.shared.take_given(slot)?))) {
+            self.start_filling(slot, incoming).await;
+            return true;
+        }
+        if !self.is_sync_blocked && self.array().count_regions(NEED_SYNC) > 0 {
+            self.resync().await;
+            return true;
+        }
+        self.scrub_on().await
+    }
+
+    async fn start_filling(&mut self, slot: usize, incoming: Incoming) {
+        let Incoming { attached, uuid, before } = incoming;
+        let name = attached.device.name().to_owned();
+        match self.array().start_filling(slot, uuid, attached).await {
+            Ok(()) => {
+                self.filling.insert(slot, (uuid, before));
+                self.event(format!("{name} is to be filled as slot {slot}"));
+            }
+            Err(error) => self.event(format!("{name} cannot become slot {slot}: {error:?}")),
+        }
+    }
+
+    /// Waits until somebody wants something, or it is time to look again.
+    async fn rest(&self) {
+        let wakers = self.shared.look(|state| {
+            state.log.is_at_rest = true;
+            state.log.running = None;
+            std::mem::take(&mut state.wakers)
+        });
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        let mut timer = self.core.sleep(LOOK_NS);
+        std::future::poll_fn(|cx| {
+            let is_stale = self.shared.look(|state| {
+                if !state.log.is_stale {
+                    state.wakers.push(cx.waker().clone());
+                }
+                state.log.is_stale
+            });
+            if is_stale { Poll::Ready(()) } else { Pin::new(&mut timer).poll(cx) }
+        })
+        .await;
+        self.shared.look(|state| state.log.is_at_rest = false);
+    }
+
+    /// Remembers that something happened.
+    pub fn event(&self, text: String) {
+        tracing::info!(array = self.array().config().name, "{text}");
+        let at_ns = self.array().wall_ns();
+        self.shared.look(|state| state.log.event(at_ns, text));
+    }
+
+    /// Changes what the keeper tells.
+    pub fn log<R>(&self, change: impl FnOnce(&mut Log) -> R) -> R {
+        self.shared.look(|state| change(&mut state.log))
+    }
+
+    /// Tells how far a job is.
+    pub fn show(&self, kind: Kind, slot: Option<usize>, done_bytes: u64, bytes_per_s: u64) {
+        let geometry = &self.array().config().geometry;
+        let total_bytes = geometry.group_stripes * u64::from(geometry.strip_bytes);
+        let left = total_bytes.saturating_sub(done_bytes);
+        let eta_s = (bytes_per_s > 0).then(|| left / bytes_per_s);
+        let progress = Progress { kind, slot, done_bytes, total_bytes, bytes_per_s, eta_s };
+        self.log(|log| log.running = Some(progress));
+    }
+
+    /// Stripes that a job has in flight.
+    pub fn window(&self) -> usize {
+        let geometry = &self.array().config().geometry;
+        let stripe = geometry.group_members() * geometry.strip_bytes as usize;
+        (self.options().window_bytes / stripe).clamp(1, MOST_STRIPES)
+    }
+}
+
+/// Stripes in flight at most: each is looked at whenever one ends.
+const MOST_STRIPES: usize = 32;
+
+impl Shared {
+    /// Looks at the state, or changes what nobody waits for.
+    pub(super) fn look<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
+        look(&mut self.lock())
+    }
+}

@@ -1,0 +1,221 @@
+//! Scrubs and syncs: parity is compared with data, stripe by stripe.
+
+use super::keeper::{Keeper, LOOK_NS};
+use super::pump::Pump;
+use super::status::{Kind, Meter, ScrubReport};
+use crate::array::ScrubResult;
+use crate::metadata::region_map::{NEED_SYNC, WRITTEN};
+use block::IoError;
+use std::collections::BTreeSet;
+
+/// A scrub that is under way.
+pub(super) struct Scrub {
+    /// Every stripe below is done.
+    cursor: u64,
+    report: ScrubReport,
+}
+
+type Ended = (u64, Result<ScrubResult, IoError>);
+
+impl Keeper {
+    /// A scrub that was interrupted by a stop or a crash goes on: as a check, which changes nothing unasked.
+    pub(super) async fn resume_scrub(&mut self) {
+        let Ok(table) = self.array().table().await else { return };
+        let Some(cursor) = table.scrub_cursor else { return };
+        let geometry = &self.array().config().geometry;
+        let cursor = cursor / u64::from(geometry.strip_bytes) * geometry.groups as u64;
+        self.scrub = Some(Scrub { cursor: cursor.min(geometry.stripes()), report: ScrubReport::default() });
+    }
+
+    /// Goes on with a scrub, if one is wanted; whether there was anything to do.
+    pub(super) async fn scrub_on(&mut self) -> bool {
+        if let Some(is_repairing) = self.shared.look(|state| state.scrub.take()) {
+            let report = ScrubReport { is_repairing, ..ScrubReport::default() };
+            self.scrub = Some(Scrub { cursor: 0, report });
+        }
+        let is_cancelled = self.shared.look(|state| std::mem::take(&mut state.is_cancelled));
+        let Some(mut scrub) = self.scrub.take() else { return false };
+        if !is_cancelled {
+            self.run_scrub(&mut scrub).await;
+        }
+        let array = self.array().clone();
+        let geometry = &array.config().geometry;
+        let is_over = scrub.cursor == geometry.stripes();
+        scrub.report.is_complete = is_over;
+        self.log(|log| log.scrub = Some(scrub.report.clone()));
+        let cursor = geometry.member_offset(scrub.cursor);
+        let (is_cancelled, now_ns) = (is_cancelled || self.is_cancelled(), array.wall_ns());
+        let noted = array.note(move |table| match (is_over, is_cancelled) {
+            (true, _) => (table.scrub_cursor, table.scrubbed_ns) = (None, now_ns),
+            (false, true) => table.scrub_cursor = None,
+            (false, false) => table.scrub_cursor = Some(cursor),
+        });
+        let _ = noted.await; // a scrub begins again at worst
+        if is_over {
+            let ScrubReport { stripes, mismatched_rows, mismatched_stripes, .. } = scrub.report;
+            self.log(|log| log.totals.jobs += 1);
+            self.event(format!(
+                "a scrub of {stripes} stripes has found {mismatched_rows} rows in {mismatched_stripes} that did \
+                 not fit"
+            ));
+        } else if !is_cancelled {
+            self.scrub = Some(scrub);
+        }
+        true
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.shared.look(|state| state.is_cancelled)
+    }
+
+    async fn run_scrub(&self, scrub: &mut Scrub) {
+        let array = self.array().clone();
+        let geometry = array.config().geometry;
+        let is_repairing = scrub.report.is_repairing;
+        let kind = if is_repairing { Kind::Repair } else { Kind::Check };
+        let (mut next, mut done) = (scrub.cursor, BTreeSet::new());
+        let (mut looked_ns, mut is_wanted) = (self.core.now_ns(), true);
+        let (mut noted_ns, mut meter) = (looked_ns, Meter::new(looked_ns, geometry.member_offset(next)));
+        let mut pump: Pump<'_, Ended> = Pump::new();
+        loop {
+            let now_ns = self.core.now_ns();
+            if now_ns - looked_ns >= LOOK_NS {
+                looked_ns = now_ns;
+                is_wanted = !self.is_urgent();
+            }
+            is_wanted &= !self.must_stop() && self.shared.look(|s| !s.is_cancelled && s.scrub.is_none());
+            while is_wanted && pump.len() < self.window() && next < geometry.stripes() {
+                let stripe = next;
+                next += 1;
+                if array.region_bits(stripe) & (WRITTEN | NEED_SYNC) != WRITTEN {
+                    scrub.report.skipped += 1;
+                    done.insert(stripe);
+                    if done.len() as u64 > MOST_SKIPPED {
+                        break; // others may want the core
+                    }
+                    continue;
+                }
+                let array = array.clone();
+                pump.push(async move { (stripe, array.scrub_stripe(stripe, is_repairing).await) });
+            }
+            while done.remove(&scrub.cursor) {
+                scrub.cursor += 1;
+            }
+            let done_bytes = geometry.member_offset(scrub.cursor);
+            self.show(kind, None, done_bytes, meter.rate(now_ns, done_bytes));
+            if now_ns - noted_ns >= self.options().checkpoint_ns && pump.len() == 0 {
+                noted_ns = now_ns;
+                let _ = array.note(move |table| table.scrub_cursor = Some(done_bytes)).await;
+            }
+            if pump.len() == 0 && (!is_wanted || next == geometry.stripes()) {
+                return;
+            }
+            if let Some((stripe, result)) = pump.next(None).await {
+                done.insert(stripe);
+                self.judge(&mut scrub.report, stripe, result);
+                self.log(|log| log.scrub = Some(scrub.report.clone()));
+            }
+            reactor::yield_now().await;
+        }
+    }
+
+    fn judge(&self, report: &mut ScrubReport, stripe: u64, result: Result<ScrubResult, IoError>) {
+        let Ok(result) = result else {
+            report.failed += 1;
+            return;
+        };
+        report.unreadable += u64::from(result.unreadable);
+        if result.is_incomplete {
+            report.skipped += 1;
+            return;
+        }
+        report.stripes += 1;
+        report.mismatched_rows += u64::from(result.rows);
+        report.mismatched_stripes += u64::from(result.rows > 0);
+        let geometry = &self.array().config().geometry;
+        for strip in (0..geometry.group_members()).filter(|strip| result.named >> strip & 1 == 1) {
+            let slot = geometry.member(stripe, strip);
+            match report.wrong_strips.iter_mut().find(|(other, _)| *other == slot) {
+                Some((_, count)) => *count += 1,
+                None => report.wrong_strips.push((slot, 1)),
+            }
+            tracing::warn!(array = self.array().config().name, stripe, slot, "a strip is wrong");
+        }
+    }
+
+    /// Makes parity fit in the regions that need it. What it has done stands in the region map.
+    pub(super) async fn resync(&mut self) {
+        let array = self.array().clone();
+        let config = array.config().clone();
+        let needs = |region: u64| array.region_bits(first_stripe(&config, region)) & NEED_SYNC != 0;
+        let started_ns = self.core.now_ns();
+        let (mut settled_ns, mut is_whole) = (started_ns, true);
+        for region in (0..config.regions()).filter(|region| needs(*region)) {
+            match self.sync_region(region).await {
+                Some(true) => array.clear_region(region, NEED_SYNC),
+                Some(false) => is_whole = false,
+                None => {
+                    let _ = array.settle_regions().await; // done again at worst
+                    return;
+                }
+            }
+            if self.core.now_ns() - settled_ns >= self.options().checkpoint_ns {
+                settled_ns = self.core.now_ns();
+                let _ = array.settle_regions().await;
+            }
+        }
+        let _ = array.settle_regions().await;
+        self.is_sync_blocked = !is_whole;
+        self.log(|log| log.totals.jobs += 1);
+        self.event(match is_whole {
+            true => "parity fits everywhere".into(),
+            false => "some regions cannot be synced before members come back".into(),
+        });
+    }
+
+    /// Makes parity fit in a region; whether it does now, or `None` when the job must stop.
+    async fn sync_region(&self, region: u64) -> Option<bool> {
+        let array = self.array().clone();
+        let config = array.config().clone();
+        let (mut next, end) = (first_stripe(&config, region), first_stripe(&config, region + 1));
+        let geometry = &config.geometry;
+        let mut meter = Meter::new(self.core.now_ns(), geometry.member_offset(next));
+        let (mut is_synced, mut is_stopped, mut looked_ns) = (true, false, 0);
+        let mut pump: Pump<'_, Ended> = Pump::new();
+        loop {
+            let now_ns = self.core.now_ns();
+            is_stopped |= self.must_stop();
+            if now_ns - looked_ns >= LOOK_NS {
+                looked_ns = now_ns;
+                is_stopped |= self.is_urgent();
+            }
+            while !is_stopped && pump.len() < self.window() && next < end {
+                let (stripe, array) = (next, array.clone());
+                next += 1;
+                pump.push(async move { (stripe, array.scrub_stripe(stripe, true).await) });
+            }
+            let done_bytes = geometry.member_offset(next.min(geometry.stripes() - 1));
+            self.show(Kind::Resync, None, done_bytes, meter.rate(now_ns, done_bytes));
+            match pump.next(None).await {
+                Some((_, result)) => {
+                    is_synced &= result.is_ok_and(|result| !result.is_incomplete);
+                    self.log(|log| log.totals.synced += 1);
+                }
+                None if is_stopped => return None,
+                None if next == end => return Some(is_synced),
+                None => {}
+            }
+            reactor::yield_now().await;
+        }
+    }
+}
+
+/// Stripes that are passed over without a look at anything else.
+const MOST_SKIPPED: u64 = 4096;
+
+/// The first stripe of a region; the number of stripes for the one after the last.
+fn first_stripe(config: &crate::ArrayConfig, region: u64) -> u64 {
+    let geometry = &config.geometry;
+    let row = region * config.region_bytes / u64::from(geometry.strip_bytes);
+    (row * geometry.groups as u64).min(geometry.stripes())
+}

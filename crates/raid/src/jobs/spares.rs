@@ -1,0 +1,252 @@
+//! Devices that become members: spares, former members that come back, replacements.
+
+use super::Shared;
+use crate::Uuid;
+use crate::array::Before;
+use crate::array::members::Attached;
+use crate::metadata::{
+    Found, Label, Layout, LayoutError, MemberState, ReadError, Spare, read_superblock, write_label,
+};
+use block::{Device, DeviceError, IoError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A device that waits to be filled.
+#[derive(Clone)]
+pub struct Incoming {
+    /// The device, and where things lie on it, or will.
+    pub attached: Attached,
+    /// The member that it becomes.
+    pub uuid: Uuid,
+    /// What is known about what it holds.
+    pub before: Before,
+}
+
+/// Why a device cannot become a member.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// There is no such slot.
+    #[error("slot {0}: the array has no such slot")]
+    NoSuchSlot(usize),
+    /// The slot is being filled already.
+    #[error("slot {0} is being filled already")]
+    Busy(usize),
+    /// The device is too small.
+    #[error("{device}: {error}")]
+    Layout {
+        /// The device.
+        device: String,
+        /// What it lacks.
+        error: LayoutError,
+    },
+    /// The device does not take what members get.
+    #[error("{device}: {what}")]
+    Unfit {
+        /// The device.
+        device: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The device has no superblock that says what it was.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device or the array cannot be read or written.
+    #[error("{device}: {error:?}")]
+    Io {
+        /// The device, or the array.
+        device: String,
+        /// What it said.
+        error: IoError,
+    },
+}
+
+/// Spares that several arrays share. All handles are to one pool.
+#[derive(Clone, Default)]
+pub struct SparePool(Arc<Mutex<Vec<Incoming>>>);
+
+impl SparePool {
+    pub(super) fn add(&self, spare: Incoming) {
+        self.lock().push(spare);
+    }
+
+    /// The spares' names.
+    pub fn names(&self) -> Vec<String> {
+        self.lock().iter().map(|spare| spare.attached.device.name().to_owned()).collect()
+    }
+
+    /// Takes the first spare that fits.
+    pub(super) fn take(&self, fits: impl Fn(&Incoming) -> bool) -> Option<Incoming> {
+        let mut spares = self.lock();
+        let place = spares.iter().position(fits)?;
+        Some(spares.remove(place))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Incoming>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    /// Checks a new device and makes it a spare: whatever superblock it has is overwritten.
+    pub(super) async fn prepare(
+        &self,
+        device: Arc<dyn Device>,
+        is_dedicated: bool,
+    ) -> Result<Incoming, JobError> {
+        let attached = self.attach(&device)?;
+        self.refuse_own(&device)?;
+        let config = self.array.config();
+        let uuid = self.array.new_uuid();
+        self.label(&device, uuid, is_dedicated.then_some(config.uuid)).await?;
+        Ok(Incoming { attached, uuid, before: Before::Anything })
+    }
+
+    /// Overwrites all superblocks of a device: an old one must not look newer than those that it gets.
+    async fn label(&self, device: &Arc<dyn Device>, uuid: Uuid, array: Option<Uuid>) -> Result<(), JobError> {
+        let capacity = device.limits().capacity;
+        let label = Label::Spare(Spare {
+            member: uuid,
+            array,
+            array_name: array.map_or_else(String::new, |_| self.array.config().name.clone()),
+            member_bytes: capacity,
+            created_ns: self.array.wall_ns(),
+            owner: String::new(),
+        });
+        let channel = device.open_channel()?;
+        let written = write_label(&*channel, capacity, &label).await;
+        written.map_err(|error| JobError::Io { device: device.name().to_owned(), error })
+    }
+
+    /// A spare by its label, and whether it is this array's alone.
+    pub(super) fn found_spare(
+        &self,
+        device: Arc<dyn Device>,
+        found: &Found,
+    ) -> Result<(Incoming, bool), JobError> {
+        let attached = self.attach(&device)?;
+        let own = self.array.config().uuid;
+        match &found.label {
+            Label::Spare(spare) if spare.array.is_none_or(|array| array == own) => {
+                let incoming = Incoming { attached, uuid: spare.member, before: Before::Anything };
+                Ok((incoming, spare.array.is_some()))
+            }
+            _ => Err(unfit(&device, "it is no spare for this array")),
+        }
+    }
+
+    /// A former member: its slot, and whether it lacks only what was written since it was taken out.
+    pub(super) async fn returning(
+        &self,
+        device: Arc<dyn Device>,
+    ) -> Result<(usize, Incoming, bool), JobError> {
+        let mut attached = self.attach(&device)?;
+        let (name, channel) = (device.name().to_owned(), device.open_channel()?);
+        let found = read_superblock(&name, &*channel, device.limits().capacity).await?;
+        let Label::Member(superblock) = &found.label else {
+            return Err(unfit(&device, "it was no member"));
+        };
+        let table = self.array.table().await.map_err(|error| JobError::Io { device: name, error })?;
+        let slot = usize::from(superblock.slot);
+        let member = table
+            .members
+            .get(slot)
+            .filter(|member| superblock.array() == table.config.uuid && member.uuid == superblock.member);
+        let Some(member) = member else {
+            return Err(unfit(&device, "its slot belongs to another member, or it is of another array"));
+        };
+        let MemberState::Missing { since } = member.state else { return Err(JobError::Busy(slot)) };
+        if self.array.members().is_filling(slot) || self.array.members().is_live(slot) {
+            return Err(JobError::Busy(slot));
+        }
+        let is_known = table.history.iter().any(|epoch| Some(epoch) == superblock.table.history.last());
+        let is_partial = is_known && since > 0 && superblock.table.generation + 1 >= since;
+        let uuid = member.uuid;
+        let before = match is_partial {
+            true if superblock.layout.check(&table.config).is_ok() => {
+                attached.layout = superblock.layout;
+                Before::Member
+            }
+            true => return Err(unfit(&device, "its layout is not the array's")),
+            false => {
+                self.label(&device, uuid, Some(table.config.uuid)).await?;
+                Before::Anything
+            }
+        };
+        Ok((slot, Incoming { attached, uuid, before }, is_partial))
+    }
+
+    /// Where things will lie on a device.
+    pub(super) fn attach(&self, device: &Arc<dyn Device>) -> Result<Attached, JobError> {
+        let config = self.array.config();
+        let limits = device.limits();
+        let layout = Layout::new(limits.capacity, config)
+            .map_err(|error| JobError::Layout { device: device.name().to_owned(), error })?;
+        if limits.read_only {
+            return Err(unfit(device, "it is read-only"));
+        }
+        if limits.block_size > config.block_size {
+            return Err(unfit(device, "its blocks are larger than the array's"));
+        }
+        if limits.max_transfer < config.geometry.strip_bytes {
+            return Err(unfit(device, "it takes no transfer of a strip's size"));
+        }
+        Ok(Attached { device: device.clone(), layout })
+    }
+
+    /// A device that is a member or a spare cannot be another one.
+    fn refuse_own(&self, device: &Arc<dyn Device>) -> Result<(), JobError> {
+        let members = self.array.members();
+        let is_member = (0..self.array.config().geometry.members())
+            .flat_map(|slot| members.attached(slot))
+            .flatten()
+            .any(|attached| Arc::ptr_eq(&attached.device, device));
+        let is_spare = {
+            let state = self.lock();
+            let given = state.given.iter().map(|(_, incoming)| incoming);
+            given.chain(&state.dedicated).any(|spare| Arc::ptr_eq(&spare.attached.device, device))
+        };
+        match is_member
+            || is_spare
+            || self.options.spares.lock().iter().any(|s| Arc::ptr_eq(&s.attached.device, device))
+        {
+            true => Err(unfit(device, "the array has it already")),
+            false => Ok(()),
+        }
+    }
+
+    /// The device to fill a slot with: one that was given for it, a spare of the array's, a global one.
+    pub(super) fn take_device(&self, slot: usize) -> Option<Incoming> {
+        if let Some(incoming) = self.take_given(slot) {
+            return Some(incoming);
+        }
+        let fits = |spare: &Incoming| self.attach(&spare.attached.device).is_ok();
+        {
+            let mut state = self.lock();
+            if let Some(place) = state.dedicated.iter().position(fits) {
+                return Some(state.dedicated.remove(place));
+            }
+        }
+        self.options.spares.take(fits)
+    }
+
+    /// The device that was given for a slot.
+    pub(super) fn take_given(&self, slot: usize) -> Option<Incoming> {
+        let mut state = self.lock();
+        let place = state.given.iter().position(|(other, _)| *other == slot)?;
+        Some(state.given.remove(place).1)
+    }
+}
+
+fn unfit(device: &Arc<dyn Device>, what: &str) -> JobError {
+    JobError::Unfit { device: device.name().to_owned(), what: what.to_owned() }
+}
+
+impl Shared {
+    /// Whether some spare fits.
+    pub(super) fn has_spare(&self) -> bool {
+        let fits = |spare: &Incoming| self.attach(&spare.attached.device).is_ok();
+        self.lock().dedicated.iter().any(fits) || self.options.spares.lock().iter().any(fits)
+    }
+}

@@ -1,0 +1,174 @@
+//! What the keeper tells: what runs, how far it is, what has happened.
+
+use serde::Serialize;
+use std::collections::VecDeque;
+
+/// Events that are remembered.
+const EVENTS: usize = 64;
+
+/// A kind of job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// An empty slot is filled.
+    Rebuild,
+    /// A former member gets what it lacks.
+    PartialResync,
+    /// A live member is copied to another device.
+    Replace,
+    /// Parity is made to fit where a crash or creation left it open.
+    Resync,
+    /// Parity is compared with data.
+    Check,
+    /// Parity is compared with data, and what does not fit is mended.
+    Repair,
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// What it is.
+    pub kind: Kind,
+    /// The slot that is filled.
+    pub slot: Option<usize>,
+    /// Bytes of a member that are done.
+    pub done_bytes: u64,
+    /// Bytes of a member.
+    pub total_bytes: u64,
+    /// Bytes of a member in a second, of late.
+    pub bytes_per_s: u64,
+    /// Seconds until it ends, at this rate.
+    pub eta_s: Option<u64>,
+}
+
+/// What a scrub has found so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ScrubReport {
+    /// Whether what did not fit was mended.
+    pub is_repairing: bool,
+    /// Stripes that were compared.
+    pub stripes: u64,
+    /// Stripes of regions that were never written, or could not be compared.
+    pub skipped: u64,
+    /// Rows (4 KiB of each strip) that did not fit.
+    pub mismatched_rows: u64,
+    /// Stripes that have such rows.
+    pub mismatched_stripes: u64,
+    /// Strips that could not be read and were written again.
+    pub unreadable: u64,
+    /// Stripes that could not be read at all.
+    pub failed: u64,
+    /// Wrong strips that parity told, by slot.
+    pub wrong_strips: Vec<(usize, u64)>,
+    /// Whether it came to the end.
+    pub is_complete: bool,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// When, in nanoseconds since 1970.
+    pub at_ns: u64,
+    /// What: a sentence.
+    pub text: String,
+}
+
+/// What is going on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// The job that runs.
+    pub running: Option<Progress>,
+    /// Whether jobs are held.
+    pub is_paused: bool,
+    /// Spares of the array, by name.
+    pub spares: Vec<String>,
+    /// Spares of all arrays, by name.
+    pub global_spares: Vec<String>,
+    /// The last scrub, or the one that runs.
+    pub scrub: Option<ScrubReport>,
+    /// What happened last, the newest at the end.
+    pub events: Vec<Event>,
+    /// What jobs did so far.
+    pub totals: Totals,
+}
+
+/// What jobs did since the array was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Strips that were computed or copied.
+    pub filled: u64,
+    /// Strips that got zeroes, as nobody ever wrote there.
+    pub zeroed: u64,
+    /// Strips that needed nothing.
+    pub skipped: u64,
+    /// Strips of which rows could not be brought back.
+    pub bad: u64,
+    /// Stripes whose parity was made to fit.
+    pub synced: u64,
+    /// Jobs that came to their end.
+    pub jobs: u64,
+}
+
+/// What the keeper remembers of all this.
+#[derive(Default)]
+pub(super) struct Log {
+    pub running: Option<Progress>,
+    pub scrub: Option<ScrubReport>,
+    pub totals: Totals,
+    events: VecDeque<Event>,
+    /// The keeper has looked, and found nothing to do.
+    pub is_at_rest: bool,
+    /// Something has changed since it looked.
+    pub is_stale: bool,
+}
+
+impl Log {
+    pub fn status(&self) -> Status {
+        Status {
+            running: self.running,
+            scrub: self.scrub.clone(),
+            events: self.events.iter().cloned().collect(),
+            totals: self.totals,
+            ..Status::default()
+        }
+    }
+
+    pub fn event(&mut self, at_ns: u64, text: String) {
+        if self.events.len() == EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { at_ns, text });
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.is_at_rest && !self.is_stale
+    }
+}
+
+/// How fast a job is, over the last seconds.
+pub(super) struct Meter {
+    since_ns: u64,
+    since_bytes: u64,
+    bytes_per_s: f64,
+}
+
+/// Nanoseconds that one look of a meter covers.
+const LOOK_NS: u64 = 1_000_000_000;
+
+impl Meter {
+    pub fn new(now_ns: u64, done_bytes: u64) -> Meter {
+        Meter { since_ns: now_ns, since_bytes: done_bytes, bytes_per_s: 0.0 }
+    }
+
+    /// The rate, now that so many bytes are done.
+    pub fn rate(&mut self, now_ns: u64, done_bytes: u64) -> u64 {
+        let passed = now_ns.saturating_sub(self.since_ns);
+        if passed >= LOOK_NS {
+            let rate = done_bytes.saturating_sub(self.since_bytes) as f64 * 1e9 / passed as f64;
+            self.bytes_per_s =
+                if self.bytes_per_s == 0.0 { rate } else { 0.7 * self.bytes_per_s + 0.3 * rate };
+            (self.since_ns, self.since_bytes) = (now_ns, done_bytes);
+        }
+        self.bytes_per_s as u64
+    }
+}

@@ -1,0 +1,371 @@
+//! Arrays on memory that are kept, under virtual time.
+
+use super::*;
+use crate::array::{Start, StartMember};
+use crate::config::Consistency;
+use crate::metadata::region_map::{NEED_SYNC, STALE};
+use crate::metadata::{Label, Store, Table, Target, testing};
+use crate::metadata::{Layout, MemberState, read_superblock};
+use crate::{ArrayConfig, Geometry, Level, Matrix};
+use block::{Channel, Flags, IoError, IoResult, Op};
+use drivers::mem::{MemDevice, Options as MemOptions};
+use layers::fault::{Action, Fault, Rule};
+use layers::stats::Stats;
+use std::rc::Rc;
+
+const MEMBER_BYTES: u64 = 8 << 20;
+const STRIP: u64 = 16 << 10;
+const DATA_BYTES: u64 = 4 << 20;
+
+/// A member: what breaks it, and what counts its requests.
+#[derive(Clone)]
+struct Disk {
+    fault: Arc<Fault>,
+    stats: Arc<Stats>,
+}
+
+impl Disk {
+    fn new() -> Disk {
+        let disk = Arc::new(MemDevice::new(&MemOptions::new(MEMBER_BYTES)).unwrap());
+        let fault = Arc::new(Fault::new(disk));
+        Disk { stats: Arc::new(Stats::new(fault.clone())), fault }
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        self.stats.clone()
+    }
+
+    fn die(&self) {
+        self.fault.add(Rule::new(Action::Error(IoError::DeviceGone)));
+    }
+
+    fn bytes(&self, op: Op) -> u64 {
+        self.stats.snapshot().of(op).bytes
+    }
+}
+
+fn shape(groups: usize, data: usize, parity: usize) -> ArrayConfig {
+    let (matrix, consistency) = match data {
+        1 => (Matrix::Copies, Consistency::Bitmap),
+        _ => (Matrix::Powers, Consistency::Ppl),
+    };
+    ArrayConfig {
+        level: Level::NPlusM,
+        geometry: Geometry {
+            groups,
+            data,
+            parity,
+            strip_bytes: STRIP as u32,
+            group_stripes: DATA_BYTES / STRIP,
+        },
+        matrix,
+        consistency,
+        region_bytes: 256 << 10,
+        lanes: 4,
+        lane_bytes: 256 << 10,
+        ..testing::config(3, 1)
+    }
+}
+
+struct Rig {
+    config: ArrayConfig,
+    disks: Vec<Disk>,
+    array: Arc<Array>,
+    channel: Rc<dyn Channel>,
+    jobs: Jobs,
+}
+
+fn options() -> Options {
+    Options { checkpoint_ns: 1_000_000, ..Options::default() }
+}
+
+impl Rig {
+    async fn new(config: ArrayConfig) -> Rig {
+        Rig::with_table(config, |_| ()).await
+    }
+
+    async fn with_table(config: ArrayConfig, change: impl Fn(&mut Table)) -> Rig {
+        let disks: Vec<Disk> = (0..config.geometry.members()).map(|_| Disk::new()).collect();
+        let layout = Layout::new(MEMBER_BYTES, &config).unwrap();
+        let target = |(slot, disk): (usize, &Disk)| Target {
+            slot,
+            channel: disk.device().open_channel().unwrap(),
+            layout,
+        };
+        let targets: Vec<Target> = disks.iter().enumerate().map(target).collect();
+        let mut table = testing::table(&config);
+        change(&mut table);
+        let results = Store::new(disks.len()).commit(&targets, &table).await;
+        assert!(results.iter().all(|(_, result)| result.is_ok()));
+        Rig::start(config, disks, &[], options()).await
+    }
+
+    /// Starts from what the disks say, without those in `absent`.
+    async fn start(config: ArrayConfig, disks: Vec<Disk>, absent: &[usize], options: Options) -> Rig {
+        let mut members = Vec::new();
+        let mut table: Option<Table> = None;
+        for (slot, disk) in disks.iter().enumerate() {
+            let channel = disk.device().open_channel().unwrap();
+            let found = match absent.contains(&slot) {
+                false => read_superblock("m", &*channel, MEMBER_BYTES).await.ok(),
+                true => None,
+            };
+            members.push(found.map(|found| {
+                let Label::Member(superblock) = &found.label else { panic!("a member") };
+                if table.as_ref().is_none_or(|table| table.generation < superblock.table.generation) {
+                    table = Some(superblock.table.clone());
+                }
+                StartMember { device: disk.device(), layout: superblock.layout, found }
+            }));
+        }
+        let table = table.unwrap();
+        for (slot, member) in members.iter_mut().enumerate() {
+            if matches!(table.members[slot].state, MemberState::Missing { .. }) {
+                *member = None;
+            }
+        }
+        let start = Start { table, members, wall_ns: 1, is_simulated: true };
+        let array = Array::start(start).await.unwrap();
+        let channel = array.open_channel().unwrap();
+        let jobs = array.keep(options).unwrap();
+        Rig { config, disks, array, channel, jobs }
+    }
+
+    async fn write(&self, offset: u64, byte: u8, len: u64) -> IoResult {
+        let mut buffer = reactor::current().buffers().take(len as usize).await;
+        buffer.as_mut_slice().fill(byte);
+        buffer.transfer(&*self.channel, Op::Write, Flags::NONE, offset).await.1
+    }
+
+    async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
+        let buffer = reactor::current().buffers().take(len as usize).await;
+        let (buffer, result) = buffer.transfer(&*self.channel, Op::Read, Flags::NONE, offset).await;
+        result.map(|()| buffer.as_slice().to_vec())
+    }
+
+    /// Writes a pattern over a range, 64 KiB at a time; what was written.
+    async fn fill(&self, offset: u64, len: u64, seed: u8) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (i, at) in (offset..offset + len).step_by(64 << 10).enumerate() {
+            let byte = seed.wrapping_add((i as u8).wrapping_mul(7)).max(1);
+            self.write(at, byte, 64 << 10).await.unwrap();
+            bytes.resize(bytes.len() + (64 << 10), byte);
+        }
+        bytes
+    }
+
+    async fn read_all(&self, len: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for at in (0..len).step_by(64 << 10) {
+            bytes.extend(self.read(at, 64 << 10).await.unwrap());
+        }
+        bytes
+    }
+
+    async fn mismatches(&self) -> u64 {
+        let mut rows = 0;
+        for stripe in 0..self.config.geometry.stripes() {
+            rows += u64::from(self.array.scrub_stripe(stripe, false).await.unwrap().rows);
+        }
+        rows
+    }
+
+    fn is_whole(&self) -> bool {
+        self.array.members().is_healthy()
+    }
+
+    /// Gives the array up as a crash does, and starts it from its disks again.
+    async fn crash(self, absent: &[usize]) -> Rig {
+        let Rig { config, disks, array, channel, jobs } = self;
+        jobs.stop().await;
+        drop((jobs, array, channel));
+        Rig::start(config, disks, absent, options()).await
+    }
+}
+
+fn simulate<F: Future<Output = ()> + 'static>(make: impl FnOnce() -> F) {
+    reactor::run_simulated(7, |_| make());
+}
+
+async fn sleep_ms(ms: u64) {
+    reactor::current().sleep(ms * 1_000_000).await;
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_member_that_fails_while_writes_go_on() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        let mut before = rig.fill(0, 4 << 20, 3).await;
+        let spare = Disk::new();
+        rig.jobs.add(spare.device()).await.unwrap();
+        assert_eq!(rig.jobs.status().spares.len(), 1);
+        rig.disks[1].die();
+        for i in 0..64u64 {
+            let at = i * 37 % 64 * (64 << 10);
+            rig.write(at, i as u8 + 1, 4096).await.unwrap();
+            before[at as usize..][..4096].fill(i as u8 + 1);
+            sleep_ms(3).await;
+        }
+        rig.jobs.idle().await;
+        assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+        assert_eq!(rig.array.count_regions(STALE), 0);
+        assert_eq!(rig.mismatches().await, 0);
+        rig.array.fail(0).await.unwrap();
+        rig.array.fail(2).await.unwrap();
+        assert!(rig.read_all(4 << 20).await == before);
+        let totals = rig.jobs.status().totals;
+        assert!(totals.filled > 0 && totals.zeroed > 0, "{totals:?}");
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_rebuild_goes_on_where_it_was_after_a_crash() {
+    simulate(|| async {
+        let mut rig = Rig::new(shape(2, 3, 1)).await;
+        let before = rig.fill(0, 8 << 20, 3).await;
+        rig.array.fail(2).await.unwrap();
+        let spare = Disk::new();
+        // Slow enough to be caught in the middle.
+        spare.fault.add(Rule::new(Action::Delay(40_000_000)).on(&[Op::Write]));
+        rig.jobs.add(spare.device()).await.unwrap();
+        let progress = loop {
+            sleep_ms(5).await;
+            if let Some(progress) = rig.jobs.status().running.filter(|running| running.done_bytes > 0) {
+                break progress;
+            }
+        };
+        assert_eq!((progress.kind, progress.slot), (Kind::Rebuild, Some(2)));
+        rig.disks[2] = spare.clone();
+        let mut rig = rig.crash(&[]).await;
+        let at = rig.array.members().cursor(2);
+        assert!(at > 0 && at < rig.config.geometry.stripes(), "{at}");
+        let written = spare.bytes(Op::Write);
+        rig.jobs.idle().await;
+        assert!(rig.is_whole());
+        assert!(spare.bytes(Op::Write) - written < DATA_BYTES, "not all of it again");
+        assert!(rig.read_all(8 << 20).await == before);
+        assert_eq!(rig.mismatches().await, 0);
+        rig.array.fail(0).await.unwrap();
+        assert!(rig.read_all(8 << 20).await == before);
+        rig = rig.crash(&[]).await;
+        assert!(rig.read_all(8 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_member_that_comes_back_gets_only_what_was_written_meanwhile() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 3, 1)).await;
+        let mut before = rig.fill(0, 6 << 20, 9).await;
+        rig.array.fail(1).await.unwrap();
+        rig.write(1 << 20, 0xee, 4096).await.unwrap();
+        before[1 << 20..][..4096].fill(0xee);
+        assert_eq!(rig.array.count_regions(STALE), 1);
+        let written = rig.disks[1].bytes(Op::Write);
+        rig.disks[1].fault.clear();
+        assert!(rig.jobs.re_add(rig.disks[1].device()).await.unwrap(), "partially");
+        rig.jobs.idle().await;
+        assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+        assert_eq!(rig.array.count_regions(STALE), 0);
+        let moved = rig.disks[1].bytes(Op::Write) - written;
+        assert!(moved < 2 * rig.config.region_bytes, "{moved} bytes for one region");
+        assert_eq!(rig.jobs.status().totals.filled, rig.config.region_bytes / STRIP);
+        assert_eq!(rig.mismatches().await, 0);
+        rig.array.fail(0).await.unwrap();
+        assert!(rig.read_all(6 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn regions_that_need_a_sync_are_made_to_fit_and_then_left_alone() {
+    simulate(|| async {
+        let rig = Rig::with_table(shape(1, 4, 2), |table| table.initial_region = NEED_SYNC).await;
+        // Members of any content.
+        let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
+        rig.jobs.pause();
+        for (i, disk) in rig.disks.iter().enumerate() {
+            let channel = disk.device().open_channel().unwrap();
+            let mut buffer = reactor::current().buffers().take(1 << 20).await;
+            buffer.as_mut_slice().fill(i as u8 * 3 + 1);
+            let end = buffer.transfer(&*channel, Op::Write, Flags::NONE, layout.data_offset).await;
+            end.1.unwrap();
+        }
+        assert!(rig.mismatches().await > 0);
+        assert!(rig.array.count_regions(NEED_SYNC) > 0, "paused");
+        rig.jobs.resume();
+        rig.jobs.idle().await;
+        assert_eq!(rig.array.count_regions(NEED_SYNC), 0);
+        assert_eq!(rig.mismatches().await, 0);
+        let rig = rig.crash(&[]).await;
+        assert_eq!(rig.array.count_regions(NEED_SYNC), 0, "durably");
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_scrub_names_the_strip_that_is_wrong_and_mends_it() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        let before = rig.fill(0, 4 << 20, 3).await;
+        let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
+        // Slot 3: data in one stripe, parity in another.
+        let (slot, strips) = (3, [5u64, 8]);
+        for stripe in strips {
+            let channel = rig.disks[slot].device().open_channel().unwrap();
+            let mut buffer = reactor::current().buffers().take(4096).await;
+            buffer.as_mut_slice().fill(0x5a);
+            let at = layout.data_offset + stripe * STRIP + 4096;
+            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.unwrap();
+        }
+        rig.jobs.scrub(false);
+        rig.jobs.idle().await;
+        let report = rig.jobs.status().scrub.unwrap();
+        assert!(report.is_complete);
+        assert_eq!((report.mismatched_rows, report.mismatched_stripes), (2, 2));
+        assert_eq!(report.wrong_strips, [(slot, 2)]);
+        assert!(report.skipped > 0 && report.stripes > 0);
+        rig.jobs.scrub(true);
+        rig.jobs.idle().await;
+        rig.jobs.scrub(false);
+        rig.jobs.idle().await;
+        assert_eq!(rig.jobs.status().scrub.unwrap().mismatched_rows, 0);
+        assert!(rig.read_all(4 << 20).await == before, "the data was mended, not parity");
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 3, 1)).await;
+        let before = rig.fill(0, 6 << 20, 9).await;
+        rig.array.fail(1).await.unwrap();
+        // One row of stripe 0 cannot be read on slot 0: data strip 0 there, data strip 1 is lost with slot 1.
+        let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
+        let row = layout.data_offset..layout.data_offset + 4096;
+        let bad = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(row);
+        let id = rig.disks[0].fault.add(bad);
+        let spare = Disk::new();
+        rig.jobs.add(spare.device()).await.unwrap();
+        rig.jobs.idle().await;
+        assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+        assert_eq!(rig.jobs.status().totals.bad, 1);
+        rig.disks[0].fault.remove(id);
+        assert_eq!(rig.read(0, 4096).await, Err(IoError::Medium));
+        assert_eq!(rig.read(STRIP, 4096).await, Err(IoError::Medium));
+        assert!(rig.read(4096, 4096).await.unwrap() == before[4096..8192]);
+        assert!(rig.read(STRIP + 4096, 4096).await.unwrap() == before[STRIP as usize + 4096..][..4096]);
+        assert_eq!(rig.mismatches().await, 0);
+        // Written again, they are good again.
+        rig.write(0, 1, 4096).await.unwrap();
+        rig.write(STRIP, 2, 4096).await.unwrap();
+        assert!(rig.read(0, 4096).await.unwrap().iter().all(|byte| *byte == 1));
+        assert_eq!(rig.mismatches().await, 0);
+        rig.array.fail(2).await.unwrap();
+        assert!(rig.read(STRIP, 4096).await.unwrap().iter().all(|byte| *byte == 2));
+        rig.jobs.stop().await;
+    });
+}
