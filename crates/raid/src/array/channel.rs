@@ -8,6 +8,7 @@ use crate::metadata::region_map::NEED_SYNC;
 use crate::stripe::rect::{Rect, runs};
 use arrayvec::ArrayVec;
 use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -16,16 +17,20 @@ use std::task::Poll;
 
 /// Stripes of one request that are written at a time.
 const STRIPES_AT_ONCE: usize = 8;
+/// Plain reads of which one's time is taken.
+const READS_PER_SAMPLE: u32 = 64;
 
 /// An array as one core sees it.
 pub(crate) struct ArrayChannel {
     owner: Rc<Owner>,
     shared: Arc<Shared>,
+    /// Reads while somebody wanted to know what they take.
+    reads: Cell<u32>,
 }
 
 impl ArrayChannel {
     pub fn new(owner: Rc<Owner>) -> ArrayChannel {
-        ArrayChannel { shared: owner.shared.clone(), owner }
+        ArrayChannel { shared: owner.shared.clone(), owner, reads: Cell::new(0) }
     }
 
     /// The strip and channel for a plain read of a stripe's data strip; `None` when it is not that simple.
@@ -58,12 +63,38 @@ impl ArrayChannel {
             return IoFuture::new(self.slow(req, offset, None));
         };
         let position = self.owner.position(&member, place.stripe, place.offset);
+        if self.shared.samples.is_watched() && self.is_sampled() {
+            let started_ns = self.owner.core.now_ns();
+            return IoFuture::new(async move {
+                let result = member.channel.submit(req, position).await;
+                self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
+                match result {
+                    Ok(()) => Ok(()),
+                    Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
+                }
+            });
+        }
         IoFuture::new(async move {
             match member.channel.submit(req, position).await {
                 Ok(()) => Ok(()),
                 Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
             }
         })
+    }
+
+    /// Whether the time of this read is taken: one in [`READS_PER_SAMPLE`].
+    fn is_sampled(&self) -> bool {
+        let reads = self.reads.get().wrapping_add(1);
+        self.reads.set(reads);
+        reads.is_multiple_of(READS_PER_SAMPLE)
+    }
+
+    /// A write whose time is taken.
+    async fn timed_write(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let started_ns = self.owner.core.now_ns();
+        let result = self.write(req, offset).await;
+        self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
+        result
     }
 
     /// What could not be done in the plain way.
@@ -211,6 +242,7 @@ impl Channel for ArrayChannel {
         }
         match req.op {
             Op::Discard => IoFuture::new(self.discard(req, offset)),
+            _ if self.shared.samples.is_watched() => IoFuture::new(self.timed_write(req, offset)),
             _ => IoFuture::new(self.write(req, offset)),
         }
     }

@@ -17,6 +17,7 @@ mod channel;
 mod fill;
 mod gate;
 mod home;
+mod latency;
 pub mod members;
 mod owner;
 mod registry;
@@ -30,6 +31,7 @@ mod upkeep;
 mod write;
 
 pub use fill::{Before, Filled};
+pub use latency::{Counts, Samples};
 pub use scrub::ScrubResult;
 pub use shared::Counters;
 pub use start::{Start, StartError, StartMember};

@@ -1,6 +1,7 @@
 //! What all cores of a running array share.
 
 use super::home::Home;
+use super::latency::Samples;
 use super::members::{Members, SlotState, Which};
 use super::registry;
 use super::remote;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     /// The table as it was committed last.
     committed: Mutex<Table>,
     pub counters: Counters,
+    pub samples: Samples,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
     is_frozen: AtomicBool,
@@ -116,6 +118,7 @@ impl Shared {
             log_identity: Mutex::new((Nonce(table.nonce), table.epoch)),
             committed: Mutex::new(table),
             counters: Counters::default(),
+            samples: Samples::default(),
             entry_limits,
             is_frozen: AtomicBool::new(false),
             owners: Mutex::default(),

@@ -2,6 +2,7 @@
 
 use super::Array;
 use super::fill::{Before, Filled};
+use super::latency::Samples;
 use super::members::{Members, Which};
 use super::owner::Owner;
 use super::remote::LocalFuture;
@@ -16,6 +17,11 @@ impl Array {
     /// The members, as all cores see them.
     pub fn members(&self) -> &Arc<Members> {
         &self.shared.members
+    }
+
+    /// What foreground requests take.
+    pub fn samples(&self) -> &Samples {
+        &self.shared.samples
     }
 
     /// An identity for a new member. On a core: in the simulator the core's randomness makes it.

@@ -6,6 +6,7 @@ use super::status::{Kind, Meter};
 use crate::Uuid;
 use crate::array::members::WINDOW;
 use crate::array::{Before, Filled};
+use crate::metadata::region_map::{NEED_SYNC, STALE};
 use block::{IoError, IoResult};
 use std::collections::BTreeSet;
 
@@ -81,16 +82,28 @@ impl Keeper {
         let strip_bytes = u64::from(geometry.strip_bytes);
         let group = fill.slot / geometry.group_members();
         let is_ours = |stripe: u64| geometry.group(stripe) == group;
-        let (slot, before, window) = (fill.slot, fill.before, self.window());
+        let before = fill.before;
+        // A guess, for the throttle: what counts is decided under the stripe's lock.
+        let is_work = |stripe: u64| {
+            let bits = array.region_bits(stripe);
+            before != Before::Member || bits & (STALE | NEED_SYNC) != 0
+        };
+        let (slot, window) = (fill.slot, self.window());
         let mut meter = Meter::new(self.core.now_ns(), geometry.member_offset(fill.cursor));
         let mut pump = Pump::new();
         loop {
+            let mut timer = None;
             let must_stop = fill.error.is_some() || self.must_stop() || self.is_given_up(fill);
             while !must_stop
                 && pump.len() < window
                 && fill.next < geometry.stripes().min(fill.cursor + WINDOW)
             {
                 let stripe = fill.next;
+                let is_work = is_ours(stripe) && is_work(stripe);
+                if let Err(sleep) = self.begin_stripe(is_work) {
+                    timer = Some(sleep);
+                    break;
+                }
                 fill.next += 1;
                 if is_ours(stripe) {
                     let array = array.clone();
@@ -117,7 +130,7 @@ impl Keeper {
             if pump.len() == 0 && (must_stop || fill.next == geometry.stripes()) {
                 return;
             }
-            match pump.next(None).await {
+            match pump.next(timer).await {
                 Some(Ended::Stripe(stripe, Ok(filled))) => {
                     fill.done.insert(stripe);
                     self.count(filled);

@@ -3,12 +3,14 @@
 use super::scrub::Scrub;
 use super::spares::Incoming;
 use super::status::{Kind, Log, Progress};
+use super::throttle::Throttle;
 use super::{Options, Shared, State};
 use crate::Uuid;
 use crate::array::{Array, Before};
 use crate::metadata::region_map::NEED_SYNC;
 use block::Channel;
-use reactor::Core;
+use reactor::{Core, Sleep};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -28,6 +30,8 @@ pub(super) struct Keeper {
     pub blocked: HashSet<usize>,
     /// The scrub that is under way.
     pub scrub: Option<Scrub>,
+    /// How fast jobs may go.
+    pub throttle: RefCell<Throttle>,
     /// Regions cannot be synced before members come back.
     pub is_sync_blocked: bool,
 }
@@ -35,6 +39,7 @@ pub(super) struct Keeper {
 /// Keeps an array until its handle is gone.
 pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
     let core = reactor::current();
+    let throttle = RefCell::new(Throttle::new(shared.options.pace, core.now_ns()));
     let mut keeper = Keeper {
         shared: shared.clone(),
         core,
@@ -42,6 +47,7 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
         blocked: HashSet::new(),
         scrub: None,
         is_sync_blocked: false,
+        throttle,
     };
     keeper.resume_scrub().await;
     while !keeper.must_end() {
@@ -143,6 +149,7 @@ impl Keeper {
             std::mem::take(&mut state.wakers)
         });
         wakers.into_iter().for_each(std::task::Waker::wake);
+        self.array().samples().watch(false);
         let mut timer = self.core.sleep(LOOK_NS);
         std::future::poll_fn(|cx| {
             let is_stale = self.shared.look(|state| {
@@ -177,6 +184,26 @@ impl Keeper {
         let eta_s = (bytes_per_s > 0).then(|| left / bytes_per_s);
         let progress = Progress { kind, slot, done_bytes, total_bytes, bytes_per_s, eta_s };
         self.log(|log| log.running = Some(progress));
+    }
+
+    /// Whether a stripe may be begun now; otherwise the time to ask again. `is_work`: whether it takes any.
+    pub fn begin_stripe(&self, is_work: bool) -> Result<(), Sleep> {
+        if !is_work {
+            return Ok(());
+        }
+        let geometry = &self.array().config().geometry;
+        let bytes = geometry.group_members() as u64 * u64::from(geometry.strip_bytes);
+        let now_ns = self.core.now_ns();
+        let mut throttle = self.throttle.borrow_mut();
+        if throttle.is_due(now_ns) {
+            let samples = self.array().samples();
+            if let Some(pace) = self.shared.look(|state| state.pace) {
+                throttle.set_pace(pace);
+            }
+            throttle.look(now_ns, &samples.take());
+            samples.watch(true);
+        }
+        throttle.begin(now_ns, bytes).map_err(|at| self.core.sleep(at.saturating_sub(now_ns)))
     }
 
     /// Stripes that a job has in flight.

@@ -21,9 +21,11 @@ mod spares;
 mod status;
 #[cfg(test)]
 mod tests;
+mod throttle;
 
 pub use spares::{Incoming, JobError, SparePool};
 pub use status::{Event, Kind, Progress, ScrubReport, Status};
+pub use throttle::Pace;
 
 use crate::array::Array;
 use crate::array::members::SlotState;
@@ -42,6 +44,8 @@ pub struct Options {
     pub checkpoint_ns: u64,
     /// Bytes between two durable cursors.
     pub checkpoint_bytes: u64,
+    /// How jobs and foreground requests share the array.
+    pub pace: Pace,
     /// Spares that any array may take.
     pub spares: SparePool,
 }
@@ -52,6 +56,7 @@ impl Default for Options {
             window_bytes: 16 << 20,
             checkpoint_ns: 5_000_000_000,
             checkpoint_bytes: 4 << 30,
+            pace: Pace::default(),
             spares: SparePool::default(),
         }
     }
@@ -84,6 +89,8 @@ struct State {
     /// Spares of this array alone.
     dedicated: Vec<Incoming>,
     log: Log,
+    /// Another pace than the options'.
+    pace: Option<Pace>,
     /// Who waits for a change of the above.
     wakers: Vec<Waker>,
 }
@@ -120,6 +127,11 @@ impl Jobs {
     /// Jobs go on.
     pub fn resume(&self) {
         self.shared.change(|state| state.is_paused = false);
+    }
+
+    /// How jobs and foreground requests share the array from now on.
+    pub fn set_pace(&self, pace: Pace) {
+        self.shared.change(|state| state.pace = Some(pace));
     }
 
     /// Gives the running scrub or replacement up. A rebuild or a sync is not given up: the array needs it.

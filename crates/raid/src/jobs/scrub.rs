@@ -84,6 +84,7 @@ impl Keeper {
                 is_wanted = !self.is_urgent();
             }
             is_wanted &= !self.must_stop() && self.shared.look(|s| !s.is_cancelled && s.scrub.is_none());
+            let mut timer = None;
             while is_wanted && pump.len() < self.window() && next < geometry.stripes() {
                 let stripe = next;
                 next += 1;
@@ -94,6 +95,10 @@ impl Keeper {
                         break; // others may want the core
                     }
                     continue;
+                }
+                if let Err(sleep) = self.begin_stripe(true) {
+                    (next, timer) = (stripe, Some(sleep));
+                    break;
                 }
                 let array = array.clone();
                 pump.push(async move { (stripe, array.scrub_stripe(stripe, is_repairing).await) });
@@ -110,7 +115,7 @@ impl Keeper {
             if pump.len() == 0 && (!is_wanted || next == geometry.stripes()) {
                 return;
             }
-            if let Some((stripe, result)) = pump.next(None).await {
+            if let Some((stripe, result)) = pump.next(timer).await {
                 done.insert(stripe);
                 self.judge(&mut scrub.report, stripe, result);
                 self.log(|log| log.scrub = Some(scrub.report.clone()));
@@ -189,20 +194,25 @@ impl Keeper {
                 looked_ns = now_ns;
                 is_stopped |= self.is_urgent();
             }
+            let mut timer = None;
             while !is_stopped && pump.len() < self.window() && next < end {
+                if let Err(sleep) = self.begin_stripe(true) {
+                    timer = Some(sleep);
+                    break;
+                }
                 let (stripe, array) = (next, array.clone());
                 next += 1;
                 pump.push(async move { (stripe, array.scrub_stripe(stripe, true).await) });
             }
             let done_bytes = geometry.member_offset(next.min(geometry.stripes() - 1));
             self.show(Kind::Resync, None, done_bytes, meter.rate(now_ns, done_bytes));
-            match pump.next(None).await {
+            match pump.next(timer).await {
                 Some((_, result)) => {
                     is_synced &= result.is_ok_and(|result| !result.is_incomplete);
                     self.log(|log| log.totals.synced += 1);
                 }
-                None if is_stopped => return None,
-                None if next == end => return Some(is_synced),
+                None if is_stopped && pump.len() == 0 => return None,
+                None if next == end && pump.len() == 0 => return Some(is_synced),
                 None => {}
             }
             reactor::yield_now().await;

@@ -369,3 +369,184 @@ fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
         rig.jobs.stop().await;
     });
 }
+
+#[test]
+fn when_a_spare_fails_while_it_is_filled_the_next_one_is_taken() {
+    simulate(|| async {
+        let pool = SparePool::default();
+        let mut rig = Rig::new(shape(1, 4, 2)).await;
+        rig.jobs.stop().await;
+        rig.jobs = rig.array.keep(Options { spares: pool.clone(), ..options() }).unwrap();
+        let before = rig.fill(0, 4 << 20, 3).await;
+        let (first, second) = (Disk::new(), Disk::new());
+        first.fault.add(Rule { after: 60, ..Rule::new(Action::Error(IoError::DeviceGone)).on(&[Op::Write]) });
+        rig.jobs.add_global_spare(second.device()).await.unwrap();
+        rig.jobs.add(first.device()).await.unwrap();
+        rig.array.fail(4).await.unwrap();
+        rig.jobs.idle().await;
+        assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+        assert!(pool.names().is_empty() && second.bytes(Op::Write) > 0 && first.bytes(Op::Write) > 0);
+        assert_eq!(rig.mismatches().await, 0);
+        rig.array.fail(0).await.unwrap();
+        rig.array.fail(1).await.unwrap();
+        assert!(rig.read_all(4 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_live_member_is_copied_to_its_replacement_and_let_go() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 1, 1)).await;
+        let before = rig.fill(0, 2 << 20, 3).await;
+        let new = Disk::new();
+        rig.jobs.replace(0, new.device()).await.unwrap();
+        let read = rig.disks[1].bytes(Op::Read);
+        rig.jobs.idle().await;
+        assert!(rig.is_whole());
+        assert_eq!(rig.disks[1].bytes(Op::Read), read, "copied from the member that goes");
+        assert!(matches!(rig.jobs.replace(9, new.device()).await, Err(JobError::NoSuchSlot(9))));
+        assert!(rig.jobs.replace(1, new.device()).await.is_err(), "it is a member");
+        rig.disks[0].die();
+        rig.disks[1].die();
+        assert!(rig.read_all(2 << 20).await == before, "the old one is no longer needed");
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_pause_holds_jobs_and_resuming_lets_them_go_on() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 3, 1)).await;
+        rig.fill(0, 2 << 20, 3).await;
+        rig.jobs.pause();
+        rig.array.fail(0).await.unwrap();
+        rig.jobs.add(Disk::new().device()).await.unwrap();
+        sleep_ms(1000).await;
+        let status = rig.jobs.status();
+        assert!(status.is_paused && status.running.is_none() && !rig.is_whole());
+        rig.jobs.resume();
+        rig.jobs.idle().await;
+        assert!(rig.is_whole());
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_member_that_was_away_for_a_crash_gets_what_was_replayed_without_it() {
+    simulate(|| async {
+        let mut rig = Rig::new(shape(1, 3, 1)).await;
+        let mut before = rig.fill(0, 2 << 20, 3).await;
+        // Slot 2 goes away in the middle of writes; the rest crashes and starts without it.
+        rig.disks[2].fault.add(Rule::new(Action::Error(IoError::DeviceGone)));
+        rig.write(0, 0x77, 8192).await.unwrap();
+        before[..8192].fill(0x77);
+        rig = rig.crash(&[2]).await;
+        rig.write(64 << 10, 0x78, 8192).await.unwrap();
+        before[64 << 10..][..8192].fill(0x78);
+        rig.disks[2].fault.clear();
+        assert!(rig.jobs.re_add(rig.disks[2].device()).await.unwrap());
+        rig.jobs.idle().await;
+        assert!(rig.is_whole());
+        assert_eq!(rig.mismatches().await, 0);
+        rig.array.fail(0).await.unwrap();
+        assert!(rig.read_all(2 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn foreground_requests_keep_their_pace_while_a_member_is_filled() {
+    simulate(|| async {
+        let least = 2 << 20;
+        let pace = Pace { least_bytes_per_s: least, latency_target_ns: Some(1_000_000), ..Pace::default() };
+        let mut rig = Rig::new(shape(1, 3, 1)).await;
+        rig.jobs.stop().await;
+        rig.jobs = rig.array.keep(Options { pace, window_bytes: 1 << 20, ..options() }).unwrap();
+        rig.fill(0, 8 << 20, 3).await;
+        // Requests take 5 ms whatever is done: background work falls to its floor and never below.
+        for disk in &rig.disks {
+            disk.fault.add(Rule::new(Action::Delay(5_000_000)));
+        }
+        rig.array.fail(0).await.unwrap();
+        rig.jobs.add(Disk::new().device()).await.unwrap();
+        for i in 0..400u64 {
+            rig.write(i % 100 * 4096, i as u8, 4096).await.unwrap();
+        }
+        assert!(!rig.is_whole(), "held back");
+        let from = (reactor::current().now_ns(), rig.array.members().cursor(0));
+        for i in 0..100u64 {
+            rig.write(i % 100 * 4096, i as u8, 4096).await.unwrap();
+        }
+        let (passed, stripes) =
+            (reactor::current().now_ns() - from.0, rig.array.members().cursor(0) - from.1);
+        let rate = stripes as f64 * 4.0 * STRIP as f64 * 1e9 / passed as f64;
+        assert!((0.7 * least as f64..2.0 * least as f64).contains(&rate), "{rate} bytes in a second");
+        // Nobody there: as fast as it goes.
+        rig.jobs.idle().await;
+        assert!(rig.is_whole());
+        assert_eq!(rig.mismatches().await, 0);
+        rig.jobs.stop().await;
+    });
+}
+
+/// Random writes while members fail, come back, are replaced, and the array crashes; read back at the end.
+#[test]
+fn data_outlives_random_failures_returns_and_crashes() {
+    for seed in 1..=12 {
+        reactor::run_simulated(seed, |_| async move {
+            let random = |below: u64| reactor::current().random_u64() % below;
+            let config = if seed % 3 == 0 { shape(1, 1, 2) } else { shape(1 + (seed % 2) as usize, 3, 2) };
+            let mut rig = Rig::new(config).await;
+            let blocks = rig.config.geometry.capacity() / 4096;
+            let mut model = std::collections::BTreeMap::new();
+            for disk in &rig.disks {
+                disk.fault.add(Rule::new(Action::Delay(50_000)));
+            }
+            for _ in 0..150 {
+                let (block, byte) = (random(blocks.min(600)), random(255) as u8 + 1);
+                rig.write(block * 4096, byte, 4096).await.unwrap();
+                model.insert(block, byte);
+                let slots = rig.disks.len() as u64;
+                match random(24) {
+                    0 => {
+                        let slot = random(slots) as usize;
+                        let _ = rig.array.fail(slot).await; // refused when it would not survive
+                    }
+                    1 => {
+                        for slot in 0..rig.disks.len() {
+                            let _ = rig.jobs.re_add(rig.disks[slot].device()).await; // refused unless it is out
+                        }
+                    }
+                    2 => {
+                        let slot = random(slots) as usize;
+                        let new = Disk::new();
+                        new.fault.add(Rule::new(Action::Delay(50_000)));
+                        if rig.jobs.replace(slot, new.device()).await.is_ok() {
+                            rig.jobs.idle().await;
+                            rig.disks[slot] = new;
+                        }
+                    }
+                    3 => {
+                        rig.jobs.idle().await;
+                        rig = rig.crash(&[]).await;
+                    }
+                    4 => rig.jobs.scrub(true),
+                    _ => sleep_ms(random(5)).await,
+                }
+            }
+            for slot in 0..rig.disks.len() {
+                let _ = rig.jobs.re_add(rig.disks[slot].device()).await;
+            }
+            rig.jobs.idle().await;
+            assert!(rig.is_whole(), "seed {seed}: {:#?}", rig.jobs.status());
+            assert_eq!(rig.mismatches().await, 0, "seed {seed}");
+            rig.array.fail(0).await.unwrap();
+            for (block, byte) in model {
+                let found = rig.read(block * 4096, 4096).await.unwrap();
+                assert!(found.iter().all(|b| *b == byte), "seed {seed}: block {block}");
+            }
+            rig.jobs.stop().await;
+        });
+    }
+}

@@ -1,0 +1,113 @@
+//! What foreground requests take: a histogram that all cores add to. Every write and some of the reads, and only while
+//! somebody works in the background and wants to know.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Powers of two that a histogram covers, from 2^10 ns on, with four steps each.
+const OCTAVES: usize = 24;
+const BUCKETS: usize = OCTAVES * 4;
+
+/// How many requests took how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counts([u32; BUCKETS]);
+
+impl Default for Counts {
+    fn default() -> Counts {
+        Counts([0; BUCKETS])
+    }
+}
+
+impl Counts {
+    /// Adds a request.
+    pub fn note(&mut self, ns: u64) {
+        self.0[bucket(ns)] += 1;
+    }
+
+    /// Requests.
+    pub fn total(&self) -> u64 {
+        self.0.iter().map(|count| u64::from(*count)).sum()
+    }
+
+    /// The least time that 99 of 100 requests did not exceed, up to a quarter too high.
+    pub fn p99_ns(&self) -> u64 {
+        let above = self.total() / 100;
+        let mut seen = 0;
+        for (i, count) in self.0.iter().enumerate().rev() {
+            seen += u64::from(*count);
+            if seen > above {
+                return upper_ns(i);
+            }
+        }
+        0
+    }
+
+    /// Adds the requests of another histogram.
+    pub fn add(&mut self, other: &Counts) {
+        self.0.iter_mut().zip(&other.0).for_each(|(count, other)| *count = count.saturating_add(*other));
+    }
+}
+
+fn bucket(ns: u64) -> usize {
+    let ns = ns.max(1 << 10);
+    let octave = ns.ilog2() as usize;
+    let step = (ns >> (octave - 2)) as usize & 3;
+    ((octave - 10) * 4 + step).min(BUCKETS - 1)
+}
+
+fn upper_ns(bucket: usize) -> u64 {
+    let (octave, step) = (bucket / 4 + 10, bucket as u64 % 4);
+    (5 + step) << (octave - 2)
+}
+
+/// What foreground requests of all cores took, since somebody looked last.
+pub struct Samples {
+    is_watched: AtomicBool,
+    counts: [AtomicU32; BUCKETS],
+}
+
+impl Default for Samples {
+    fn default() -> Samples {
+        Samples { is_watched: AtomicBool::new(false), counts: [const { AtomicU32::new(0) }; BUCKETS] }
+    }
+}
+
+impl Samples {
+    /// Whether anybody wants to know.
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Relaxed)
+    }
+
+    /// Somebody wants to know, or nobody any more.
+    pub fn watch(&self, is_watched: bool) {
+        self.is_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    /// Adds a request.
+    pub fn note(&self, ns: u64) {
+        self.counts[bucket(ns)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes what there is.
+    pub fn take(&self) -> Counts {
+        Counts(std::array::from_fn(|i| self.counts[i].swap(0, Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_finds_the_slowest_in_a_hundred() {
+        let mut counts = Counts::default();
+        (0..980).for_each(|_| counts.note(100_000));
+        (0..20).for_each(|_| counts.note(9_000_000));
+        assert!((9_000_000..11_500_000).contains(&counts.p99_ns()), "{}", counts.p99_ns());
+        (0..1100).for_each(|_| counts.note(100_000));
+        assert!((100_000..126_000).contains(&counts.p99_ns()));
+        let samples = Samples::default();
+        [0, 1, u64::MAX].into_iter().for_each(|ns| samples.note(ns));
+        assert_eq!((samples.take().total(), samples.take().total()), (3, 0));
+    }
+}
