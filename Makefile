@@ -1,9 +1,11 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit python fuzz lab capi clients install bench clean
+.PHONY: help build run test check unit simulate soak mutants python fuzz lab capi clients install bench clean
 
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 3600
+SIM = cargo run --locked --quiet -p sim --features mutants --profile sim --
 PREFIX ?= /usr/local
 
 help: ## What can be made
@@ -25,9 +27,19 @@ check: ## Fast part: format, lints, structure, unit and conformance tests (under
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/check-structure
 	$(MAKE) unit
+	$(MAKE) simulate
 
 unit:
 	cargo test --workspace --locked
+
+simulate: ## A minute of simulated crashes, and the seeds that once found something
+	$(SIM) --regressions crates/sim/regressions.txt --seconds 60 --jobs 2
+
+soak: ## Simulated crashes for SOAK_SECONDS (3600)
+	$(SIM) --seconds $(SOAK_SECONDS) --jobs 2 --keep-going
+
+mutants: ## Every broken variant of the engine must be caught by the simulator
+	$(SIM) --mutants --jobs 2
 
 python: ## The Python package: installs it in an environment of its own, runs its tests and examples
 	python/run-tests

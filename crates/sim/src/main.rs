@@ -1,4 +1,5 @@
 //! The simulator of the RAID engine: runs seeds, replays one, makes failing ones small, kills mutants.
+#![forbid(unsafe_code)]
 
 use clap::Parser;
 use sim::{Filter, Outcome, Plan, Stats, Subject};
@@ -61,7 +62,7 @@ struct Args {
     /// Only this broken variant
     #[arg(long)]
     mutant: Option<String>,
-    /// Run the seeds of this file, one a line, before all others
+    /// Replay the runs of this file, before all others: a line is SEED and OPTIONS of --replay, # and what it found
     #[arg(long)]
     regressions: Option<std::path::PathBuf>,
 }
@@ -195,11 +196,18 @@ fn regressions(args: &Args, maker: SubjectMaker) -> bool {
             return false;
         }
     };
-    let seeds = text.lines().filter_map(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     let mut is_good = true;
-    for seed in seeds {
-        let outcome = sim::run_seed(seed, &args.filter(), &maker());
-        is_good &= report(args, seed, &outcome, maker);
+    for line in text.lines().filter(|line| !line.trim_start().starts_with('#') && !line.trim().is_empty()) {
+        // A line is what follows `sim --replay`, then what it found.
+        let options = line.split('#').next().unwrap_or_default().split_whitespace();
+        let run = match Args::try_parse_from(["sim", "--replay"].into_iter().chain(options)) {
+            Ok(run) => run,
+            Err(error) => {
+                eprintln!("sim: {}: {line}: {error}", path.display());
+                return false;
+            }
+        };
+        is_good &= replay(&run, run.replay.unwrap_or_default(), maker);
     }
     is_good
 }
