@@ -95,9 +95,9 @@ impl Batch {
             unsafe {
                 let entry = entries.add(i);
                 if (*entry).request.op.has_data() {
-                    (*entry).request.data = Data::one(&*(&raw const (*entry).segment));
+                    (*entry).request.data = Data::one(&(*entry).segment);
                 }
-                let request: &'static Request<'static> = &*(&raw const (*entry).request);
+                let request: &'static Request<'static> = &(*entry).request;
                 let channel: &'static dyn Channel = &*Rc::as_ptr(&(*entry).channel);
                 (*entry).future = Some(channel.submit(request, (*entry).offset));
             }

@@ -183,8 +183,8 @@ impl ArrayChannel {
     }
 
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
-        // SAFETY: the request completes after this future does.
         let data = match source {
+            // SAFETY: the request completes after this future does.
             Source::Data(data) => Some(unsafe { Caller::new(data) }),
             Source::Zeroes | Source::Lost => None,
         };

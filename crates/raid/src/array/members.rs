@@ -223,8 +223,8 @@ impl Members {
         &self,
         work: impl Fn(&dyn Device) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let attached = (0..self.slots.len()).flat_map(|slot| self.attached(slot)).flatten();
-        attached.map(|attached| work(&*attached.device)).collect()
+        let mut attached = (0..self.slots.len()).flat_map(|slot| self.attached(slot)).flatten();
+        attached.try_for_each(|attached| work(&*attached.device))
     }
 
     fn devices(&self, slot: usize) -> MutexGuard<'_, [Option<Attached>; 2]> {
@@ -241,11 +241,14 @@ pub struct MemberChannel {
     pub layout: Layout,
 }
 
+/// A device and the channel to it.
+type Opened = (Arc<dyn Device>, MemberChannel);
+
 /// One core's channels to the members.
 pub struct MemberChannels {
     members: Arc<Members>,
     generation: Cell<u64>,
-    slots: RefCell<Vec<[Option<(Arc<dyn Device>, MemberChannel)>; 2]>>,
+    slots: RefCell<Vec<[Option<Opened>; 2]>>,
 }
 
 /// Which device of a slot.
@@ -293,7 +296,7 @@ impl MemberChannels {
     }
 }
 
-fn open(attached: Attached) -> Option<(Arc<dyn Device>, MemberChannel)> {
+fn open(attached: Attached) -> Option<Opened> {
     let Attached { device, layout } = attached;
     match device.open_channel() {
         Ok(channel) => Some((device, MemberChannel { channel, layout })),

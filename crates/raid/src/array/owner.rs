@@ -48,6 +48,7 @@ pub(crate) struct Owner {
     pool: BufferPool,
     memory: Permits,
     memory_bytes: usize,
+    #[expect(clippy::vec_box, reason = "they are handed about, and large")]
     scratch: RefCell<Vec<Box<Scratch>>>,
     decoders: RefCell<HashMap<u64, Rc<Decoder>, BuildHasherDefault<StripeHasher>>>,
 }

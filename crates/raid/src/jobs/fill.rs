@@ -70,7 +70,7 @@ impl Keeper {
         if let Some(who) = self.filling.get(&slot) {
             return Some(*who);
         }
-        let table = self.array().table().await.ok()?;
+        let table = self.array().table();
         let who = (table.members[slot].uuid, Before::Anything);
         self.filling.insert(slot, who);
         Some(who)

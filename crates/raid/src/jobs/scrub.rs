@@ -20,7 +20,7 @@ type Ended = (u64, Result<ScrubResult, IoError>);
 impl Keeper {
     /// A scrub that was interrupted by a stop or a crash goes on: as a check, which changes nothing unasked.
     pub(super) async fn resume_scrub(&mut self) {
-        let Ok(table) = self.array().table().await else { return };
+        let table = self.array().table();
         let Some(cursor) = table.scrub_cursor else { return };
         let geometry = &self.array().config().geometry;
         let cursor = cursor / u64::from(geometry.strip_bytes) * geometry.groups as u64;

@@ -147,7 +147,7 @@ impl Shared {
         let Label::Member(superblock) = &found.label else {
             return Err(unfit(&device, "it was no member"));
         };
-        let table = self.array.table().await.map_err(|error| JobError::Io { device: name, error })?;
+        let table = self.array.table();
         let slot = usize::from(superblock.slot);
         let member = table
             .members
