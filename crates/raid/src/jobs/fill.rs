@@ -37,10 +37,7 @@ struct Fill {
 impl Keeper {
     /// Fills a slot that has a device to be filled, until it is full, the device fails, or the job must stop.
     pub(super) async fn fill(&mut self, slot: usize) {
-        let Some((uuid, before)) = self.who_fills(slot).await else {
-            self.blocked.insert(slot);
-            return;
-        };
+        let (uuid, before) = self.who_fills(slot);
         let members = self.array().members().clone();
         let kind = match (members.is_live(slot), before) {
             (true, _) => Kind::Replace,
@@ -66,14 +63,14 @@ impl Keeper {
     }
 
     /// The member that fills a slot; known from its table when an earlier keeper has begun.
-    async fn who_fills(&mut self, slot: usize) -> Option<(Uuid, Before)> {
+    fn who_fills(&mut self, slot: usize) -> (Uuid, Before) {
         if let Some(who) = self.filling.get(&slot) {
-            return Some(*who);
+            return *who;
         }
         let table = self.array().table();
         let who = (table.members[slot].uuid, Before::Anything);
         self.filling.insert(slot, who);
-        Some(who)
+        who
     }
 
     async fn run_fill(&self, fill: &mut Fill) {

@@ -49,7 +49,7 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
         is_sync_blocked: false,
         throttle,
     };
-    keeper.resume_scrub().await;
+    keeper.resume_scrub();
     while !keeper.must_end() {
         if shared.look(|state| std::mem::take(&mut state.log.is_stale)) {
             keeper.blocked.clear();

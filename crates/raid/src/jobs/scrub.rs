@@ -19,7 +19,7 @@ type Ended = (u64, Result<ScrubResult, IoError>);
 
 impl Keeper {
     /// A scrub that was interrupted by a stop or a crash goes on: as a check, which changes nothing unasked.
-    pub(super) async fn resume_scrub(&mut self) {
+    pub(super) fn resume_scrub(&mut self) {
         let table = self.array().table();
         let Some(cursor) = table.scrub_cursor else { return };
         let geometry = &self.array().config().geometry;
