@@ -284,6 +284,9 @@ impl Owner {
 
     pub async fn members_failed(&self, failures: Vec<(usize, IoError)>) -> IoResult {
         self.shared.check_frozen()?;
+        if failures.is_empty() {
+            return Err(IoError::DeviceGone); // there is no member to write to, and trying again finds none
+        }
         for (slot, error) in failures {
             let which = if self.shared.members.is_live(slot) { Which::Own } else { Which::Incoming };
             self.shared.member_failed(slot, which, error).await?;
