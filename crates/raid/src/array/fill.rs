@@ -155,7 +155,9 @@ impl Owner {
         slot: usize,
         offset: u32,
     ) -> IoResult {
-        let member = self.channels.get(slot, Which::Incoming).ok_or(IoError::DeviceGone)?;
+        let Some(member) = self.channels.get(slot, Which::Incoming) else {
+            return Err(self.incoming_failed(slot, IoError::DeviceGone).await);
+        };
         let data = self.shared.config.geometry.data;
         let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
         let segment = place.as_ref().expect("read or computed").segment();

@@ -102,6 +102,14 @@ impl Home {
             shared.check_frozen()?;
             change(&mut table);
             let slots = 0..shared.config.geometry.members();
+            // A member that cannot be reached from here does not learn of the table: it has failed.
+            for slot in slots.clone() {
+                if shared.members.is_live(slot) && owner.channels.get(slot, Which::Own).is_none() {
+                    shared.members.announce_failure(slot);
+                    shared.check_redundancy(slot);
+                }
+            }
+            shared.check_frozen()?;
             let failing: Vec<usize> =
                 slots.filter(|slot| shared.members.state(*slot) == SlotState::Failing).collect();
             for slot in &failing {

@@ -8,6 +8,7 @@ use super::owner::{Owner, Scratch};
 use super::remote::LocalFuture;
 use super::write::{Stop, ones, strips_of};
 use crate::config::{MAX_PARITY, ROW_BYTES};
+use crate::stripe::plan::Strips;
 use arrayvec::ArrayVec;
 use block::IoError;
 use reactor::Buffer;
@@ -88,6 +89,9 @@ impl Owner {
             result.unreadable += 1;
         }
         let live_parity = strips.live & !strips.data_mask();
+        if strips.data == 1 && strips.live & 1 == 0 && live_parity != 0 {
+            return self.compare_copies(scratch, stripe, &strips, is_repairing, unreadable, result).await;
+        }
         result.is_incomplete = strips.live & strips.data_mask() != strips.data_mask();
         if result.is_incomplete || live_parity == 0 {
             return Ok(());
@@ -110,6 +114,42 @@ impl Owner {
         }
         let parities: ArrayVec<usize, MAX_PARITY> = ones(live_parity).map(|s| s - strips.data).collect();
         let wrong = self.judge(scratch, &parities, &syndromes, result);
+        if is_repairing {
+            for strip in ones(wrong) {
+                self.repair(scratch, stripe, strip, 0).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A mirror without its first copy: the first that is there stands for it.
+    async fn compare_copies(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strips: &Strips,
+        is_repairing: bool,
+        unreadable: &mut u64,
+        result: &mut ScrubResult,
+    ) -> Result<(), Stop> {
+        let len = self.shared.config.geometry.strip_bytes;
+        self.read_strips(scratch, stripe, 0, len, strips.live, unreadable).await?;
+        let mut copies = ones(strips.live).map(|strip| strip - 1);
+        let first = copies.next().expect("the caller has looked");
+        let expected = scratch.parity[first].take().expect("just read");
+        let mut wrong = 0u64;
+        for copy in copies {
+            let found = scratch.parity[copy].as_mut().expect("just read").as_mut_slice();
+            if found != expected.as_slice() {
+                wrong |= 1 << (copy + 1);
+                let rows =
+                    found.chunks(ROW_BYTES as usize).zip(expected.as_slice().chunks(ROW_BYTES as usize));
+                result.rows += rows.filter(|(found, expected)| found != expected).count() as u32;
+                found.copy_from_slice(expected.as_slice());
+            }
+        }
+        scratch.parity[first] = Some(expected);
+        result.mismatches |= wrong;
         if is_repairing {
             for strip in ones(wrong) {
                 self.repair(scratch, stripe, strip, 0).await?;

@@ -85,6 +85,16 @@ pub enum StartError {
         /// Members it needs.
         needed: usize,
     },
+    /// Members fail while regions that were being written have not been made consistent.
+    #[error(
+        "array {name}: members {slots:?} fail, and it was not stopped cleanly: blocks that were being written may be lost"
+    )]
+    DirtyDegraded {
+        /// The array.
+        name: String,
+        /// The members.
+        slots: Vec<usize>,
+    },
     /// A member cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -127,6 +137,8 @@ struct Starting {
     needs_sync: bool,
     /// Whether the table is durable on every member that it trusts.
     is_durable: bool,
+    /// Whether the log is replayed and regions that were being written are marked.
+    is_recovered: bool,
 }
 
 impl Array {
@@ -161,7 +173,17 @@ impl Starting {
             });
         }
         let clock = Clock { wall_ns, core_ns: reactor::current().now_ns(), is_simulated };
-        Ok(Starting { config, table, members, channels, store, clock, needs_sync, is_durable: false })
+        Ok(Starting {
+            config,
+            table,
+            members,
+            channels,
+            store,
+            clock,
+            needs_sync,
+            is_durable: false,
+            is_recovered: false,
+        })
     }
 
     fn limits(&self) -> Result<Limits, StartError> {
@@ -266,6 +288,11 @@ impl Starting {
         let slots: Vec<usize> = failures.into_iter().map(|(slot, _)| slot).collect();
         self.take_out(&slots, Reason::ReadError);
         self.check_redundancy()?;
+        let is_unlogged = self.config.consistency == Consistency::Bitmap && !self.table.is_logging;
+        let is_dirty = is_unlogged && !self.table.is_clean && !self.is_recovered;
+        if is_dirty && self.config.geometry.data > 1 && !self.needs_sync {
+            return Err(StartError::DirtyDegraded { name: self.config.name.clone(), slots });
+        }
         self.commit(|_| ()).await
     }
 
@@ -280,7 +307,11 @@ impl Starting {
         self.begin_change();
         loop {
             change(&mut self.table);
-            self.table.is_logging = self.config.consistency == Consistency::Ppl || self.table.is_degraded();
+            // Until regions that were being written are marked, what the table said about them stands.
+            if self.is_recovered {
+                self.table.is_logging =
+                    self.config.consistency == Consistency::Ppl || self.table.is_degraded();
+            }
             let targets = self.targets();
             let results = self.store.commit(&targets, &self.table).await;
             let failed: Vec<usize> =
@@ -421,6 +452,7 @@ impl Starting {
         regions: RegionMap,
         bad: BadBlocks,
     ) -> Result<Arc<Array>, StartError> {
+        self.is_recovered = true;
         let nonce = match mutant::is(Mutant::NoNonce) {
             false => self.clock.new_nonce(),
             true => self.table.nonce,
