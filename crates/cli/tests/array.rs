@@ -5,6 +5,7 @@ mod common;
 use common::{Server, failure_in, freestone, path_value, run_in, run_json, run_json_in};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const MEMBER_BYTES: u64 = 16 << 20;
 
@@ -51,6 +52,22 @@ impl Bench {
         let export = format!("vhost-user-blk:{},queues=2", path_value("socket", &socket));
         let (server, ready) = Server::start_in(self.dir.path(), &["--device", device, "--export", &export]);
         (server, ready, socket)
+    }
+
+    fn show(&self) -> Value {
+        self.json(&["array", "show", "--json", "data"]).remove(0)
+    }
+
+    fn wait_until_optimal(&self) {
+        self.wait_for(|shown| shown["state"] == "optimal");
+    }
+
+    fn wait_for(&self, is_so: impl Fn(&Value) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_so(&self.show()) {
+            assert!(Instant::now() < deadline, "{}", self.show());
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn scan(&self) -> String {
@@ -205,6 +222,40 @@ fn a_running_array_is_controlled_through_its_socket_and_its_members_are_not_touc
     assert_eq!(server.wait(), 0);
     let (said, code) = bench.failure(&["array", "stop", "data"]);
     assert!(said.contains("array data: it does not run") && code == 1, "{said}");
+}
+
+#[test]
+fn a_failed_member_is_replaced_and_a_former_one_comes_back() {
+    let bench = Bench::new();
+    let mut members = bench.create("6", 4);
+    let (server, _, socket) = bench.serve(&members_list(&members));
+    write(&socket);
+    bench.json(&["array", "fail", "--json", "data", &members[1]]);
+    let fresh = bench.file("fresh");
+    bench.json(&["array", "add", "--json", "data", &fresh]);
+    bench.wait_until_optimal();
+    write(&socket);
+    let (said, code) = bench.failure(&["array", "add", "data", &members[2]]);
+    assert!(said.contains("open for writing elsewhere") && code == 1, "{said}");
+    bench.json(&["array", "fail", "--json", "data", "3"]);
+    write(&socket);
+    let returned = bench.json(&["array", "re-add", "--json", "data", &members[3]]).remove(0);
+    assert!(returned["text"].as_str().unwrap().contains("gets what has changed"), "{returned}");
+    bench.wait_until_optimal();
+    let other = bench.file("other");
+    bench.json(&["array", "replace", "--json", "data", "0", "--with", &other]);
+    bench.wait_for(|shown| {
+        shown["members"][0]["device"].as_str().is_some_and(|device| device.ends_with("other"))
+    });
+    bench.json(&["array", "scrub", "--json", "data"]);
+    bench.wait_for(|shown| shown["scrub"]["is_complete"] == true);
+    assert_eq!(bench.show()["scrub"]["mismatched_rows"], 0);
+    assert_eq!(server.stop().0, 0);
+    (members[0], members[1]) = (other, fresh);
+    let mut check = vec!["array", "check", "--json"];
+    check.extend(members.iter().map(String::as_str));
+    let checked = bench.json(&check).pop().unwrap();
+    assert_eq!((&checked["clean"], &checked["members_missing"]), (&true.into(), &0.into()), "{checked}");
 }
 
 #[test]

@@ -27,6 +27,22 @@ pub enum ArrayCommand {
     Show(ShowArgs),
     /// Take members out of an array
     Fail(MembersArgs),
+    /// Add devices: empty slots are filled with them, others wait as spares
+    #[command(visible_alias = "spare")]
+    Add(AddArgs),
+    /// Take former members back; what has changed since is copied
+    #[command(name = "re-add")]
+    ReAdd(ReAddArgs),
+    /// Copy a member to another device, which takes its place
+    Replace(ReplaceArgs),
+    /// Compare the parity of a running array with its data
+    Scrub(ScrubArgs),
+    /// Let rebuild, resync and scrub of a running array stand still
+    Pause(RunningArgs),
+    /// Let them go on
+    Resume(RunningArgs),
+    /// End the scrub or replacement that runs
+    Cancel(RunningArgs),
     /// Print the superblocks of members
     Examine(ExamineArgs),
     /// Verify metadata, log and parity of an array that does not run
@@ -134,6 +150,54 @@ pub struct MembersArgs {
     pub members: Vec<String>,
     #[command(flatten)]
     pub place: Place,
+}
+
+/// `freestone array add`.
+#[derive(clap::Args, Debug)]
+pub struct AddArgs {
+    #[command(flatten)]
+    pub devices: ReAddArgs,
+    /// They hold something: overwrite it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `freestone array re-add`.
+#[derive(clap::Args, Debug)]
+pub struct ReAddArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    /// Files, block devices or device specifications
+    #[arg(value_name = "DEVICE", required = true)]
+    pub devices: Vec<String>,
+}
+
+/// `freestone array replace`.
+#[derive(clap::Args, Debug)]
+pub struct ReplaceArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    /// The member by slot, UUID or device
+    #[arg(value_name = "MEMBER")]
+    pub member: String,
+    /// What takes its place
+    #[arg(long, value_name = "DEVICE")]
+    pub with: String,
+    /// The device holds something: overwrite it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `freestone array scrub`.
+#[derive(clap::Args, Debug)]
+pub struct ScrubArgs {
+    #[command(flatten)]
+    pub array: RunningArgs,
+    /// Write what is wrong anew
+    #[arg(long)]
+    pub repair: bool,
 }
 
 /// `freestone array examine`.

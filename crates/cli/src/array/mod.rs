@@ -19,6 +19,7 @@ pub use args::ArrayArgs;
 use crate::error::Error;
 use crate::output::Output;
 use args::ArrayCommand;
+use control::protocol::Command;
 
 /// Carries a command out.
 ///
@@ -34,5 +35,14 @@ pub fn run(args: &ArrayArgs) -> Result<(), Error> {
         ArrayCommand::Show(args) => online::show(args, output),
         ArrayCommand::Stop(args) => online::stop(args, output),
         ArrayCommand::Fail(args) => online::fail(args, output),
+        ArrayCommand::Add(args) => online::add(args, output),
+        ArrayCommand::ReAdd(args) => online::re_add(args, output),
+        ArrayCommand::Replace(args) => online::replace(args, output),
+        ArrayCommand::Scrub(args) => {
+            online::command(&args.array, Command::Scrub { repair: args.repair }, "scrubbing", output)
+        }
+        ArrayCommand::Pause(args) => online::command(args, Command::Pause, "paused", output),
+        ArrayCommand::Resume(args) => online::command(args, Command::Resume, "resumed", output),
+        ArrayCommand::Cancel(args) => online::command(args, Command::Cancel, "cancelled", output),
     }
 }

@@ -1,11 +1,12 @@
 //! Commands for an array that runs. Those that work without one go on in [`super::offline`].
 
-use super::args::{MembersArgs, RunningArgs, ShowArgs};
+use super::args::{AddArgs, MembersArgs, ReAddArgs, ReplaceArgs, RunningArgs, ShowArgs};
 use super::control::client::{self, Client};
 use super::control::protocol::{Command, Done};
 use super::{offline, text};
 use crate::error::Error;
 use crate::output::Output;
+use graph::kinds::raid::is_spec;
 use raid::admin::report::ArrayReport;
 use serde_json::{Value, json};
 
@@ -42,6 +43,43 @@ pub fn fail(args: &MembersArgs, output: Output) -> Result<(), Error> {
         }
         None => offline::edit::fail(args, output),
     }
+}
+
+/// `freestone array add`.
+pub fn add(args: &AddArgs, output: Output) -> Result<(), Error> {
+    let array = &args.devices.array;
+    let (client, _) = connect(array)?;
+    let command = Command::Add { devices: absolute(&args.devices.devices), force: args.force };
+    ask(client, array, command, "added", output)
+}
+
+/// `freestone array re-add`.
+pub fn re_add(args: &ReAddArgs, output: Output) -> Result<(), Error> {
+    let (client, _) = connect(&args.array)?;
+    ask(client, &args.array, Command::ReAdd { devices: absolute(&args.devices) }, "re-added", output)
+}
+
+/// `freestone array replace`.
+pub fn replace(args: &ReplaceArgs, output: Output) -> Result<(), Error> {
+    let (client, _) = connect(&args.array)?;
+    let device = absolute(std::slice::from_ref(&args.with)).remove(0);
+    let command = Command::Replace { member: args.member.clone(), device, force: args.force };
+    ask(client, &args.array, command, "replacing", output)
+}
+
+/// A command that takes nothing but the array.
+pub fn command(args: &RunningArgs, command: Command, event: &str, output: Output) -> Result<(), Error> {
+    let (client, _) = connect(&args.array)?;
+    ask(client, &args.array, command, event, output)
+}
+
+/// Paths as the server finds them, whose directory is another.
+fn absolute(devices: &[String]) -> Vec<String> {
+    let absolute = |device: &String| match is_spec(device) {
+        true => device.clone(),
+        false => std::path::absolute(device).map_or(device.clone(), |path| path.display().to_string()),
+    };
+    devices.iter().map(absolute).collect()
 }
 
 fn ask(mut client: Client, array: &str, command: Command, event: &str, output: Output) -> Result<(), Error> {

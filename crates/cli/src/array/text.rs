@@ -3,6 +3,7 @@
 use crate::output::human_bytes;
 use raid::ArrayConfig;
 use raid::admin::report::{ArrayReport, JobReport, MemberReport};
+use raid::jobs::Kind;
 use std::fmt::Write;
 
 /// A level with its groups: `6 (4+2)`, `60 (2 groups of 4+2)`.
@@ -44,6 +45,15 @@ pub fn array(report: &ArrayReport) -> String {
     for job in &report.jobs {
         let _ = write!(text, "\n  {}", self::job(job));
     }
+    if let Some(found) = &report.scrub {
+        let state = if found.is_complete { "last scrub" } else { "scrub so far" };
+        let done = if found.is_repairing { ", repaired" } else { "" };
+        let _ = write!(
+            text,
+            "\n  {state}: {} stripes, {} rows different, {} strips unreadable{done}",
+            found.stripes, found.mismatched_rows, found.unreadable
+        );
+    }
     text
 }
 
@@ -55,9 +65,20 @@ fn device(name: Option<&str>) -> &str {
     name.unwrap_or("-")
 }
 
+const fn job_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Rebuild => "rebuild",
+        Kind::PartialResync => "partial resync",
+        Kind::Replace => "replacement",
+        Kind::Resync => "resync",
+        Kind::Check => "scrub",
+        Kind::Repair => "scrub with repair",
+    }
+}
+
 fn job(job: &JobReport) -> String {
     let percent = if job.total == 0 { 100.0 } else { 100.0 * job.done as f64 / job.total as f64 };
-    let mut text = job.kind.clone();
+    let mut text = job_name(job.kind).to_owned();
     if let Some(slot) = job.slot {
         let _ = write!(text, " of slot {slot}");
     }
@@ -66,9 +87,6 @@ fn job(job: &JobReport) -> String {
         text.push_str(", paused");
     } else if let Some(seconds) = job.total.saturating_sub(job.done).checked_div(job.rate) {
         let _ = write!(text, ", {}/s, {seconds} s left", human_bytes(job.rate));
-    }
-    if job.differences > 0 {
-        let _ = write!(text, ", {} rows different", job.differences);
     }
     text
 }

@@ -6,57 +6,67 @@ use crate::array::control::server::{ControlSocket, Controlled};
 use crate::error::Error;
 use block::{Device, IoError};
 use graph::Stack;
+use graph::kinds::raid::member;
 use raid::Uuid;
 use raid::admin::report::ArrayReport;
 use raid::array::Array;
-use raid::metadata::Table;
+use raid::jobs::{Jobs, Options, SparePool};
+use raid::metadata::{Table, probe};
 use reactor::{CoreRef, CoreStopped};
 use std::sync::Arc;
 
 /// Ends the server, as SIGTERM does.
 pub type Stop = Arc<dyn Fn() + Send + Sync>;
 
-/// Has every array of the stacks use `core`, and commit there.
+/// An array, and who keeps it: rebuilds, resyncs, scrubs.
+pub type Kept = (Arc<Array>, Arc<Jobs>);
+
+/// Has every array of the stacks commit, and be kept, on `core`.
 ///
 /// # Errors
 /// When a member's channel cannot be opened.
-pub fn settle(stacks: &[Stack], core: &CoreRef) -> Result<(), Error> {
+pub fn keep(stacks: &[Stack], core: &CoreRef) -> Result<Vec<Kept>, Error> {
+    let mut kept = Vec::new();
+    let spares = SparePool::default();
     for array in stacks.iter().flat_map(|stack| &stack.arrays) {
-        let array = array.clone();
-        let opened = core.block_on(move |_| async move { array.open_channel().map(drop) })?;
-        opened?;
+        let subject = array.clone();
+        let options = Options { spares: spares.clone(), ..Options::default() };
+        let jobs = core.block_on(move |_| async move { subject.keep(options) })??;
+        kept.push((array.clone(), Arc::new(jobs)));
     }
-    Ok(())
+    Ok(kept)
 }
 
 /// Listens for commands to the arrays of the stacks. An array whose socket cannot be made is served without one.
-pub fn listen(stacks: &[Stack], core: &CoreRef, stop: &Stop) -> Vec<ControlSocket> {
-    let arrays = stacks.iter().flat_map(|stack| &stack.arrays);
-    let exclusive = stacks.len() == 1;
-    let listen = |array: &Arc<Array>| {
+pub fn listen(kept: &[Kept], stacks: &[Stack], core: &CoreRef, stop: &Stop) -> Vec<ControlSocket> {
+    let is_alone = kept.len() == 1 && stacks.len() == 1;
+    let listen = |(array, jobs): &Kept| {
         let path = path_of(array.config().uuid);
-        let (array, core, stop) = (array.clone(), core.clone(), stop.clone());
         let name = array.config().name.clone();
-        let running = Arc::new(Running { array, core, stop, is_alone: exclusive });
+        let (array, jobs, core, stop) = (array.clone(), jobs.clone(), core.clone(), stop.clone());
+        let running = Arc::new(Running { array, jobs, core, stop, is_alone });
         ControlSocket::listen(&path, running)
             .inspect_err(|error| {
                 tracing::warn!(array = name, %error, path = %path.display(), "no control socket");
             })
             .ok()
     };
-    arrays.filter_map(listen).collect()
+    kept.iter().filter_map(listen).collect()
 }
 
 /// Ends the service of every array, so that its next start has nothing to recover.
 ///
 /// # Errors
 /// Names the first array that could not be stopped; all have been tried.
-pub fn stop(stacks: &[Stack], core: &CoreRef) -> Result<(), Error> {
+pub fn stop(kept: &[Kept], core: &CoreRef) -> Result<(), Error> {
     let mut result = Ok(());
-    for array in stacks.iter().flat_map(|stack| &stack.arrays) {
+    for (array, jobs) in kept {
         let name = array.config().name.clone();
-        let array = array.clone();
-        let stopped = core.block_on(move |_| async move { array.stop().await })?;
+        let (array, jobs) = (array.clone(), jobs.clone());
+        let stopped = core.block_on(move |_| async move {
+            jobs.stop().await;
+            array.stop().await
+        })?;
         if let Err(error) = stopped {
             let error = Error::Runtime(format!("array {name}: it cannot be stopped in good order: {error}"));
             tracing::error!(%error, "the array is recovered at its next start");
@@ -69,6 +79,7 @@ pub fn stop(stacks: &[Stack], core: &CoreRef) -> Result<(), Error> {
 /// A running array.
 struct Running {
     array: Arc<Array>,
+    jobs: Arc<Jobs>,
     core: CoreRef,
     stop: Stop,
     /// The server has no other devices.
@@ -81,8 +92,27 @@ impl Controlled for Running {
             Command::Show => String::new(),
             Command::Stop => self.end()?,
             Command::Fail { members } => self.fail(&members)?,
+            Command::Add { devices, force } => self.add(&devices, force)?,
+            Command::ReAdd { devices } => self.re_add(&devices)?,
+            Command::Replace { member, device, force } => self.replace(&member, &device, force)?,
+            Command::Scrub { repair } => {
+                self.jobs.scrub(repair);
+                "a scrub begins".into()
+            }
+            Command::Pause => {
+                self.jobs.pause();
+                "jobs stand still".into()
+            }
+            Command::Resume => {
+                self.jobs.resume();
+                "jobs go on".into()
+            }
+            Command::Cancel => {
+                self.jobs.cancel();
+                "what can be given up is given up".into()
+            }
         };
-        let array = Some(ArrayReport::of_running(&self.array));
+        let array = Some(ArrayReport::of_running(&self.array, &self.jobs.status()));
         Ok(Done { text, array, pid: std::process::id() })
     }
 }
@@ -113,6 +143,61 @@ impl Running {
             }
         }
         Ok(said.join(", "))
+    }
+
+    fn add(&self, devices: &[String], force: bool) -> Result<String, String> {
+        let mut said = Vec::new();
+        for name in devices {
+            let device = self.open(name, force)?;
+            let jobs = self.jobs.clone();
+            let added = self.core.block_on(move |_| async move { jobs.add(device).await });
+            added.map_err(gone)?.map_err(|error| error.to_string())?;
+            said.push(format!("{name} is a spare, or fills an empty slot"));
+        }
+        Ok(said.join(", "))
+    }
+
+    fn re_add(&self, devices: &[String]) -> Result<String, String> {
+        let mut said = Vec::new();
+        for name in devices {
+            // It is one of ours: what it holds is what is wanted.
+            let device = self.open(name, true)?;
+            let jobs = self.jobs.clone();
+            let added = self.core.block_on(move |_| async move { jobs.re_add(device).await });
+            let is_partial = added.map_err(gone)?.map_err(|error| error.to_string())?;
+            let how = if is_partial { "gets what has changed" } else { "gets everything" };
+            said.push(format!("{name} {how}"));
+        }
+        Ok(said.join(", "))
+    }
+
+    fn replace(&self, member: &str, name: &str, force: bool) -> Result<String, String> {
+        let slot = self.slot(member, &self.array.table())?;
+        let device = self.open(name, force)?;
+        let jobs = self.jobs.clone();
+        let begun = self.core.block_on(move |_| async move { jobs.replace(slot, device).await });
+        begun.map_err(gone)?.map_err(|error| error.to_string())?;
+        Ok(format!("slot {slot} is copied to {name}"))
+    }
+
+    /// Opens a device that is to be a member, and sees that nothing on it would be missed.
+    fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
+        let config = member(name, true, false).map_err(|error| error.to_string())?;
+        let device = config.open().map_err(|error| error.to_string())?;
+        if force {
+            return Ok(device);
+        }
+        let subject = device.clone();
+        let found = self.core.block_on(move |_| async move {
+            let channel = subject.open_channel().map_err(|error| error.to_string())?;
+            probe(&*channel, &subject.limits()).await.map_err(|error| error.to_string())
+        });
+        let found = found.map_err(gone)?.map_err(|error| format!("{name}: it cannot be read: {error}"))?;
+        if found.is_empty() {
+            return Ok(device);
+        }
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        Err(format!("{name} holds {} (--force overwrites it)", found.join(", ")))
     }
 
     /// The slot that a person means: by number, the member's UUID, or its device.

@@ -1,6 +1,6 @@
 //! What `serve` has open: cores, devices, exports; and how it comes and goes.
 
-use super::arrays::{self, Stop};
+use super::arrays::{self, Kept, Stop};
 use super::{ExportPlan, ServePlan};
 use crate::array::control::server::ControlSocket;
 use crate::error::Error;
@@ -19,6 +19,7 @@ use std::sync::Arc;
 pub struct Server {
     controls: Vec<ControlSocket>,
     exports: Vec<Export>,
+    arrays: Vec<Kept>,
     stacks: Vec<Stack>,
     cores: Cores,
     cpus: Vec<Option<usize>>,
@@ -39,13 +40,13 @@ impl Server {
         let cores =
             Cores::start(&plan.cores).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
         let cpus = plan.cores.iter().map(|core| core.cpu).collect();
-        arrays::settle(&stacks, &cores.get(0))?;
-        Ok(Server { controls: Vec::new(), exports: Vec::new(), stacks, cores, cpus })
+        let arrays = arrays::keep(&stacks, &cores.get(0))?;
+        Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, cores, cpus })
     }
 
     /// Listens for commands to the arrays; `stop` ends the server.
     pub fn start_controls(&mut self, stop: &Stop) {
-        self.controls = arrays::listen(&self.stacks, &self.cores.get(0), stop);
+        self.controls = arrays::listen(&self.arrays, &self.stacks, &self.cores.get(0), stop);
     }
 
     /// Starts the exports: clients may connect from now on.
@@ -144,7 +145,7 @@ impl Server {
             }
         }
         // Clients of the sockets see them close when nothing is left to be done.
-        result.and(arrays::stop(&self.stacks, &core))
+        result.and(arrays::stop(&self.arrays, &core))
     }
 
     fn cores_line(&self) -> String {

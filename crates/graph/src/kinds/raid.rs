@@ -109,16 +109,19 @@ pub fn member_at(path: impl Into<PathBuf>, direct: bool, read_only: bool) -> Dev
     DeviceConfig::IoUring(options)
 }
 
+/// Whether a text is a device specification rather than a path: it begins with a kind of device and a colon.
+pub fn is_spec(text: &str) -> bool {
+    let is_kind = |kind: &str| super::device::KINDS.iter().any(|known| known.name == kind);
+    text.split_once(':').is_some_and(|(kind, _)| is_kind(kind))
+}
+
 /// The member that a text names on its own: a device specification if it begins with a kind of device and a
 /// colon, else a path.
 ///
 /// # Errors
 /// When the specification makes no sense.
 pub fn member(text: &str, direct: bool, read_only: bool) -> Result<DeviceConfig, SpecError> {
-    let is_spec = text
-        .split_once(':')
-        .is_some_and(|(kind, _)| super::device::KINDS.iter().any(|known| known.name == kind));
-    if !is_spec {
+    if !is_spec(text) {
         return Ok(member_at(text, direct, read_only));
     }
     let (mut config, _) = DeviceConfig::parse(text)?;

@@ -4,6 +4,7 @@
 use crate::Uuid;
 use crate::array::Array;
 use crate::array::members::SlotState;
+use crate::jobs::{Kind, Progress, ScrubReport, Status};
 use crate::metadata::{Member, MemberState, Table};
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +45,9 @@ pub struct ArrayReport {
     pub spares: Vec<SpareReport>,
     /// What is being done to it.
     pub jobs: Vec<JobReport>,
+    /// The last scrub since it was started, or the one that runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<ScrubReport>,
 }
 
 impl ArrayReport {
@@ -80,13 +84,14 @@ impl ArrayReport {
             members: table.members.iter().enumerate().map(member).collect(),
             spares: Vec::new(),
             jobs: Vec::new(),
+            scrub: None,
         }
     }
 }
 
 impl ArrayReport {
     /// What a running array is now.
-    pub fn of_running(array: &Array) -> ArrayReport {
+    pub fn of_running(array: &Array, jobs: &Status) -> ArrayReport {
         let mut report = ArrayReport { is_running: true, ..ArrayReport::of_table(&array.table()) };
         for (status, member) in array.slots().into_iter().zip(&mut report.members) {
             member.device = status.device;
@@ -97,6 +102,10 @@ impl ArrayReport {
         if array.is_frozen() {
             report.state = ArrayState::Failed;
         }
+        let spare = |name: &String| SpareReport { uuid: None, device: Some(name.clone()) };
+        report.spares = jobs.spares.iter().chain(&jobs.global_spares).map(spare).collect();
+        report.jobs = jobs.running.iter().map(|progress| JobReport::new(progress, jobs)).collect();
+        report.scrub = jobs.scrub.clone();
         report
     }
 }
@@ -152,8 +161,9 @@ pub struct MemberReport {
 /// A spare.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SpareReport {
-    /// Its identity.
-    pub uuid: Uuid,
+    /// Its identity, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
     /// What it is on this host, if it is here.
     pub device: Option<String>,
 }
@@ -161,8 +171,8 @@ pub struct SpareReport {
 /// Work on an array that takes long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
-    /// `rebuild`, `resync`, `scrub`, `repair`, `grow`.
-    pub kind: String,
+    /// What it is.
+    pub kind: Kind,
     /// The slot that it is for, if it is for one.
     pub slot: Option<usize>,
     /// Bytes done on each member.
@@ -173,6 +183,17 @@ pub struct JobReport {
     pub rate: u64,
     /// Whether it waits to be resumed.
     pub is_paused: bool,
-    /// Rows that did not agree so far, for a scrub.
-    pub differences: u64,
+}
+
+impl JobReport {
+    fn new(progress: &Progress, jobs: &Status) -> JobReport {
+        JobReport {
+            kind: progress.kind,
+            slot: progress.slot,
+            done: progress.done_bytes,
+            total: progress.total_bytes,
+            rate: progress.bytes_per_s,
+            is_paused: jobs.is_paused,
+        }
+    }
 }

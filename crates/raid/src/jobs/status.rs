@@ -1,13 +1,13 @@
 //! What the keeper tells: what runs, how far it is, what has happened.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Events that are remembered.
 const EVENTS: usize = 64;
 
 /// A kind of job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// An empty slot is filled.
@@ -25,7 +25,7 @@ pub enum Kind {
 }
 
 /// How far a job is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// What it is.
     pub kind: Kind,
@@ -42,7 +42,7 @@ pub struct Progress {
 }
 
 /// What a scrub has found so far.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
     /// Whether what did not fit was mended.
     pub is_repairing: bool,

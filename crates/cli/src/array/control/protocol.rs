@@ -37,6 +37,38 @@ pub enum Command {
         /// The members.
         members: Vec<String>,
     },
+    /// Take devices as spares: empty slots are filled with them at once, others when a member fails.
+    Add {
+        /// Paths or device specifications, as the server sees them.
+        devices: Vec<String>,
+        /// Whatever lies on them may be overwritten.
+        force: bool,
+    },
+    /// Take former members back into their slots: what has changed since is copied.
+    ReAdd {
+        /// Paths or device specifications, as the server sees them.
+        devices: Vec<String>,
+    },
+    /// Copy a member to another device, which takes its place.
+    Replace {
+        /// The member.
+        member: String,
+        /// The device.
+        device: String,
+        /// Whatever lies on the device may be overwritten.
+        force: bool,
+    },
+    /// Compare parity with data.
+    Scrub {
+        /// Write what is wrong anew.
+        repair: bool,
+    },
+    /// Let jobs stand still, until the server ends.
+    Pause,
+    /// Let jobs go on.
+    Resume,
+    /// End the scrub or replacement that runs.
+    Cancel,
 }
 
 /// An answer: exactly one of the two.

@@ -63,7 +63,7 @@ fn take(
     let superblock = match label {
         Label::Member(superblock) => superblock,
         Label::Spare(spare) => {
-            return spares.push((spare.array, SpareReport { uuid: spare.member, device: Some(name) }));
+            return spares.push((spare.array, SpareReport { uuid: Some(spare.member), device: Some(name) }));
         }
     };
     let fresh = ArrayReport::of_table(&superblock.table);
