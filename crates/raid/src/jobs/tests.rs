@@ -455,41 +455,6 @@ fn a_member_that_was_away_for_a_crash_gets_what_was_replayed_without_it() {
     });
 }
 
-#[test]
-fn foreground_requests_keep_their_pace_while_a_member_is_filled() {
-    simulate(|| async {
-        let least = 2 << 20;
-        let pace = Pace { least_bytes_per_s: least, latency_target_ns: Some(1_000_000), ..Pace::default() };
-        let mut rig = Rig::new(shape(1, 3, 1)).await;
-        rig.jobs.stop().await;
-        rig.jobs = rig.array.keep(Options { pace, window_bytes: 1 << 20, ..options() }).unwrap();
-        rig.fill(0, 8 << 20, 3).await;
-        // Requests take 5 ms whatever is done: background work falls to its floor and never below.
-        for disk in &rig.disks {
-            disk.fault.add(Rule::new(Action::Delay(5_000_000)));
-        }
-        rig.array.fail(0).await.unwrap();
-        rig.jobs.add(Disk::new().device()).await.unwrap();
-        for i in 0..400u64 {
-            rig.write(i % 100 * 4096, i as u8, 4096).await.unwrap();
-        }
-        assert!(!rig.is_whole(), "held back");
-        let from = (reactor::current().now_ns(), rig.array.members().cursor(0));
-        for i in 0..100u64 {
-            rig.write(i % 100 * 4096, i as u8, 4096).await.unwrap();
-        }
-        let (passed, stripes) =
-            (reactor::current().now_ns() - from.0, rig.array.members().cursor(0) - from.1);
-        let rate = stripes as f64 * 4.0 * STRIP as f64 * 1e9 / passed as f64;
-        assert!((0.7 * least as f64..2.0 * least as f64).contains(&rate), "{rate} bytes in a second");
-        // Nobody there: as fast as it goes.
-        rig.jobs.idle().await;
-        assert!(rig.is_whole());
-        assert_eq!(rig.mismatches().await, 0);
-        rig.jobs.stop().await;
-    });
-}
-
 /// Random writes while members fail, come back, are replaced, and the array crashes; read back at the end.
 #[test]
 fn data_outlives_random_failures_returns_and_crashes() {
