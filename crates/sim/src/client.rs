@@ -65,7 +65,7 @@ impl Client {
                     let group = self.world.group_of(lba);
                     let is_open = was_cut_off || self.world.is_fragile();
                     let is_excused = is_open && self.world.is_impaired(group);
-                    self.world.is_beyond(group) || error == IoError::Medium && is_excused
+                    self.world.is_any_beyond() || error == IoError::Medium && is_excused
                 };
                 let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
                 self.world.count(|stats| stats.unreadable += u64::from(count == unit));
