@@ -94,7 +94,8 @@ async fn assemble(disks: &[SimDisk], cores: &[Core], force: bool) -> Result<Rc<d
         let channel = disk.open_channel().map_err(|error| other(error.to_string()))?;
         match read_superblock(disk.name(), &*channel, disk.limits().capacity).await {
             Ok(superblock) => found.push(superblock),
-            Err(metadata::ReadError::None { .. }) => {} // a blank disk
+            // A blank disk, or one whose first superblock was torn.
+            Err(metadata::ReadError::None { .. } | metadata::ReadError::Bad { .. }) => {}
             Err(error) => return Err(other(error.to_string())),
         }
     }
