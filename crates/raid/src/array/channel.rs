@@ -39,7 +39,10 @@ impl ArrayChannel {
         let shared = &self.shared;
         let geometry = &shared.config.geometry;
         let mut strip = strip;
-        if geometry.data == 1 && geometry.parity > 0 && shared.region(stripe) & NEED_SYNC == 0 {
+        if geometry.data == 1 && geometry.parity > 0 {
+            if shared.region(stripe) & NEED_SYNC != 0 {
+                return None; // copies may differ: the owner makes them the same before anybody sees one
+            }
             // Copies take turns every 64 KiB, so that neighbours stay together.
             strip = ((offset >> 16) % geometry.group_members() as u64) as usize;
         }

@@ -113,7 +113,7 @@ impl Owner {
             self.shared.code.update(&data, &mut targets);
         }
         let parities: ArrayVec<usize, MAX_PARITY> = ones(live_parity).map(|s| s - strips.data).collect();
-        let wrong = self.judge(scratch, &parities, &syndromes, result);
+        let wrong = self.judge(scratch, &parities, &syndromes, strips.is_synced, result);
         if is_repairing {
             for strip in ones(wrong) {
                 self.repair(scratch, stripe, strip, 0).await?;
@@ -164,6 +164,7 @@ impl Owner {
         scratch: &mut Scratch,
         parities: &[usize],
         syndromes: &[Buffer],
+        is_synced: bool,
         result: &mut ScrubResult,
     ) -> u64 {
         let data = self.shared.config.geometry.data;
@@ -180,7 +181,8 @@ impl Owner {
                 continue;
             }
             (mismatches, rows) = (mismatches | differing, rows + 1);
-            let is_tellable = parities.len() > 1;
+            // What a crash left open is decided already: data has been read as it is.
+            let is_tellable = parities.len() > 1 && is_synced;
             if is_tellable && differing.count_ones() as usize == parities.len() {
                 if let Some((strip, error)) = self.wrong_data(parities, &row) {
                     let buffer = scratch.old[strip].as_mut().expect("all data was read");

@@ -499,6 +499,7 @@ impl Owner {
         let strips = self.strips(stripe, *unreadable);
         if strips.readable >> strip & 1 == 1 {
             self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?;
+            self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
             data.copy_from(read_buffer(scratch, strip, geometry.data));
             return Ok(());
         }
@@ -507,9 +508,44 @@ impl Owner {
             return Err(Stop::Error(IoError::Medium));
         }
         self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?;
+        self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
         data.copy_from(read_buffer(scratch, strip, geometry.data));
         if strips.live >> strip & 1 == 1 {
             self.repair(scratch, stripe, strip, offset).await?;
+        }
+        Ok(())
+    }
+
+    /// In a mirror whose copies may differ after a crash, what was just read goes to the other copies before anybody
+    /// sees it: whichever copy is left later, nobody reads an older one.
+    async fn settle_copies(
+        &self,
+        scratch: &mut Scratch,
+        strips: &Strips,
+        stripe: u64,
+        strip: usize,
+        offset: u32,
+    ) -> Result<(), Stop> {
+        if strips.data > 1 || strips.is_synced {
+            return Ok(());
+        }
+        let segment = scratch.old[0].as_ref().expect("just read").segment();
+        scratch.batch.clear();
+        for other in ones(strips.live & !(1 << strip)) {
+            let slot = self.shared.config.geometry.member(stripe, other);
+            for which in self.shared.members.takers(slot, stripe) {
+                let Some(member) = self.channels.get(slot, which) else { continue };
+                let position = self.position(&member, stripe, offset);
+                let tag = (slot * 2 + which as usize) as u32;
+                // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+                unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
+            }
+        }
+        scratch.batch.run().await;
+        let failed: ArrayVec<(u32, IoError), { 2 * MAX_GROUP_MEMBERS }> = scratch.batch.failures().collect();
+        for (tag, error) in failed {
+            let which = if tag & 1 == 0 { Which::Own } else { Which::Incoming };
+            self.shared.member_failed(tag as usize / 2, which, error).await?;
         }
         Ok(())
     }
