@@ -347,8 +347,10 @@ fn newest(
     let was_written = copies().any(|(_, bytes)| bytes[..8] == MAGIC || bytes.iter().any(|byte| *byte != 0));
     if was_written {
         tracing::warn!(page, "no copy of a page of the region map is valid");
+        // Of a generation that nobody has, so that it is written to every member before anybody relies on it.
+        return Replicated::new(vec![lost; REGIONS], 1, 1);
     }
-    Replicated::new(vec![if was_written { lost } else { initial }; REGIONS], 0, 1)
+    Replicated::new(vec![initial; REGIONS], 0, 1)
 }
 
 /// Reads a member's pages one by one; one that cannot be read is as good as one that is broken.

@@ -136,7 +136,11 @@ impl<T: Clone> Replicated<T> {
     pub async fn write_to(&self, format: &impl Format<T>, target: &io::Target) -> block::IoResult {
         let (bytes, copy) = {
             let state = self.lock();
-            (format.encode(&state.durable, state.generation), state.copy)
+            let mut bytes = format.encode(&state.durable, state.generation);
+            if state.generation == 0 {
+                bytes.fill(0); // never written, there as elsewhere
+            }
+            (bytes, state.copy)
         };
         for copy in [1 - copy, copy] {
             io::write(&*target.channel, format.place(&target.layout, copy), &bytes).await?;

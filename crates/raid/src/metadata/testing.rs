@@ -24,7 +24,8 @@ pub(crate) fn config(data: usize, parity: usize) -> ArrayConfig {
         block_size: 512,
         region_bytes: 16 << 10,
         lanes: 2,
-        lane_bytes: 16 << 10,
+        // Half a lane holds a block of every strip.
+        lane_bytes: if data > 12 { 64 << 10 } else { 16 << 10 },
     }
 }
 

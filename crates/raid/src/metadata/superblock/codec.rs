@@ -467,7 +467,7 @@ fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
         region_bytes: input.u32(396).into(),
         consistency: if input.u16(392) == 0 { Consistency::None } else { Consistency::Bitmap },
         lanes: 1,
-        lane_bytes: 4096,
+        lane_bytes: 1 << 20,
         ..current
     };
     match old.check() {
