@@ -13,8 +13,6 @@
 pub enum Mutant {
     /// Recovery replays entries below the lane's highest tail: stale ones resurface.
     NoTailRule = 1,
-    /// A stripe's lane depends on the core that writes it, so that two entries of a stripe lie in two lanes.
-    LaneByCore,
     /// Healthy full stripes are written without a header in the log.
     FullStripesUnlogged,
     /// An entry is replayed when any of its parity members holds it, not all that are present.
@@ -31,18 +29,12 @@ pub enum Mutant {
     AckBeforeMemberOut,
     /// Overlapping rectangles of a stripe run at the same time.
     NoRowLock,
-    /// Entries are written without waiting for them: data may reach a member first.
-    LogNotAwaited,
     /// Data and parity are written without FUA.
     NoFua,
     /// The region map is not durable before the write that it covers.
     RegionMapNotAwaited,
-    /// A re-added member is taken as it is: regions written while it was out are not copied.
-    NoResync,
     /// All copies of a member's superblock are written at once.
     SuperblocksAllAtOnce,
-    /// A member with an old generation is taken for a live one.
-    StaleMemberAccepted,
     /// A lane's space is used again before the write that its entry covers has ended.
     RetireEarly,
     /// A rebuild copies a stripe without locking its rows against writes.
@@ -51,9 +43,8 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 18] = [
+    pub const ALL: [Mutant; 14] = [
         Mutant::NoTailRule,
-        Mutant::LaneByCore,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
         Mutant::BitmapOnly,
@@ -62,12 +53,9 @@ impl Mutant {
         Mutant::NoSnapshot,
         Mutant::AckBeforeMemberOut,
         Mutant::NoRowLock,
-        Mutant::LogNotAwaited,
         Mutant::NoFua,
         Mutant::RegionMapNotAwaited,
-        Mutant::NoResync,
         Mutant::SuperblocksAllAtOnce,
-        Mutant::StaleMemberAccepted,
         Mutant::RetireEarly,
         Mutant::RebuildWithoutLock,
     ];

@@ -119,14 +119,17 @@ impl Oracle {
         let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
         for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
             let mut all = std::iter::once(&mut sector.first).chain(&mut sector.more);
+            let mut is_discard = false;
             for write in all.by_ref().filter(|write| write.began == ticket.0) {
                 write.ended = now;
                 write.is_cached = !is_durable;
+                is_discard |= write.version == ANYTHING;
             }
             if is_ok {
                 sector.replace_before(ticket.0, now, is_durable);
-                sector.was_cut_off = false;
-                sector.is_lost = false;
+                // What was discarded need not have been written: a bad block may stay bad.
+                sector.was_cut_off &= is_discard;
+                sector.is_lost &= is_discard;
                 sector.prune(oldest_read);
             }
         }

@@ -71,6 +71,8 @@ pub struct World {
     slots: RefCell<Vec<SlotFate>>,
     /// Groups that have lost more than parity covers.
     is_beyond: RefCell<Vec<bool>>,
+    /// Groups in which a read has failed while a member could not be read.
+    was_impaired: RefCell<Vec<bool>>,
     /// Stripes that were being written when power went in a mode that logs nothing, until a resync.
     torn: RefCell<BTreeSet<u64>>,
     /// Parity may be open since a crash.
@@ -95,6 +97,7 @@ impl World {
             slots: RefCell::new(vec![SlotFate::default(); disks.len()]),
             disks: RefCell::new(disks),
             is_beyond: RefCell::new(vec![false; shape.geometry.groups]),
+            was_impaired: RefCell::new(vec![false; shape.geometry.groups]),
             torn: RefCell::default(),
             is_fragile: Cell::new(false),
             writes: RefCell::default(),
@@ -154,9 +157,13 @@ impl World {
         self.slots.borrow()[slot].is_lost
     }
 
-    /// Whether some block of a member of the group cannot be read from it.
+    /// Whether some block of a member of the group cannot be read from it, or could not when a read failed before: a
+    /// block that was lost then stays bad until it is written.
     pub fn is_impaired(&self, group: usize) -> bool {
-        self.slots_of(group).any(|slot| self.is_lost(slot) || self.disks.borrow()[slot].has_medium_errors())
+        let is_bad = |slot: usize| self.is_lost(slot) || self.disks.borrow()[slot].has_medium_errors();
+        let mut was_impaired = self.was_impaired.borrow_mut();
+        was_impaired[group] |= self.slots_of(group).any(is_bad);
+        was_impaired[group]
     }
 
     /// Whether no member is lost.

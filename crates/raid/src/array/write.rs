@@ -126,12 +126,15 @@ impl Owner {
         self.mark_region(rect.stripe, strips.is_degraded()).await?;
         self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
         self.partial_parity(scratch, rect, &plan);
-        let ticket = self.log(scratch, rect, &plan, &strips).await?;
+        let mut ticket = self.log(scratch, rect, &plan, &strips).await?;
         if mutant::is(Mutant::NoSnapshot) {
             self.new_parity(scratch, rect, &plan);
             self.snapshot(scratch, rect, source).await;
         } else {
             self.new_parity(scratch, rect, &plan);
+        }
+        if let Some(ticket) = ticket.take_if(|_| mutant::is(Mutant::RetireEarly)) {
+            self.log.retire(ticket);
         }
         self.write_new(scratch, rect, &plan, flags).await?;
         // Until then a member that was skipped may come back as a live one: recovery needs the entry.
@@ -435,6 +438,10 @@ impl Owner {
         self.mark_region(rect.stripe, true).await?;
         for (tag, error) in failed {
             let which = if tag & 1 == 0 { Which::Own } else { Which::Incoming };
+            if mutant::is(Mutant::AckBeforeMemberOut) {
+                self.shared.members.announce_failure(tag as usize / 2);
+                continue;
+            }
             self.shared.member_failed(tag as usize / 2, which, error).await?;
         }
         Ok(())

@@ -6,6 +6,7 @@
 use super::io::{self, Target};
 use super::layout::{COPIES, COPY_BYTES, Layout};
 use super::superblock::{DecodeError, Label, Superblock, Table};
+use crate::mutant::{self, Mutant};
 use block::{Channel, IoError, IoResult};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -180,7 +181,13 @@ impl Store {
             table: table.clone(),
         };
         let set = usize::from(self.next[*slot].load(Ordering::Relaxed));
-        let result = write_set(&**channel, layout, set, &superblock.encode()).await;
+        let bytes = superblock.encode();
+        if mutant::is(Mutant::SuperblocksAllAtOnce) {
+            let both = [set, 1 - set].map(|set| write_set(&**channel, layout, set, &bytes));
+            let results = io::all(both).await;
+            return (*slot, results[0].and(results[1]));
+        }
+        let result = write_set(&**channel, layout, set, &bytes).await;
         if result.is_ok() {
             self.next[*slot].store(1 - set as u8, Ordering::Relaxed);
         }
