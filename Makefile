@@ -73,6 +73,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/lab/setup
 	tests/clients/setup
 	$(MAKE) check
+	$(MAKE) mutants
 	tests/capi/run
 	$(MAKE) build
 	target/release/hot-path --check

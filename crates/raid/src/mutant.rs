@@ -25,8 +25,6 @@ pub enum Mutant {
     NoNonce,
     /// Parity is computed from the caller's memory, which may change while the write is in flight.
     NoSnapshot,
-    /// A write that skipped a member is acknowledged before "member out" is durable.
-    AckBeforeMemberOut,
     /// Overlapping rectangles of a stripe run at the same time.
     NoRowLock,
     /// Data and parity are written without FUA.
@@ -43,7 +41,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 14] = [
+    pub const ALL: [Mutant; 13] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -51,7 +49,6 @@ impl Mutant {
         Mutant::NoRedo,
         Mutant::NoNonce,
         Mutant::NoSnapshot,
-        Mutant::AckBeforeMemberOut,
         Mutant::NoRowLock,
         Mutant::NoFua,
         Mutant::RegionMapNotAwaited,

@@ -438,10 +438,6 @@ impl Owner {
         self.mark_region(rect.stripe, true).await?;
         for (tag, error) in failed {
             let which = if tag & 1 == 0 { Which::Own } else { Which::Incoming };
-            if mutant::is(Mutant::AckBeforeMemberOut) {
-                self.shared.members.announce_failure(tag as usize / 2);
-                continue;
-            }
             self.shared.member_failed(tag as usize / 2, which, error).await?;
         }
         Ok(())
@@ -452,9 +448,7 @@ impl Owner {
         let geometry = &self.shared.config.geometry;
         for strip in 0..geometry.group_members() {
             let slot = geometry.member(stripe, strip);
-            if self.shared.members.state(slot) == SlotState::Failing
-                && !mutant::is(Mutant::AckBeforeMemberOut)
-            {
+            if self.shared.members.state(slot) == SlotState::Failing {
                 self.shared.member_failed(slot, Which::Own, IoError::DeviceGone).await?;
             }
         }
