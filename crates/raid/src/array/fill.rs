@@ -7,7 +7,7 @@
 use super::members::Which;
 use super::owner::{Owner, Scratch, Source};
 use super::remote::LocalFuture;
-use super::write::{Stop, ones, read_buffer, strips_of};
+use super::write::{Stop, ones, strips_of};
 use crate::Consistency;
 use crate::config::ROW_BYTES;
 use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
@@ -158,9 +158,7 @@ impl Owner {
         let Some(member) = self.channels.get(slot, Which::Incoming) else {
             return Err(self.incoming_failed(slot, IoError::DeviceGone).await);
         };
-        let data = self.shared.config.geometry.data;
-        let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
-        let segment = place.as_ref().expect("read or computed").segment();
+        let segment = scratch.strip(strip).as_ref().expect("read or computed").segment();
         let position = self.position(&member, stripe, offset);
         scratch.batch.clear();
         // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
@@ -258,7 +256,7 @@ impl Owner {
                 let mut buffer = self.buffer(len).await;
                 match lost >> strip & 1 == 1 {
                     true => buffer.as_mut_slice().fill(0),
-                    false => buffer.as_mut_slice().copy_from_slice(read_buffer(scratch, strip, strips.data)),
+                    false => buffer.as_mut_slice().copy_from_slice(scratch.bytes(strip)),
                 }
                 scratch.new[strip] = Some(buffer);
             }

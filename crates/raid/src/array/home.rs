@@ -153,8 +153,7 @@ impl Home {
         newcomer: Option<CoreRef>,
     ) -> IoResult {
         let _quiet = Turn::take(&self.quiet).await;
-        let cores = self.shared.owner_cores();
-        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.close().await })).await;
+        let cores = self.close_gates().await;
         let turn = Turn::take(&self.commit).await;
         let mut result = prepare().await;
         if result.is_ok() {
@@ -294,8 +293,7 @@ impl Home {
     pub async fn stop(&self) -> IoResult {
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
         let _quiet = Turn::take(&self.quiet).await;
-        let cores = self.shared.owner_cores();
-        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.close().await })).await;
+        self.close_gates().await;
         self.shared.check_frozen()?;
         if self.shared.config.consistency == Consistency::Bitmap {
             let mut memory = Vec::new();
@@ -307,6 +305,13 @@ impl Home {
             owner.members_failed(failures).await?;
         }
         self.note(|table| table.is_clean = true).await
+    }
+
+    /// Lets no operation in any more, and waits for those under way; the owners.
+    async fn close_gates(&self) -> Arc<Vec<CoreRef>> {
+        let cores = self.shared.owner_cores();
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.close().await })).await;
+        cores
     }
 
     async fn each_owner<W>(&self, cores: &[CoreRef], work: W)

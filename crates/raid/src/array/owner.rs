@@ -65,6 +65,25 @@ pub(crate) struct Scratch {
     pub parity: Vec<Option<Buffer>>,
 }
 
+impl Scratch {
+    /// The place of a strip as it was read or computed: old data, or parity.
+    pub fn strip(&self, strip: usize) -> &Option<Buffer> {
+        let data = self.old.len();
+        if strip < data { &self.old[strip] } else { &self.parity[strip - data] }
+    }
+
+    /// See [`Scratch::strip`].
+    pub fn strip_mut(&mut self, strip: usize) -> &mut Option<Buffer> {
+        let data = self.old.len();
+        if strip < data { &mut self.old[strip] } else { &mut self.parity[strip - data] }
+    }
+
+    /// What was read or computed of a strip.
+    pub fn bytes(&self, strip: usize) -> &[u8] {
+        self.strip(strip).as_ref().expect("read or computed").as_slice()
+    }
+}
+
 /// Memory that an operation may use; given back when dropped.
 pub(crate) struct MemoryGrant<'a>(&'a Permits, usize);
 

@@ -423,13 +423,7 @@ impl Starting {
             return Ok(());
         }
         let written: BTreeSet<u64> = stripes.iter().map(|stripe| self.config.region_of(*stripe)).collect();
-        let is_written = |region, _| written.contains(&region);
-        while let Err(MemberFailures(failures)) =
-            regions.set_where(region_map::STALE, &self.targets(), is_written).await
-        {
-            self.fail(failures).await?;
-        }
-        Ok(())
+        self.mark(regions, region_map::STALE, |region, _| written.contains(&region)).await
     }
 
     async fn note_bad(&mut self, bad: &BadBlocks, range: BadRange) -> Result<(), StartError> {

@@ -127,11 +127,9 @@ impl Owner {
         self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
         self.partial_parity(scratch, rect, &plan);
         let mut ticket = self.log(scratch, rect, &plan, &strips).await?;
+        self.new_parity(scratch, rect, &plan);
         if mutant::is(Mutant::NoSnapshot) {
-            self.new_parity(scratch, rect, &plan);
             self.snapshot(scratch, rect, source).await;
-        } else {
-            self.new_parity(scratch, rect, &plan);
         }
         if let Some(ticket) = ticket.take_if(|_| mutant::is(Mutant::RetireEarly)) {
             self.log.retire(ticket);
@@ -213,7 +211,7 @@ impl Owner {
                     scratch.old[strip] = Some(self.buffer(rect.len).await);
                 }
             }
-            decode(&decoder, scratch, strips.data, plan.lost);
+            decode(&decoder, scratch, plan.lost);
         }
         Ok(())
     }
@@ -239,11 +237,9 @@ impl Owner {
         mask: u64,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
-        let data = self.shared.config.geometry.data;
         scratch.batch.clear();
         for strip in ones(mask) {
-            let place =
-                if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
+            let place = scratch.strip_mut(strip);
             if place.is_none() {
                 *place = Some(self.buffer(len).await);
             }
@@ -415,7 +411,7 @@ impl Owner {
             let slot = config.geometry.member(rect.stripe, strip);
             is_skipped |= self.shared.members.takers(slot, rect.stripe).next().is_none();
             for which in self.shared.members.takers(slot, rect.stripe) {
-                let tag = (slot * 2 + which as usize) as u32;
+                let tag = tag_of(slot, which);
                 let Some(member) = self.channels.get(slot, which) else {
                     is_skipped = true;
                     self.shared.member_failed(slot, which, IoError::DeviceGone).await?;
@@ -437,8 +433,8 @@ impl Owner {
         // The stripe is consistent on the others. What is missing here must be known before anybody is told.
         self.mark_region(rect.stripe, true).await?;
         for (tag, error) in failed {
-            let which = if tag & 1 == 0 { Which::Own } else { Which::Incoming };
-            self.shared.member_failed(tag as usize / 2, which, error).await?;
+            let (slot, which) = of_tag(tag);
+            self.shared.member_failed(slot, which, error).await?;
         }
         Ok(())
     }
@@ -501,7 +497,7 @@ impl Owner {
         if strips.readable >> strip & 1 == 1 {
             self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?;
             self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
-            data.copy_from(read_buffer(scratch, strip, geometry.data));
+            data.copy_from(scratch.bytes(strip));
             return Ok(());
         }
         let is_trusted = strips.is_synced || self.shared.config.consistency == Consistency::Ppl;
@@ -510,7 +506,7 @@ impl Owner {
         }
         self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?;
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
-        data.copy_from(read_buffer(scratch, strip, geometry.data));
+        data.copy_from(scratch.bytes(strip));
         if strips.live >> strip & 1 == 1 {
             self.repair(scratch, stripe, strip, offset).await?;
         }
@@ -537,7 +533,7 @@ impl Owner {
             for which in self.shared.members.takers(slot, stripe) {
                 let Some(member) = self.channels.get(slot, which) else { continue };
                 let position = self.position(&member, stripe, offset);
-                let tag = (slot * 2 + which as usize) as u32;
+                let tag = tag_of(slot, which);
                 // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
                 unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
             }
@@ -545,8 +541,8 @@ impl Owner {
         scratch.batch.run().await;
         let failed: ArrayVec<(u32, IoError), { 2 * MAX_GROUP_MEMBERS }> = scratch.batch.failures().collect();
         for (tag, error) in failed {
-            let which = if tag & 1 == 0 { Which::Own } else { Which::Incoming };
-            self.shared.member_failed(tag as usize / 2, which, error).await?;
+            let (slot, which) = of_tag(tag);
+            self.shared.member_failed(slot, which, error).await?;
         }
         Ok(())
     }
@@ -566,12 +562,11 @@ impl Owner {
         let decoder = self.decoder(1 << strip, strips.readable & !(1 << strip))?;
         let sources = decoder.sources().iter().fold(0, |mask, source| mask | 1 << source);
         self.read_strips(scratch, stripe, offset, len, sources, unreadable).await?;
-        let data = strips.data;
-        let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
+        let place = scratch.strip_mut(strip);
         if place.is_none() {
             *place = Some(self.buffer(len).await);
         }
-        decode(&decoder, scratch, data, 1 << strip);
+        decode(&decoder, scratch, 1 << strip);
         Ok(())
     }
 
@@ -584,16 +579,13 @@ impl Owner {
         offset: u32,
     ) -> Result<(), Stop> {
         let geometry = &self.shared.config.geometry;
-        let (data, slot) = (geometry.data, geometry.member(stripe, strip));
-        let segment = {
-            let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
-            place.as_ref().expect("computed before").segment()
-        };
+        let slot = geometry.member(stripe, strip);
+        let segment = scratch.strip(strip).as_ref().expect("computed before").segment();
         scratch.batch.clear();
         for which in self.shared.members.takers(slot, stripe) {
             let Some(member) = self.channels.get(slot, which) else { continue };
             let position = self.position(&member, stripe, offset);
-            let tag = which as u32;
+            let tag = tag_of(slot, which);
             // SAFETY: as in `read_strips`.
             unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
         }
@@ -601,7 +593,7 @@ impl Owner {
         self.shared.count_repair();
         let failed: ArrayVec<(u32, IoError), 2> = scratch.batch.failures().collect();
         for (tag, error) in failed {
-            let which = if tag == 0 { Which::Own } else { Which::Incoming };
+            let (slot, which) = of_tag(tag);
             self.mark_region(stripe, true).await?; // it lacks what was computed
             self.shared.member_failed(slot, which, error).await?;
         }
@@ -609,28 +601,30 @@ impl Owner {
     }
 }
 
-pub(super) fn read_buffer(scratch: &Scratch, strip: usize, data: usize) -> &[u8] {
-    let place = if strip < data { &scratch.old[strip] } else { &scratch.parity[strip - data] };
-    place.as_ref().expect("read or computed").as_slice()
+/// A device of a slot as the tag of a request in a batch.
+fn tag_of(slot: usize, which: Which) -> u32 {
+    (slot * 2 + which as usize) as u32
+}
+
+fn of_tag(tag: u32) -> (usize, Which) {
+    (tag as usize / 2, if tag & 1 == 0 { Which::Own } else { Which::Incoming })
 }
 
 /// Runs a decoder on what is in the scratch. The places of the lost strips have buffers.
-pub(super) fn decode(decoder: &crate::parity::Decoder, scratch: &mut Scratch, data: usize, lost: u64) {
+pub(super) fn decode(decoder: &crate::parity::Decoder, scratch: &mut Scratch, lost: u64) {
     let mut outputs = ArrayVec::<reactor::Buffer, MAX_GROUP_MEMBERS>::new();
     for strip in ones(lost) {
-        let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
-        outputs.push(place.take().expect("the caller has set it"));
+        outputs.push(scratch.strip_mut(strip).take().expect("the caller has set it"));
     }
     {
         let sources: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
-            decoder.sources().iter().map(|strip| read_buffer(scratch, *strip, data)).collect();
+            decoder.sources().iter().map(|strip| scratch.bytes(*strip)).collect();
         let mut targets: ArrayVec<&mut [u8], MAX_GROUP_MEMBERS> =
             outputs.iter_mut().map(|buffer| buffer.as_mut_slice()).collect();
         decoder.decode(&sources, &mut targets);
     }
     for (strip, buffer) in ones(lost).zip(outputs) {
-        let place = if strip < data { &mut scratch.old[strip] } else { &mut scratch.parity[strip - data] };
-        *place = Some(buffer);
+        *scratch.strip_mut(strip) = Some(buffer);
     }
 }
 
