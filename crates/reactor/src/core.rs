@@ -274,18 +274,24 @@ impl Core {
         self.turn_entered()
     }
 
-    /// Drops every task and source and gives the thread's memory back. A task that still has a request in
-    /// flight ends the process here: stop what uses a core before the core.
-    pub(crate) fn end(self) {
-        let entered = self.enter();
+    /// Drops every task, and with it what the tasks have: no message is taken any more. A task that still has a request
+    /// in flight ends the process here: stop what uses a core before the core.
+    pub(crate) fn drop_tasks(&self) {
+        let _entered = self.enter();
         self.0.inbox.close();
-        for task in self.0.body.tasks() {
+        let tasks = self.0.body.tasks();
+        for task in &tasks {
             // SAFETY: no task runs now, and we are on the core's thread.
             unsafe { task.set_future(None) };
-            task.is_queued.set(false);
         }
+        // Only now: a future that is dropped may wake tasks whose turn to be dropped was before it.
         self.0.ready.borrow_mut().clear();
-        drop(entered);
+        tasks.iter().for_each(|task| task.is_queued.set(false));
+    }
+
+    /// Ends the core: nothing of it runs any more, and the thread's memory goes back.
+    pub(crate) fn end(self) {
+        self.drop_tasks();
         // From here on a stray wake goes the remote way, to whoever runs the body next.
         self.0.body.give_back();
         block::release_pool();
@@ -620,6 +626,39 @@ mod tests {
         let second = cores.get(1);
         drop(cores);
         assert_eq!(second.call(|_| ()), Err(crate::CoreStopped));
+    }
+
+    /// Wakes a task when it is dropped.
+    struct WakesWhenDropped(Waker);
+
+    impl Drop for WakesWhenDropped {
+        fn drop(&mut self) {
+            self.0.wake_by_ref();
+        }
+    }
+
+    #[test]
+    fn a_header_that_was_woken_while_its_core_ended_serves_the_next_core() {
+        let core = Core::simulated(0, &VirtualClock::default(), 1);
+        core.with_current(|| {
+            let (core, waker) = (core.clone(), Rc::new(RefCell::new(None)));
+            for _ in 0..3 {
+                let waker = waker.clone();
+                core.spawn(async move {
+                    // Every task has a waker of the first, also those that are dropped after it.
+                    let first = std::future::poll_fn(|cx| {
+                        let first = waker.borrow_mut().get_or_insert_with(|| cx.waker().clone()).clone();
+                        Poll::Ready(WakesWhenDropped(first))
+                    });
+                    let _first = first.await;
+                    std::future::pending::<()>().await;
+                });
+            }
+        });
+        core.turn();
+        core.drop_tasks();
+        assert!(core.0.body.tasks().iter().all(|task| !task.is_queued.get()) && core.is_idle());
+        core.end();
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub fn run_simulated_cores<R: 'static, F: Future<Output = R> + 'static>(
         turns += 1;
         assert!(turns < MOST_TURNS_AT_A_TIME, "livelock: the cores work on and time does not pass");
         if let Some(result) = result.take() {
+            // What a task drops may wake a task of a core before it, whose body must not be another run's by then.
+            cores.iter().for_each(Core::drop_tasks);
             cores.into_iter().for_each(Core::end);
             return result;
         }

@@ -154,7 +154,8 @@ impl Body {
             // SAFETY: the list holds headers, which live for ever.
             let task: &'static Task = unsafe { &*head };
             head = task.next_remote.load(Ordering::Relaxed);
-            task.is_woken_remotely.store(false, Ordering::Release);
+            // Acquire: who found the task on the list wrote before what it woke it for, and the task must see that.
+            task.is_woken_remotely.swap(false, Ordering::AcqRel);
             with(task);
         }
     }
