@@ -2,6 +2,7 @@
 
 import statistics
 import parity
+import raid
 from xml.sax.saxutils import escape
 
 OURS = "freestone"
@@ -152,4 +153,6 @@ def write(results, folder):
         parts += library_parts(results["library"], when(results, "library"), folder)
     if "parity" in results:
         parts += parity.report(results["parity"], when(results, "parity"))
+    if "raid" in results:
+        parts += raid.report(results["raid"], when(results, "raid"), folder)
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")

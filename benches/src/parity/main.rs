@@ -4,13 +4,12 @@
 //! second of one core's time; the median of the rounds with its spread, and ratios taken round by round.
 
 mod isal;
-mod memory;
 #[cfg(test)]
 mod tests;
 
+use benches::memory::{self, Memory, cpu_seconds};
 use clap::Parser;
 use isal::{Isal, Tables};
-use memory::{Memory, cpu_seconds};
 use raid::parity::Decoder;
 use raid::{Code, Matrix};
 use std::collections::BTreeMap;

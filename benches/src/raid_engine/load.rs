@@ -1,8 +1,8 @@
-//! Requests on an array from tasks of one or several cores, and how many of them ended in a second.
+//! Requests on an array from tasks of one or several cores: how many end in a second, and how long they take.
 
-use block::{Data, Device, Flags, Op, Request, Segment};
-use reactor::{CoreConfig, Cores};
-use std::cell::Cell;
+use block::{Channel, Data, Device, Flags, Op, Request, Segment};
+use reactor::{Core, CoreConfig, Cores};
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 pub struct Load {
     /// Read or write.
     pub op: Op,
-    /// Bytes of a request.
+    /// Bytes of a request, at most 1 MiB.
     pub len: u64,
     /// Whether each request follows the one before; otherwise its place is random.
     pub is_sequential: bool,
@@ -21,6 +21,9 @@ pub struct Load {
     /// Cores.
     pub cores: usize,
 }
+
+/// Members without latency never wait: so many requests end before others have their turn.
+const TURN: u64 = 64;
 
 /// Runs a load for `seconds` after a warm-up; requests a second.
 pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64) -> f64 {
@@ -34,58 +37,112 @@ pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64) -> f64 {
         .map(|(i, core)| {
             let (device, core) = (device.clone(), core.clone());
             std::thread::spawn(move || {
-                core.block_on(move |_| on_core(device, load, i as u64, seconds)).expect("the core runs")
+                core.block_on(move |core| on_core(core, device, load, i as u64, seconds))
+                    .expect("the core runs")
             })
         })
         .collect();
     results.into_iter().map(|thread| thread.join().expect("no load panics")).sum()
 }
 
-async fn on_core(device: Arc<dyn Device>, load: Load, index: u64, seconds: f64) -> f64 {
-    let channel = device.open_channel().expect("a channel");
-    let capacity = device.limits().capacity / load.len * load.len;
-    let next = Rc::new(Cell::new(0u64));
-    let done = Rc::new(Cell::new(0u64));
-    let running = Rc::new(Cell::new(load.depth));
-    let is_over = Rc::new(Cell::new(false));
-    let core = reactor::current();
-    for slot in 0..load.depth {
-        let (channel, core_) = (channel.clone(), core.clone());
-        let (next, done, running, is_over) = (next.clone(), done.clone(), running.clone(), is_over.clone());
-        core.spawn(async move {
-            let buffer = core_.buffers().take(load.len.min(1 << 20) as usize).await;
-            let segment = Segment { len: load.len as usize, ..buffer.segment() };
-            // SAFETY: the buffer lives as long as this task and nobody else uses it.
-            let data = unsafe { Data::one(&segment) };
-            let req = Request { op: load.op, flags: Flags::NONE, len: load.len, data };
-            let mut random = (index << 32 | slot as u64 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            while !is_over.get() {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let block = match load.is_sequential {
-                    true => next.replace(next.get() + 1),
-                    false => random >> 8,
-                };
-                let offset = block % (capacity / load.len) * load.len;
-                channel.submit(&req, offset).await.expect("no request fails");
-                done.set(done.get() + 1);
-                if done.get().is_multiple_of(64) {
-                    reactor::yield_now().await; // members without latency never wait
-                }
-            }
-            running.set(running.get() - 1);
-        });
-    }
+async fn on_core(core: Core, device: Arc<dyn Device>, load: Load, index: u64, seconds: f64) -> f64 {
+    let running = Running::start(&core, &device, load, index);
     let warm = Duration::from_secs_f64(seconds / 4.0);
     core.sleep(warm.as_nanos() as u64).await;
-    let (before, start) = (done.get(), Instant::now());
+    let (before, start) = (running.done(), Instant::now());
     core.sleep((seconds * 1e9) as u64).await;
-    let rate = (done.get() - before) as f64 / start.elapsed().as_secs_f64();
-    is_over.set(true);
-    while running.get() > 0 {
-        core.sleep(100_000).await;
-    }
-    drop(channel);
+    let rate = (running.done() - before) as f64 / start.elapsed().as_secs_f64();
+    running.stop().await;
     rate
+}
+
+/// A load that runs on the calling core until it is stopped.
+pub struct Running {
+    core: Core,
+    shared: Rc<Shared>,
+}
+
+struct Shared {
+    load: Load,
+    channel: Rc<dyn Channel>,
+    /// Requests that the device has room for.
+    places: u64,
+    next: Cell<u64>,
+    done: Cell<u64>,
+    tasks: Cell<usize>,
+    is_over: Cell<bool>,
+    /// Nanoseconds that requests took, while somebody wants to know.
+    times: RefCell<Option<Vec<u32>>>,
+}
+
+impl Running {
+    /// Starts a load. `index` tells cores apart.
+    pub fn start(core: &Core, device: &Arc<dyn Device>, load: Load, index: u64) -> Running {
+        let shared = Rc::new(Shared {
+            load,
+            channel: device.open_channel().expect("a channel"),
+            places: device.limits().capacity / load.len,
+            next: Cell::new(0),
+            done: Cell::new(0),
+            tasks: Cell::new(load.depth),
+            is_over: Cell::new(false),
+            times: RefCell::default(),
+        });
+        for slot in 0..load.depth {
+            let seed = (index << 32 | slot as u64 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            core.spawn(request_after_request(core.clone(), shared.clone(), seed));
+        }
+        Running { core: core.clone(), shared }
+    }
+
+    /// Requests that have ended so far.
+    pub fn done(&self) -> u64 {
+        self.shared.done.get()
+    }
+
+    /// Nanoseconds that 99 of 100 requests of the next `seconds` do not exceed.
+    pub async fn p99_ns(&self, seconds: f64) -> f64 {
+        self.shared.times.replace(Some(Vec::with_capacity(1 << 22)));
+        self.core.sleep((seconds * 1e9) as u64).await;
+        let mut times = self.shared.times.take().expect("it was set above");
+        assert!(times.len() >= 1000, "{} requests are too few for a p99", times.len());
+        let at = times.len() * 99 / 100;
+        f64::from(*times.select_nth_unstable(at).1)
+    }
+
+    /// Ends it; returns when the last request has ended.
+    pub async fn stop(self) {
+        self.shared.is_over.set(true);
+        while self.shared.tasks.get() > 0 {
+            self.core.sleep(100_000).await;
+        }
+    }
+}
+
+async fn request_after_request(core: Core, shared: Rc<Shared>, mut random: u64) {
+    let load = shared.load;
+    let buffer = core.buffers().take(load.len as usize).await;
+    let segment = Segment { len: load.len as usize, ..buffer.segment() };
+    // SAFETY: the buffer lives as long as this task and nobody else uses it.
+    let data = unsafe { Data::one(&segment) };
+    let req = Request { op: load.op, flags: Flags::NONE, len: load.len, data };
+    while !shared.is_over.get() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let place = match load.is_sequential {
+            true => shared.next.replace(shared.next.get() + 1),
+            false => random >> 8,
+        };
+        let begin = shared.times.borrow().is_some().then(Instant::now);
+        shared.channel.submit(&req, place % shared.places * load.len).await.expect("no request fails");
+        if let (Some(begin), Some(times)) = (begin, &mut *shared.times.borrow_mut()) {
+            times.push(u32::try_from(begin.elapsed().as_nanos()).unwrap_or(u32::MAX));
+        }
+        shared.done.set(shared.done.get() + 1);
+        if shared.done.get().is_multiple_of(TURN) {
+            reactor::yield_now().await;
+        }
+    }
+    shared.tasks.set(shared.tasks.get() - 1);
 }

@@ -6,39 +6,43 @@ use drivers::mem::{self, MemDevice};
 use drivers::null::{self, NullDevice};
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// See the module.
 pub struct Member {
+    name: String,
     metadata: MemDevice,
     data: NullDevice,
     /// What is not kept.
     hollow: Range<u64>,
 }
 
-/// What a member can do at most; 0 for no limit.
+/// What a member can do at most; 0 for no limit. A request also waits for those before it, whatever they are.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ceiling {
+pub struct Drive {
     /// Requests a second.
     pub iops: u64,
     /// Bytes a second.
     pub bandwidth: u64,
+    /// How long a request takes when the drive is idle, in nanoseconds.
+    pub latency_ns: u64,
 }
 
 impl Member {
     /// A member of `bytes` bytes that forgets what is written to `hollow`.
-    pub fn new(bytes: u64, hollow: Range<u64>, ceiling: Ceiling) -> Result<Arc<Member>, DeviceError> {
-        let Ceiling { iops, bandwidth } = ceiling;
-        let latency_ns = if iops | bandwidth == 0 { 0 } else { 50_000 };
+    ///
+    /// # Errors
+    /// When there is not enough address space.
+    pub fn new(name: String, bytes: u64, hollow: Range<u64>, drive: Drive) -> Result<Member, DeviceError> {
+        let Drive { iops, bandwidth, latency_ns } = drive;
         let data = null::Options { iops, bandwidth, latency_ns, ..null::Options::new(bytes) };
         let metadata = MemDevice::new(&mem::Options::new(bytes))?;
-        Ok(Arc::new(Member { metadata, data: NullDevice::new(&data)?, hollow }))
+        Ok(Member { name, metadata, data: NullDevice::new(&data)?, hollow })
     }
 }
 
 impl Device for Member {
     fn name(&self) -> &str {
-        "member"
+        &self.name
     }
     fn limits(&self) -> Limits {
         self.metadata.limits()

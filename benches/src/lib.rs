@@ -1,0 +1,3 @@
+//! What several of the programs here share.
+
+pub mod memory;

@@ -1,0 +1,143 @@
+//! How fast a member is rebuilt, beside what parity of cold data costs on the same core; and what foreground requests
+//! notice of a rebuild that is held to a latency target.
+
+use super::array::{Members, Plan, REGION_BYTES};
+use super::load::{Load, Running};
+use super::member::Drive;
+use benches::memory::{Memory, cpu_seconds};
+use block::{Device, Flags, Op};
+use raid::array::Array;
+use raid::jobs::{Jobs, Kind, Options, Pace};
+use raid::{Code, Consistency, Level, Matrix};
+use reactor::{Core, CoreConfig, Cores};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of a member in memory: five of them are more than any cache holds.
+const MEMORY_BYTES: u64 = 384 << 20;
+/// More than any cache, too.
+const POOL_BYTES: usize = 512 << 20;
+const XOR_SECONDS: f64 = 0.3;
+const DATA: usize = 4;
+const MEBIBYTE: usize = 1 << 20;
+/// An NVMe drive: a strip of 128 KiB does not hold a small request up for longer than that takes by itself.
+const NVME: Drive = Drive { iops: 200_000, bandwidth: 3 << 30, latency_ns: 80_000 };
+const NVME_BYTES: u64 = 16 << 30;
+/// What requests may take while a member is rebuilt, as a multiple of what they take otherwise.
+const ALLOWED: f64 = 1.5;
+/// The throttle looks ten times a second and starts at its floor.
+const SETTLES_S: f64 = 2.0;
+const CORE: usize = 1;
+
+const PLAN: Plan = Plan {
+    level: Level::Raid5,
+    count: DATA + 1,
+    members: Members::Memory(MEMORY_BYTES),
+    strip_bytes: None,
+    consistency: Consistency::Ppl,
+};
+
+/// Runs on a core of its own.
+fn on_core<F: Future<Output = Value> + 'static>(work: impl FnOnce(Core) -> F + Send + 'static) -> Value {
+    let cores =
+        Cores::start(&[CoreConfig { cpu: Some(CORE), ..CoreConfig::default() }]).expect("a core starts");
+    cores.get(0).block_on(work).expect("the core runs")
+}
+
+/// Gigabytes a second of surviving strips that a rebuild reads, and that XOR alone reads of cold memory.
+pub fn speed() -> Value {
+    on_core(|_| async {
+        let xor = cold_xor();
+        let array = PLAN.start().await;
+        fill(&array).await;
+        array.fail(0).await.expect("parity stands for it");
+        let jobs = array.keep(Options::default()).expect("a keeper");
+        let start = Instant::now();
+        jobs.add(PLAN.member(DATA + 1)).await.expect("it fits");
+        jobs.idle().await;
+        let seconds = start.elapsed().as_secs_f64();
+        assert!(!array.table().is_degraded(), "{:?}", jobs.status());
+        jobs.stop().await;
+        let geometry = &array.config().geometry;
+        let read = geometry.group_stripes * u64::from(geometry.strip_bytes) * DATA as u64;
+        json!({ "rebuild": read as f64 / seconds / 1e9, "xor": xor })
+    })
+}
+
+/// Writes everything once, so that there is everything to rebuild.
+async fn fill(array: &Arc<Array>) {
+    let channel = array.open_channel().expect("a channel");
+    let mut buffer = reactor::current().buffers().take(MEBIBYTE).await;
+    buffer.as_mut_slice().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 + i / 255) as u8);
+    let end = array.limits().capacity;
+    for at in (0..end - end % MEBIBYTE as u64).step_by(MEBIBYTE) {
+        let (same, result) = buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await;
+        result.expect("no request fails");
+        buffer = same;
+    }
+}
+
+/// Gigabytes of data a second of one core's time: parity of 4+1, 1 MiB a strip, from memory.
+fn cold_xor() -> f64 {
+    let (pool, code) = (Memory::new(POOL_BYTES), Code::new(Matrix::Powers, DATA, 1).expect("a code"));
+    let (start, mut at, mut bytes) = (cpu_seconds(), 0, 0);
+    while cpu_seconds() - start < XOR_SECONDS {
+        let strips = pool.strips(at, DATA + 1, MEBIBYTE);
+        // SAFETY: strips of the pool, which are apart from each other and used by nobody else.
+        let (sources, target) = unsafe {
+            let source = |strip: &*mut u8| std::slice::from_raw_parts(strip.cast_const(), MEBIBYTE);
+            let sources: Vec<&[u8]> = strips[..DATA].iter().map(source).collect();
+            (sources, std::slice::from_raw_parts_mut(strips[DATA], MEBIBYTE))
+        };
+        code.encode(&sources, &mut [target]);
+        bytes += DATA * MEBIBYTE;
+        at = (at + (DATA + 1) * MEBIBYTE) % (POOL_BYTES - (DATA + 1) * MEBIBYTE);
+    }
+    bytes as f64 / (cpu_seconds() - start) / 1e9
+}
+
+/// The p99 of requests of 4 KiB on an array that lacks a member, in nanoseconds: before the rebuild and during it, with the
+/// rebuild held to [`ALLOWED`] times the former; and bytes of a member a second that it gets done meanwhile.
+pub fn foreground(op: Op, seconds: f64) -> Value {
+    on_core(move |core| async move {
+        let plan = Plan { members: Members::Hollow(NVME_BYTES, NVME), ..PLAN };
+        let array = plan.start().await;
+        touch(&array).await;
+        array.fail(0).await.expect("parity stands for it");
+        let device: Arc<dyn Device> = array.clone();
+        let load = Load { op, len: 4096, is_sequential: false, depth: 8, cores: 1 };
+        let running = Running::start(&core, &device, load, 0);
+        running.p99_ns(seconds / 4.0).await;
+        let without = running.p99_ns(seconds).await;
+        let pace = Pace { latency_target_ns: Some((without * ALLOWED) as u64), ..Pace::default() };
+        let jobs = array.keep(Options { pace, ..Options::default() }).expect("a keeper");
+        jobs.add(plan.member(DATA + 1)).await.expect("it fits");
+        core.sleep((SETTLES_S * 1e9) as u64).await;
+        let before = rebuilt(&jobs);
+        let during = running.p99_ns(seconds).await;
+        let bytes = rebuilt(&jobs) - before;
+        jobs.stop().await;
+        running.stop().await;
+        json!({ "without": without, "during": during, "rebuild": bytes as f64 / seconds })
+    })
+}
+
+/// One write in each region is enough to have all of it rebuilt.
+async fn touch(array: &Arc<Array>) {
+    let channel = array.open_channel().expect("a channel");
+    let mut buffer = reactor::current().buffers().take(4096).await;
+    let step = REGION_BYTES * DATA as u64;
+    for at in (0..array.limits().capacity).step_by(step as usize) {
+        let (same, result) = buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await;
+        result.expect("no request fails");
+        buffer = same;
+    }
+}
+
+/// Bytes of a member that the running rebuild has done.
+fn rebuilt(jobs: &Jobs) -> u64 {
+    let status = jobs.status();
+    let rebuild = status.running.filter(|job| job.kind == Kind::Rebuild);
+    rebuild.expect("a rebuild that lasts longer than it is measured").done_bytes
+}
