@@ -33,6 +33,12 @@ class RaidServer(Server):
         self.members.append(make_image(path, self.member_mib * MIB))
         return path
 
+    def lose_member(self, number):
+        """Move a member's file to where nobody looks for it."""
+        path = os.path.join(self.member_directory, "..", f"lost-{number}.img")
+        os.rename(self.members[number], path)
+        self.members[number] = path
+
     def command(self):
         return [
             paths.FREESTONE, "serve",
