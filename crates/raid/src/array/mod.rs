@@ -24,6 +24,7 @@ mod registry;
 mod remote;
 mod scrub;
 mod shared;
+mod snapshot;
 mod start;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use super::members::{MemberChannel, MemberChannels, Which};
 use super::registry;
 use super::remote::{self, LocalFuture};
 use super::shared::Shared;
+use super::snapshot::Checksums;
 use crate::config::Consistency;
 use crate::log::Log;
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures, Target, Targets};
@@ -63,6 +64,10 @@ pub(crate) struct Scratch {
     pub old: Vec<Option<Buffer>>,
     /// Parity, by parity: old, partial, new.
     pub parity: Vec<Option<Buffer>>,
+    /// Parities that are those of `new`, a full stripe; bit `j` for parity `j`.
+    pub encoded: u64,
+    /// Checksums of `new`, a full stripe, or nothing.
+    pub checksums: Checksums,
 }
 
 impl Scratch {
@@ -229,7 +234,9 @@ impl Owner {
 
     pub fn recycle(&self, mut scratch: Box<Scratch>) {
         scratch.batch.clear();
-        let Scratch { new, old, parity, .. } = &mut *scratch;
+        let Scratch { new, old, parity, encoded, checksums, .. } = &mut *scratch;
+        *encoded = 0;
+        checksums.clear();
         [new, old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
         let mut spare = self.scratch.borrow_mut();
         if spare.len() < SPARE_SCRATCH {
@@ -311,25 +318,6 @@ impl Owner {
             self.shared.member_failed(slot, which, error).await?;
         }
         Ok(())
-    }
-
-    /// Copies the caller's data: from here on nothing that the caller does changes what is written.
-    pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
-        let geometry = self.shared.members.geometry();
-        for strip in rect.first..rect.first + rect.count {
-            if scratch.new[strip].is_none() {
-                scratch.new[strip] = Some(self.buffer(rect.len).await);
-            }
-            let buffer = scratch.new[strip].as_mut().expect("just set");
-            match source {
-                Source::Data(data) => {
-                    let part = data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize);
-                    part.copy_to(buffer.as_mut_slice());
-                }
-                Source::Zeroes => buffer.as_mut_slice().fill(0),
-                Source::Lost => {}
-            }
-        }
     }
 }
 

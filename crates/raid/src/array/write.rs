@@ -13,6 +13,7 @@
 use super::members::{MemberChannel, SlotState, Which};
 use super::owner::{Caller, Owner, ReadFailure, Scratch, Source, read_failure};
 use super::remote::LocalFuture;
+use super::snapshot::{Checksums, copy};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
 use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
@@ -129,7 +130,7 @@ impl Owner {
         let mut ticket = self.log(scratch, rect, &plan, &strips).await?;
         self.new_parity(scratch, rect, &plan);
         if mutant::is(Mutant::NoSnapshot) {
-            self.snapshot(scratch, rect, source).await;
+            copy(scratch, rect, source, &self.shared.config.geometry);
         }
         if let Some(ticket) = ticket.take_if(|_| mutant::is(Mutant::RetireEarly)) {
             self.log.retire(ticket);
@@ -293,12 +294,12 @@ impl Owner {
     /// New parity in `scratch.parity`.
     fn new_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan) {
         let code = &self.shared.code;
-        let Scratch { new, parity, .. } = scratch;
+        let Scratch { new, parity, encoded, .. } = scratch;
         let data = self.shared.config.geometry.data;
         let is_copy = self.shared.config.matrix == Matrix::Copies;
         match plan.method {
             Method::Direct => {}
-            Method::Full if is_copy => {}
+            Method::Full if is_copy || plan.parity >> data & !*encoded == 0 => {}
             Method::Full => {
                 code.encode_some(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
             }
@@ -351,9 +352,9 @@ impl Owner {
         }
         let new: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
             strips_of(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect();
-        let crcs: ArrayVec<u32, MAX_GROUP_MEMBERS> = match is_full && !has_redo {
-            true => new.iter().map(|bytes| crc32c::crc32c(bytes)).collect(),
-            false => ArrayVec::new(),
+        let checksums = match is_full && !has_redo {
+            true => self.checksums(scratch, &new),
+            false => Checksums::new(),
         };
         let entry = Entry {
             stripe: rect.stripe,
@@ -361,7 +362,7 @@ impl Owner {
             len: rect.len,
             modified: rect.mask(),
             redo: if has_redo { &new } else { &[] },
-            crcs: &crcs,
+            checksums: &checksums,
             targets: &targets,
         };
         match self.log.append(&entry).await {

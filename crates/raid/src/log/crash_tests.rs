@@ -5,6 +5,7 @@
 //! with it, recovery runs (and may itself lose power, and further members), and every stripe is held against an oracle:
 //! a code word without holes, blocks nobody wrote unchanged, others old or new.
 
+use super::checksum::Checksum;
 use super::entry::Nonce;
 use super::*;
 use crate::{ArrayConfig, Code};
@@ -378,8 +379,9 @@ impl World {
             true => new.iter().map(|(_, bytes)| *bytes).collect(),
             false => Vec::new(),
         };
-        let crcs: Vec<u32> = match is_full && redo.is_empty() {
-            true => new.iter().map(|(_, bytes)| crc32c::crc32c(bytes)).collect(),
+        let key = log.key();
+        let checksums: Vec<u32> = match is_full && redo.is_empty() {
+            true => new.iter().map(|(_, bytes)| Checksum::of(&key, bytes)).collect(),
             false => Vec::new(),
         };
         let mut ticket = None;
@@ -387,7 +389,8 @@ impl World {
             return Err(0);
         }
         if !targets.is_empty() {
-            let entry = Entry { stripe, offset, len, modified, redo: &redo, crcs: &crcs, targets: &targets };
+            let (redo, checksums) = (&redo[..], &checksums[..]);
+            let entry = Entry { stripe, offset, len, modified, redo, checksums, targets: &targets };
             match log.append(&entry).await {
                 Ok(granted) => ticket = Some(granted),
                 Err(AppendError::Members(failed)) => {

@@ -7,6 +7,7 @@
 //!
 //! All numbers are little-endian. An entry takes a multiple of 4096 bytes and may run over the end of its lane: it goes
 //! on at the lane's first byte. The header lies in one 512-byte sector, so that it is there or not; its CRC and that of
+//! the checksum of
 //! the payload tell a whole entry from a torn one. The payload is absent in a marker and, but for redo data, when all
 //! data strips are modified.
 //!
@@ -32,9 +33,9 @@
 //! | 104 | 2 | parities that get a copy, bit j for parity j |
 //! | 106 | 2 | the parity whose partial this copy holds |
 //! | 108 | 4 | bytes of payload |
-//! | 112 | 4 | CRC32C of the payload |
+//! | 112 | 4 | checksum of the payload: new data, strip by strip, then the partial parity |
 //! | 116 | 4 | checksums that follow: 0, or one for each modified strip |
-//! | 120 | 256 | CRC32C of the new data of each modified strip, ascending; unused ones are zero |
+//! | 120 | 256 | checksum of the new data of each modified strip, ascending; unused ones are zero |
 //! | 376 | 132 | zero |
 //! | 508 | 4 | CRC32C of bytes 0 to 508 |
 //!
@@ -54,7 +55,7 @@ const VERSION: u16 = 1;
 const WRITE: u8 = 0;
 const MARKER: u8 = 1;
 const REDO: u8 = 1;
-const CRCS_AT: usize = 120;
+const CHECKSUMS_AT: usize = 120;
 const CRC_AT: usize = HEADER_BYTES - 4;
 
 /// 128 random bits that are new at every assembly: they make entries of earlier ones, and what a guest may write that
@@ -83,8 +84,8 @@ pub struct Header {
     pub epoch: u64,
     /// What is written; `None` for a marker, which only carries the tail.
     pub write: Option<Write>,
-    /// CRC32C of the payload.
-    pub payload_crc: u32,
+    /// [`Checksum`](super::checksum::Checksum) of the payload: the parts of [`Write::payload_parts`].
+    pub payload_checksum: u32,
 }
 
 /// The write that an entry stands for: a byte range of some data strips of one stripe.
@@ -104,8 +105,8 @@ pub struct Write {
     pub parity: u16,
     /// Whether the new data is in the payload.
     pub has_redo: bool,
-    /// CRC32C of each modified strip's new data, ascending, or nothing.
-    pub crcs: ArrayVec<u32, MAX_GROUP_MEMBERS>,
+    /// [`Checksum`](super::checksum::Checksum) of each modified strip's new data, ascending, or nothing.
+    pub checksums: ArrayVec<u32, MAX_GROUP_MEMBERS>,
 }
 
 impl Write {
@@ -123,6 +124,15 @@ impl Write {
     /// Bytes of the payload.
     pub fn payload_bytes(&self, data: usize) -> u64 {
         self.payload_strips(data) * u64::from(self.len)
+    }
+
+    /// Where the contents of the payload begin, and their lengths, in the order of their checksum: new data, strip by
+    /// strip, then the partial parity, which differs from copy to copy.
+    pub fn payload_parts(&self, data: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let len = self.len as usize;
+        let partial = if self.is_full(data) { 0 } else { len };
+        let redo = if self.has_redo { self.modified.count_ones() as usize } else { 0 };
+        (0..redo).map(move |i| (partial + i * len, len)).chain((partial > 0).then_some((0, partial)))
     }
 
     /// Where the new data of modified strip `strip` begins in the payload. Only with redo.
@@ -160,7 +170,7 @@ impl Write {
             && self.parity < 16
             && self.targets >> self.parity & 1 == 1
             && geometry.member(self.stripe, data + usize::from(self.parity)) == usize::from(slot)
-            && (self.crcs.is_empty() || self.crcs.len() == self.modified.count_ones() as usize)
+            && (self.checksums.is_empty() || self.checksums.len() == self.modified.count_ones() as usize)
     }
 }
 
@@ -198,10 +208,10 @@ impl Header {
             put(&mut bytes, 104, write.targets.to_le_bytes());
             put(&mut bytes, 106, write.parity.to_le_bytes());
             put(&mut bytes, 108, (write.payload_bytes(data) as u32).to_le_bytes());
-            put(&mut bytes, 112, self.payload_crc.to_le_bytes());
-            put(&mut bytes, 116, (write.crcs.len() as u32).to_le_bytes());
-            for (i, crc) in write.crcs.iter().enumerate() {
-                put(&mut bytes, CRCS_AT + 4 * i, crc.to_le_bytes());
+            put(&mut bytes, 112, self.payload_checksum.to_le_bytes());
+            put(&mut bytes, 116, (write.checksums.len() as u32).to_le_bytes());
+            for (i, crc) in write.checksums.iter().enumerate() {
+                put(&mut bytes, CHECKSUMS_AT + 4 * i, crc.to_le_bytes());
             }
         }
         let crc = crc32c::crc32c(&bytes[..CRC_AT]);
@@ -243,7 +253,7 @@ impl Header {
             tail: u64::from_le_bytes(get(bytes, 64)),
             epoch: u64::from_le_bytes(get(bytes, 72)),
             write,
-            payload_crc: u32::from_le_bytes(get(bytes, 112)),
+            payload_checksum: u32::from_le_bytes(get(bytes, 112)),
         };
         let is_placed = header.position.is_multiple_of(UNIT) && header.position < config.lane_bytes;
         let is_whole = header.entry_bytes(data) <= max_entry_bytes(config);
@@ -277,7 +287,7 @@ fn decode_write(bytes: &[u8; HEADER_BYTES], has_redo: bool) -> Option<Write> {
         targets: u16::from_le_bytes(get(bytes, 104)),
         parity: u16::from_le_bytes(get(bytes, 106)),
         has_redo,
-        crcs: (0..count).map(|i| u32::from_le_bytes(get(bytes, CRCS_AT + 4 * i))).collect(),
+        checksums: (0..count).map(|i| u32::from_le_bytes(get(bytes, CHECKSUMS_AT + 4 * i))).collect(),
     })
 }
 
@@ -296,7 +306,7 @@ mod tests {
     use crate::log::test_array;
     use proptest::prelude::*;
 
-    fn sample(config: &ArrayConfig, stripe: u64, parity: u16, has_redo: bool, crcs: usize) -> Header {
+    fn sample(config: &ArrayConfig, stripe: u64, parity: u16, has_redo: bool, checksums: usize) -> Header {
         let write = Write {
             stripe,
             offset: 512,
@@ -305,7 +315,7 @@ mod tests {
             targets: 0b11,
             parity,
             has_redo,
-            crcs: (0..crcs as u32).collect(),
+            checksums: (0..checksums as u32).collect(),
         };
         Header {
             nonce: Nonce([7; 16]),
@@ -317,7 +327,7 @@ mod tests {
             tail: u64::MAX - 3,
             epoch: 9,
             write: Some(write),
-            payload_crc: 0x1234_5678,
+            payload_checksum: 0x1234_5678,
         }
     }
 
@@ -325,12 +335,12 @@ mod tests {
     fn a_header_survives_the_member() {
         let config = test_array(4, 2, 4096, 2);
         for stripe in 0..20 {
-            for (parity, has_redo, crcs) in [(0, false, 0), (1, true, 2), (0, true, 0), (1, false, 2)] {
-                let header = sample(&config, stripe, parity, has_redo, crcs);
+            for (parity, has_redo, checksums) in [(0, false, 0), (1, true, 2), (0, true, 0), (1, false, 2)] {
+                let header = sample(&config, stripe, parity, has_redo, checksums);
                 assert_eq!(Header::decode(&header.encode(4), &config), Some(header));
             }
         }
-        let marker = Header { write: None, payload_crc: 0, ..sample(&config, 0, 0, false, 0) };
+        let marker = Header { write: None, payload_checksum: 0, ..sample(&config, 0, 0, false, 0) };
         assert_eq!(Header::decode(&marker.encode(4), &config), Some(marker));
     }
 
@@ -374,7 +384,7 @@ mod tests {
         refused(&|h| write(h).targets = 0b01);
         refused(&|h| write(h).parity = 16);
         refused(&|h| write(h).parity = 0);
-        refused(&|h| write(h).crcs.push(1));
+        refused(&|h| write(h).checksums.push(1));
     }
 
     proptest! {

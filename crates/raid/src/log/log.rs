@@ -11,6 +11,7 @@
 //! Appenders hold nothing that another needs while they wait: memory is taken at once for all copies, from a pool of the
 //! log's own, and goes back when the copies are written, which depends on members alone.
 
+use super::checksum::{Checksum, Key};
 use super::writer::{LaneLog, Memory, Pending, Shared, Staged};
 use crate::ArrayConfig;
 use crate::config::MAX_PARITY;
@@ -39,9 +40,9 @@ pub struct Entry<'a> {
     pub modified: u64,
     /// New data of the modified strips, ascending by strip, `len` bytes each; or nothing.
     pub redo: &'a [&'a [u8]],
-    /// CRC32C of the new data of each modified strip, ascending. Needed for a full stripe without redo; else it may be
-    /// empty.
-    pub crcs: &'a [u32],
+    /// [`Checksum`] of the new data of each modified strip, ascending. Needed for a full stripe without redo; else it may
+    /// be empty.
+    pub checksums: &'a [u32],
     /// The live parity members of the stripe; not empty.
     pub targets: &'a [Target<'a>],
 }
@@ -170,7 +171,7 @@ impl Log {
         for lane in lanes {
             lane.close().await;
         }
-        self.shared.nonce.set(nonce);
+        self.shared.set_nonce(nonce);
         self.shared.epoch.set(epoch);
     }
 
@@ -183,6 +184,11 @@ impl Log {
     /// Entries that can still be retired.
     pub fn outstanding(&self) -> usize {
         self.lanes.borrow().iter().flatten().map(|lane| lane.book.borrow().outstanding()).sum()
+    }
+
+    /// What checksums are made with until [`Log::reset`].
+    pub fn key(&self) -> Rc<Key> {
+        self.shared.key()
     }
 
     fn lane(&self, number: u16) -> Rc<LaneLog> {
@@ -214,7 +220,10 @@ impl Entry<'_> {
         let is_full = strips == config.geometry.data;
         assert!(strips > 0 && !self.targets.is_empty(), "an entry of nothing or for nobody");
         assert!(self.redo.is_empty() || self.redo.len() == strips, "redo is for all modified strips");
-        assert!(self.crcs.is_empty() || self.crcs.len() == strips, "checksums are of all modified strips");
+        assert!(
+            self.checksums.is_empty() || self.checksums.len() == strips,
+            "checksums are of all modified strips"
+        );
         assert!(self.redo.iter().all(|data| data.len() == len), "redo of {len} bytes a strip");
         let partial = if is_full { 0 } else { len };
         assert!(
@@ -222,7 +231,7 @@ impl Entry<'_> {
             "{partial} bytes a partial"
         );
         let can_be_replayed =
-            strips == 1 && !is_full || !self.redo.is_empty() || is_full && !self.crcs.is_empty();
+            strips == 1 && !is_full || !self.redo.is_empty() || is_full && !self.checksums.is_empty();
         assert!(can_be_replayed || mutant::is(Mutant::NoRedo), "new data or checksums are needed");
         (partial + self.redo.len() * len) as u64
     }
@@ -236,7 +245,7 @@ impl Entry<'_> {
             targets: self.targets.iter().fold(0, |mask, target| mask | 1 << target.parity),
             parity: parity as u16,
             has_redo: !self.redo.is_empty(),
-            crcs: self.crcs.iter().copied().collect(),
+            checksums: self.checksums.iter().copied().collect(),
         }
     }
 }
@@ -280,23 +289,31 @@ fn stage(
 ) -> Pending {
     let sequence = lane.book.borrow_mut().begin();
     let pending = Pending::new(lane.clone(), sequence, entry.targets.len());
-    let redo_crc = entry.redo.iter().fold(0, |crc, data| crc32c::crc32c_append(crc, data));
-    let redo_len = entry.redo.len() * entry.len as usize;
+    let key = lane.shared.key();
+    let mut redo: Option<Checksum<'_>> = None;
     for (target, mut buffer) in entry.targets.iter().zip(buffers) {
         let placement = lane.book.borrow_mut().place(target.slot, bytes);
-        let partial_crc = crc32c::crc32c(target.partial);
-        let payload_crc = match entry.redo {
-            [] => partial_crc,
-            _ => crc32c::crc32c_combine(partial_crc, redo_crc, redo_len),
+        let (head, payload) = buffer.as_mut_slice().split_at_mut(HEADER_BYTES);
+        let (partial, rest) = payload.split_at_mut(target.partial.len());
+        let (new, padding) = rest.split_at_mut(entry.redo.len() * entry.len as usize);
+        let mut checksum = match &redo {
+            Some(same) => {
+                entry
+                    .redo
+                    .iter()
+                    .zip(new.chunks_mut(entry.len as usize))
+                    .for_each(|(a, b)| b.copy_from_slice(a));
+                same.clone()
+            }
+            None => redo.insert(copy_redo(&key, entry.redo, new)).clone(),
         };
+        // SAFETY: both are slices of one length, and memory of their own.
+        unsafe { checksum.copy(target.partial.as_ptr(), partial) };
+        padding.fill(0);
         let write = Some(entry.write(target.parity));
-        let header = Header { payload_crc, write, ..lane.header(target.slot, placement) };
-        fill(
-            buffer.as_mut_slice(),
-            &header.encode(lane.shared.config.geometry.data),
-            target.partial,
-            entry.redo,
-        );
+        let payload_checksum = checksum.finish();
+        let header = Header { payload_checksum, write, ..lane.header(target.slot, placement) };
+        head.copy_from_slice(&header.encode(lane.shared.config.geometry.data));
         lane.stage(
             target.slot,
             Staged {
@@ -313,13 +330,17 @@ fn stage(
     pending
 }
 
-fn fill(buffer: &mut [u8], header: &[u8; HEADER_BYTES], partial: &[u8], redo: &[&[u8]]) {
-    let mut at = 0;
-    for part in [&header[..], partial].into_iter().chain(redo.iter().copied()) {
-        buffer[at..at + part.len()].copy_from_slice(part);
-        at += part.len();
+/// Copies new data into a payload; returns its checksum, in which the partial parity is still missing.
+fn copy_redo<'k>(key: &'k Key, redo: &[&[u8]], mut target: &mut [u8]) -> Checksum<'k> {
+    let mut checksum = Checksum::new(key);
+    for new in redo {
+        let (part, rest) = target.split_at_mut(new.len());
+        // SAFETY: both are slices of one length, and memory of their own.
+        unsafe { checksum.copy(new.as_ptr(), part) };
+        checksum.end();
+        target = rest;
     }
-    buffer[at..].fill(0);
+    checksum
 }
 
 /// Most bytes of each strip that one entry can cover, with the new data of `redo_strips` strips in it: longer

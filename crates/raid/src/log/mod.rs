@@ -62,6 +62,7 @@
 //! *Recovery may crash.* Replay writes the same bytes each time, to the same or fewer members; entries are only
 //! overwritten under a new nonce.
 
+pub mod checksum;
 pub mod entry;
 mod lane;
 #[allow(clippy::module_inception)]

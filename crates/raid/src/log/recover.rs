@@ -6,6 +6,7 @@
 //!
 //! One lane after the other, so memory is bounded by a lane of some members and by one stripe.
 
+use super::checksum::{Checksum, Key};
 use super::replay::{Replayed, Replayer, Transfer, transfer_all};
 use crate::log::Nonce;
 use crate::log::entry::{HEADER_BYTES, Header, UNIT, Write};
@@ -125,7 +126,7 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     let lane_bytes = config.lane_bytes as usize;
     let replayer = Replayer::new(context, BufferPool::new(MEMORY.max(2 * lane_bytes)));
     for lane in 0..config.lanes {
-        let copies = scan(context, lane, replayer.buffers()).await?;
+        let copies = scan(context, replayer.key(), lane, replayer.buffers()).await?;
         for entry in choose(context, lane, copies, &mut report)? {
             match replayer.replay(&entry).await? {
                 Replayed::Done(bad) => {
@@ -141,7 +142,12 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
 }
 
 /// The valid entries of a lane on all members that are there, in any order.
-async fn scan(context: &Recovery<'_>, lane: u16, buffers: &BufferPool) -> Result<Vec<Header>, RecoverError> {
+async fn scan(
+    context: &Recovery<'_>,
+    key: &Key,
+    lane: u16,
+    buffers: &BufferPool,
+) -> Result<Vec<Header>, RecoverError> {
     let lane_bytes = context.config.lane_bytes as usize;
     let at_once = (SCAN_BYTES / lane_bytes).clamp(1, block::MAX_JOINED);
     let members: Vec<(usize, &RecoveryMember)> =
@@ -161,20 +167,26 @@ async fn scan(context: &Recovery<'_>, lane: u16, buffers: &BufferPool) -> Result
             transfer_all(reads.collect()).await?;
         }
         for ((slot, _), image) in members.iter().zip(&images) {
-            find_entries(context, lane, *slot, image, &mut found);
+            find_entries(context, key, (lane, *slot), image, &mut found);
         }
     }
     Ok(found)
 }
 
-fn find_entries(context: &Recovery<'_>, lane: u16, slot: usize, image: &Image, found: &mut Vec<Header>) {
+fn find_entries(
+    context: &Recovery<'_>,
+    key: &Key,
+    (lane, slot): (u16, usize),
+    image: &Image,
+    found: &mut Vec<Header>,
+) {
     let config = context.config;
     for position in (0..config.lane_bytes).step_by(UNIT as usize) {
         let Some(header) = Header::decode(image.from(position as usize), config) else { continue };
         let is_ours = header.nonce == context.nonce
             && header.array == config.uuid
             && (header.lane, usize::from(header.slot), header.position) == (lane, slot, position);
-        if is_ours && image.payload_crc(&header, config) == header.payload_crc {
+        if is_ours && image.payload_checksum(&header, config, key) == header.payload_checksum {
             found.push(header);
         }
     }
@@ -264,18 +276,21 @@ impl Image {
         &self.0[at / MAX_BUFFER].as_slice()[at % MAX_BUFFER..]
     }
 
-    fn payload_crc(&self, header: &Header, config: &ArrayConfig) -> u32 {
+    fn payload_checksum(&self, header: &Header, config: &ArrayConfig, key: &Key) -> u32 {
         let lane_bytes = config.lane_bytes as usize;
-        let mut left = header.payload_bytes(config.geometry.data) as usize;
-        let mut at = (header.position as usize + HEADER_BYTES) % lane_bytes;
-        let mut crc = 0;
-        while left > 0 {
-            let part = self.from(at);
-            let len = part.len().min(left);
-            crc = crc32c::crc32c_append(crc, &part[..len]);
-            left -= len;
-            at = (at + len) % lane_bytes;
+        let mut checksum = Checksum::new(key);
+        for (at, mut left) in header.write.iter().flat_map(|write| write.payload_parts(config.geometry.data))
+        {
+            let mut at = (header.position as usize + HEADER_BYTES + at) % lane_bytes;
+            while left > 0 {
+                let part = self.from(at);
+                let len = part.len().min(left);
+                checksum.add(&part[..len]);
+                left -= len;
+                at = (at + len) % lane_bytes;
+            }
+            checksum.end();
         }
-        crc
+        checksum.finish()
     }
 }

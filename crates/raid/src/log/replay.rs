@@ -2,6 +2,7 @@
 //!
 //! Whatever is written is the same each time, so replay can be interrupted and repeated, with fewer members too.
 
+use super::checksum::{Checksum, Key};
 use super::recover::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember};
 use crate::Code;
 use crate::config::MAX_PARITY;
@@ -25,6 +26,7 @@ pub(super) enum Replayed {
 pub(super) struct Replayer<'a> {
     context: &'a Recovery<'a>,
     code: Code,
+    key: Key,
     buffers: BufferPool,
 }
 
@@ -47,7 +49,11 @@ impl Rows<'_> {
 
 impl<'a> Replayer<'a> {
     pub fn new(context: &'a Recovery<'a>, buffers: BufferPool) -> Replayer<'a> {
-        Replayer { context, code: context.config.code(), buffers }
+        Replayer { context, code: context.config.code(), key: Key::new(&context.nonce), buffers }
+    }
+
+    pub fn key(&self) -> &Key {
+        &self.key
     }
 
     pub fn buffers(&self) -> &BufferPool {
@@ -107,8 +113,12 @@ impl<'a> Replayer<'a> {
             reads.push(Transfer::read(slot, member, lane_at, second));
         }
         transfer_all(reads).await?;
-        let payload_end = HEADER_BYTES + copy.payload_bytes(config.geometry.data) as usize;
-        if crc32c::crc32c(&buffer.as_slice()[HEADER_BYTES..payload_end]) != copy.payload_crc {
+        let mut checksum = Checksum::new(&self.key);
+        for (at, len) in copy.write.iter().flat_map(|write| write.payload_parts(config.geometry.data)) {
+            checksum.add(&buffer.as_slice()[HEADER_BYTES + at..][..len]);
+            checksum.end();
+        }
+        if checksum.finish() != copy.payload_checksum {
             return Err(RecoverError::Member { slot, error: IoError::Corrupt });
         }
         Ok(buffer)
@@ -184,7 +194,7 @@ impl<'a> Replayer<'a> {
     fn is_new(&self, write: &Write, strips: &[usize], data: &[Buffer]) -> bool {
         strips.iter().zip(data).all(|(strip, buffer)| {
             let place = (write.modified & ((1 << strip) - 1)).count_ones() as usize;
-            write.crcs.get(place) == Some(&crc32c::crc32c(buffer.as_slice()))
+            write.checksums.get(place) == Some(&Checksum::of(&self.key, buffer.as_slice()))
         })
     }
 

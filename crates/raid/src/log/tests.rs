@@ -62,8 +62,15 @@ impl Setup {
             Target { parity, slot, channel: &self.channels[slot], log_offset: LOG_AT, partial: &partial }
         };
         let targets: Vec<Target<'_>> = (0..2).filter(|j| parities >> j & 1 == 1).map(target).collect();
-        let entry =
-            Entry { stripe, offset: 0, len: 4096, modified: 0b10, redo: &[], crcs: &[], targets: &targets };
+        let entry = Entry {
+            stripe,
+            offset: 0,
+            len: 4096,
+            modified: 0b10,
+            redo: &[],
+            checksums: &[],
+            targets: &targets,
+        };
         self.log.append(&entry).await
     }
 
@@ -124,7 +131,7 @@ fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
                 len: 8192,
                 modified: 1,
                 redo: &[],
-                crcs: &[],
+                checksums: &[],
                 targets: &targets,
             };
             let ticket = setup.log.append(&entry).await.unwrap();
@@ -269,8 +276,15 @@ fn an_entry_that_no_lane_can_hold_is_refused_and_max_len_says_what_fits() {
             partial: &partial,
         }];
         let redo: [&[u8]; 2] = [&new, &new];
-        let entry =
-            Entry { stripe: 0, offset: 0, len: 8192, modified: 3, redo: &redo, crcs: &[], targets: &targets };
+        let entry = Entry {
+            stripe: 0,
+            offset: 0,
+            len: 8192,
+            modified: 3,
+            redo: &redo,
+            checksums: &[],
+            targets: &targets,
+        };
         let ticket = setup.log.append(&entry).await.unwrap();
         setup.log.retire(ticket);
         let long = vec![0; 12 << 10];

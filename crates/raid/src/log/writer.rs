@@ -3,6 +3,7 @@
 use crate::ArrayConfig;
 use crate::config::MAX_PARITY;
 use crate::log::Nonce;
+use crate::log::checksum::Key;
 use crate::log::entry::{Header, UNIT};
 use crate::log::lane::{Lane, Placement};
 use block::{Channel, Data, Flags, IoError, IoResult, Request, Segment};
@@ -30,7 +31,9 @@ pub(super) type Failures = Vec<(usize, IoError)>;
 /// What all lanes of a core share.
 pub(super) struct Shared {
     pub config: Arc<ArrayConfig>,
-    pub nonce: Cell<Nonce>,
+    nonce: Cell<Nonce>,
+    /// Of the nonce.
+    key: RefCell<Rc<Key>>,
     pub epoch: Cell<u64>,
     pub buffers: BufferPool,
     memory: Permits,
@@ -41,11 +44,23 @@ impl Shared {
         Rc::new(Shared {
             config,
             nonce: Cell::new(nonce),
+            key: RefCell::new(Rc::new(Key::new(&nonce))),
             epoch: Cell::new(epoch),
             // Twice what appenders take: they find theirs at once, and markers theirs.
             buffers: BufferPool::new(2 * MEMORY),
             memory: Permits::new(MEMORY),
         })
+    }
+
+    /// Entries carry another nonce from now on.
+    pub fn set_nonce(&self, nonce: Nonce) {
+        self.nonce.set(nonce);
+        *self.key.borrow_mut() = Rc::new(Key::new(&nonce));
+    }
+
+    /// What checksums are made with.
+    pub fn key(&self) -> Rc<Key> {
+        self.key.borrow().clone()
     }
 }
 
@@ -173,7 +188,7 @@ impl LaneLog {
             tail: placement.tail,
             epoch: self.shared.epoch.get(),
             write: None,
-            payload_crc: 0,
+            payload_checksum: 0,
         }
     }
 

@@ -1,0 +1,127 @@
+//! The copy of a caller's data that is written: from then on nothing that the caller does changes what is written.
+//!
+//! A full stripe is read once: a block of every strip is copied and summed, and while the copies are in the nearest cache
+//! parity is computed from them.
+
+use super::owner::{Owner, Scratch, Source};
+use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
+use crate::log::checksum::Checksum;
+use crate::stripe::rect::Rect;
+use crate::{Geometry, Matrix};
+use arrayvec::ArrayVec;
+use block::Data;
+
+/// Bytes of all strips that are worked on at a time: half of the nearest cache.
+const BLOCK_BYTES: usize = 16 << 10;
+/// Bytes of one strip at a time, at least and at most.
+const LEAST_BYTES: usize = 512;
+const MOST_BYTES: usize = 4096;
+
+/// Checksums of data strips, in their order.
+pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
+
+impl Owner {
+    /// Copies the caller's data; of a full stripe, parity and checksums as well.
+    pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
+        let config = &self.shared.config;
+        for strip in rect.first..rect.first + rect.count {
+            if scratch.new[strip].is_none() {
+                scratch.new[strip] = Some(self.buffer(rect.len).await);
+            }
+        }
+        let is_encoded = rect.count == config.geometry.data && config.matrix != Matrix::Copies;
+        match source {
+            Source::Data(data) if is_encoded && config.geometry.parity > 0 => {
+                for parity in &mut scratch.parity {
+                    if parity.is_none() {
+                        *parity = Some(self.buffer(rect.len).await);
+                    }
+                }
+                self.encode(scratch, rect, data);
+            }
+            _ => copy(scratch, rect, source, &config.geometry),
+        }
+    }
+
+    /// The checksums of a full stripe's data.
+    pub fn checksums(&self, scratch: &Scratch, new: &[&[u8]]) -> Checksums {
+        if !scratch.checksums.is_empty() {
+            return scratch.checksums.clone();
+        }
+        let key = self.log.key();
+        new.iter().map(|bytes| Checksum::of(&key, bytes)).collect()
+    }
+
+    /// Copies a full stripe, makes its parity, and the checksums if the log wants them.
+    fn encode(&self, scratch: &mut Scratch, rect: &Rect, data: Data<'_>) {
+        let config = &self.shared.config;
+        let geometry = &config.geometry;
+        let key = self.log.key();
+        let mut strips = ArrayVec::<Strip<'_>, MAX_GROUP_MEMBERS>::new();
+        for (strip, target) in scratch.new.iter_mut().enumerate() {
+            let source = data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize);
+            let target = target.as_mut().expect("the caller has set it").as_mut_slice();
+            let checksum = (config.consistency == Consistency::Ppl).then(|| Checksum::new(&key));
+            strips.push(Strip { source, target, checksum });
+        }
+        let mut parities: ArrayVec<&mut [u8], MAX_PARITY> =
+            scratch.parity.iter_mut().flatten().map(|parity| parity.as_mut_slice()).collect();
+        let len = rect.len as usize;
+        let block = (BLOCK_BYTES / geometry.data).clamp(LEAST_BYTES, MOST_BYTES) / LEAST_BYTES * LEAST_BYTES;
+        for start in (0..len).step_by(block) {
+            let end = len.min(start + block);
+            strips.iter_mut().for_each(|strip| strip.take(start, end));
+            let sources: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
+                strips.iter().map(|strip| &strip.target[start..end]).collect();
+            let mut targets: ArrayVec<&mut [u8], MAX_PARITY> =
+                parities.iter_mut().map(|parity| &mut parity[start..end]).collect();
+            self.shared.code.encode(&sources, &mut targets);
+        }
+        scratch.encoded = (1 << geometry.parity) - 1;
+        scratch.checksums.clear();
+        scratch.checksums.extend(strips.into_iter().filter_map(|strip| Some(strip.checksum?.finish())));
+    }
+}
+
+/// A strip that is being copied.
+struct Strip<'a> {
+    /// What is left of the caller's data.
+    source: Data<'a>,
+    target: &'a mut [u8],
+    checksum: Option<Checksum<'a>>,
+}
+
+impl Strip<'_> {
+    /// Copies the next bytes.
+    fn take(&mut self, start: usize, end: usize) {
+        let source = self.source.part(0, end - start);
+        self.source = self.source.part(end - start, self.source.len() - (end - start));
+        let target = &mut self.target[start..end];
+        match (&mut self.checksum, source.as_single()) {
+            (None, _) => {
+                source.copy_to(target);
+            }
+            // SAFETY: the window is valid until the request has completed, and no memory of this core; the caller may
+            // race with the copy, which then holds any mix of its bytes, as the device model allows.
+            (Some(checksum), Some(segment)) => unsafe { checksum.copy(segment.base, target) },
+            (Some(checksum), None) => {
+                source.copy_to(target);
+                checksum.add(target);
+            }
+        }
+    }
+}
+
+/// Copies what is written into buffers that are there.
+pub(super) fn copy(scratch: &mut Scratch, rect: &Rect, source: Source<'_>, geometry: &Geometry) {
+    for strip in rect.first..rect.first + rect.count {
+        let target = scratch.new[strip].as_mut().expect("the caller has set it").as_mut_slice();
+        match source {
+            Source::Data(data) => {
+                data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize).copy_to(target);
+            }
+            Source::Zeroes => target.fill(0),
+            Source::Lost => {}
+        }
+    }
+}
