@@ -49,7 +49,9 @@ pub(crate) fn power(base: u8, exponent: u32) -> u8 {
 /// For 0, which has none.
 pub(crate) fn inverse(a: u8) -> u8 {
     assert_ne!(a, 0, "0 has no inverse");
-    power(a, 254)
+    // a^254 = a^2 · a^4 · … · a^128.
+    let squares = std::iter::successors(Some(multiply(a, a)), |square| Some(multiply(*square, *square)));
+    squares.take(7).fold(1, multiply)
 }
 
 const fn nibbles() -> Nibbles {
