@@ -289,12 +289,11 @@ impl Core {
         tasks.iter().for_each(|task| task.is_queued.set(false));
     }
 
-    /// Ends the core: nothing of it runs any more, and the thread's memory goes back.
+    /// Ends the core: nothing of it runs any more. The thread's free memory stays: [`block::release_pool`].
     pub(crate) fn end(self) {
         self.drop_tasks();
         // From here on a stray wake goes the remote way, to whoever runs the body next.
         self.0.body.give_back();
-        block::release_pool();
     }
 
     fn turn_or_sleep(&self) {
@@ -443,6 +442,7 @@ impl Core {
             if let Some(result) = result.take() {
                 drop(entered);
                 self.clone().end();
+                block::release_pool();
                 return result;
             }
         }

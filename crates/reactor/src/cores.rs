@@ -85,6 +85,7 @@ struct EndOnDrop(Core);
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0.clone().end();
+        block::release_pool();
     }
 }
 

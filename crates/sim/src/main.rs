@@ -255,6 +255,7 @@ impl Search {
                 self.is_over.fetch_or(!keeps_going, Ordering::Relaxed);
             }
         }
+        block::release_pool();
     }
 
     fn run(&self, filter: &Filter, jobs: usize, maker: SubjectMaker, keeps_going: bool) {

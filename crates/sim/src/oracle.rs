@@ -92,9 +92,8 @@ impl Oracle {
 
     /// Fills `bytes` with what `version` writes from sector `lba` on.
     pub fn fill(&self, lba: u64, version: u32, bytes: &mut [u8]) {
-        for (i, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
-            let words = sector.chunks_exact_mut(8).zip(content(self.seed, lba + i as u64, version));
-            words.for_each(|(target, word)| target.copy_from_slice(&word.to_le_bytes()));
+        for (lba, sector) in (lba..).zip(bytes.chunks_exact_mut(SECTOR)) {
+            sector.copy_from_slice(&content(self.seed, lba, version));
         }
     }
 
@@ -324,19 +323,27 @@ fn version_name(version: u32) -> String {
     }
 }
 
-/// The words of a sector as `version` wrote it.
-fn content(seed: u64, lba: u64, version: u32) -> impl Iterator<Item = u64> {
-    let head = if version == ZEROES { 0 } else { lba << 32 | u64::from(version) };
-    let key = if version == ZEROES { 0 } else { mix(seed ^ mix(head)) | 1 };
-    let body = (1..SECTOR as u64 / 8).map(move |i| key.wrapping_mul(i) ^ key.rotate_left(17));
-    std::iter::once(head).chain(body.map(move |word| if version == ZEROES { 0 } else { word }))
+/// A sector as `version` wrote it.
+fn content(seed: u64, lba: u64, version: u32) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    if version != ZEROES {
+        let head = lba << 32 | u64::from(version);
+        let key = mix(seed ^ mix(head)) | 1;
+        let (mut word, mask) = (head, key.rotate_left(17));
+        let mut sum = 0u64;
+        for target in bytes.as_chunks_mut::<8>().0 {
+            *target = word.to_le_bytes();
+            sum = sum.wrapping_add(key);
+            word = sum ^ mask;
+        }
+    }
+    bytes
 }
 
 fn recognise(seed: u64, lba: u64, bytes: &[u8]) -> Seen {
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let head = word(&bytes[..8]);
+    let head = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
     let (found_lba, version) = if head == 0 { (lba, ZEROES) } else { (head >> 32, head as u32) };
-    let is_whole = bytes.chunks_exact(8).map(word).eq(content(seed, found_lba, version));
+    let is_whole = bytes == content(seed, found_lba, version);
     match is_whole {
         false => Seen::Garbage(head),
         true if found_lba == lba => Seen::Version(version),
