@@ -47,9 +47,34 @@ struct Sector {
     /// What began after `first` and has not made it go away.
     more: Vec<Write>,
     /// A write was in flight when power went; until it is rewritten or read, parts of its stripe may be unreadable.
-    was_cut_off: bool,
+    cut_off: Until,
     /// Was unreadable, and that was allowed.
-    is_lost: bool,
+    lost: Until,
+    /// When a write that makes the sector readable was last acknowledged.
+    written: u64,
+}
+
+/// What is so until a moment. A request that began before may still have met it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Until(u64);
+
+impl Until {
+    const NOT_SO: Until = Until(0);
+    const OPEN: Until = Until(NEVER);
+
+    /// It is over now, if it was not.
+    fn end(&mut self, now: u64) {
+        self.0 = if self.0 == NEVER { now } else { self.0 };
+    }
+
+    fn is_open(self) -> bool {
+        self.0 == NEVER
+    }
+
+    /// Whether it was still so when a request began.
+    fn was_so_at(self, began: u64) -> bool {
+        self.0 > began
+    }
 }
 
 /// Names a request that is in flight.
@@ -73,8 +98,13 @@ pub struct Oracle {
 impl Oracle {
     /// An oracle for a device of `capacity` bytes that reads as zeroes.
     pub fn new(seed: u64, capacity: u64) -> Oracle {
-        let sector =
-            Sector { first: Write::settled(ZEROES), more: Vec::new(), was_cut_off: false, is_lost: false };
+        let sector = Sector {
+            first: Write::settled(ZEROES),
+            more: Vec::new(),
+            cut_off: Until::NOT_SO,
+            lost: Until::NOT_SO,
+            written: 0,
+        };
         let sectors = vec![sector; capacity as usize / SECTOR];
         Oracle { seed, now: 1, sectors, reads: Vec::new(), next_version: 1 }
     }
@@ -127,8 +157,11 @@ impl Oracle {
             if is_ok {
                 sector.replace_before(ticket.0, now, is_durable);
                 // What was discarded need not have been written: a bad block may stay bad.
-                sector.was_cut_off &= is_discard;
-                sector.is_lost &= is_discard;
+                if !is_discard {
+                    sector.cut_off.end(now);
+                    sector.lost.end(now);
+                    sector.written = now;
+                }
                 sector.prune(oldest_read);
             }
         }
@@ -162,7 +195,9 @@ impl Oracle {
         self.reads.clear();
         for sector in self.sectors.iter_mut().filter(|sector| !sector.more.is_empty()) {
             let is_cut_off = sector.all().any(|write| write.ended == NEVER);
-            sector.was_cut_off |= is_cut_off;
+            if is_cut_off {
+                sector.cut_off = Until::OPEN;
+            }
             sector.prune(NEVER);
             for write in std::iter::once(&mut sector.first).chain(&mut sector.more) {
                 write.ended = write.ended.min(now);
@@ -192,7 +227,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read has failed. `may_fail` says of a sector, and of whether a write to it was cut off, if that is allowed.
+    /// A read has failed. `may_fail` says of a sector, and of whether a write to it was cut off, if that is allowed. What
+    /// a write has mended while the read was in flight may have failed before that.
     ///
     /// # Errors
     /// When no sector of the range may be unreadable.
@@ -208,13 +244,15 @@ impl Oracle {
         let range = lba..lba + count;
         let lost = range.clone().find(|lba| {
             let sector = &self.sectors[*lba as usize];
-            sector.is_lost || may_fail(*lba, sector.was_cut_off)
+            sector.lost.was_so_at(ticket.0) || may_fail(*lba, sector.cut_off.was_so_at(ticket.0))
         });
         let Some(lost) = lost else {
             return Err(Violation(format!("sectors {lba}+{count}: unreadable ({error}), and must not be")));
         };
         if count == 1 {
-            self.sectors[lost as usize].is_lost = true;
+            let sector = &mut self.sectors[lost as usize];
+            let is_mended = sector.written > ticket.0;
+            sector.lost = if is_mended { Until(sector.written) } else { Until::OPEN };
         }
         Ok(())
     }
@@ -228,12 +266,12 @@ impl Oracle {
     pub fn give_up(&mut self, lba: u64, count: u64) {
         for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
             sector.first = Write::settled(ANYTHING);
-            sector.is_lost = true;
+            sector.lost = Until::OPEN;
         }
     }
 
     fn check(&mut self, lba: u64, began: u64, bytes: &[u8]) -> Result<(), Violation> {
-        let seen = recognise(self.seed, lba, bytes);
+        let (seen, now) = (recognise(self.seed, lba, bytes), self.now);
         let sector = &mut self.sectors[lba as usize];
         let version = if let Seen::Version(version) = seen { version } else { ANYTHING };
         let is_allowed = sector
@@ -242,12 +280,12 @@ impl Oracle {
         if !is_allowed {
             return Err(self.explain(lba, began, &seen));
         }
-        sector.is_lost = false;
+        sector.lost.end(now);
         let is_over = |write: &Write| write.ended < began && !write.is_cached && write.version != ANYTHING;
         let is_settled = sector.all().all(is_over);
-        if is_settled && (sector.was_cut_off || !sector.more.is_empty()) {
+        if is_settled && (sector.cut_off.is_open() || !sector.more.is_empty()) {
             // A read that began before this one ended may still bring another.
-            let (now, oldest_read) = (self.now, self.reads.iter().copied().min().unwrap_or(NEVER));
+            let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
             for write in std::iter::once(&mut sector.first).chain(&mut sector.more) {
                 if write.version != version {
                     write.replaced = write.replaced.min(now);
@@ -255,7 +293,7 @@ impl Oracle {
                 }
             }
             sector.prune(oldest_read);
-            sector.was_cut_off = false;
+            sector.cut_off.end(now);
         }
         Ok(())
     }
@@ -491,5 +529,28 @@ mod tests {
         let ticket = bench.write(2);
         bench.acknowledge(ticket, true);
         assert!(fail(&mut bench, LBA).is_err(), "until it is rewritten");
+    }
+
+    #[test]
+    fn a_read_may_fail_on_a_bad_block_that_a_write_mends_meanwhile() {
+        for is_known in [false, true] {
+            let mut bench = Bench::new();
+            bench.write(1);
+            bench.0.crash();
+            let fail = |bench: &mut Bench, ticket| {
+                bench.0.end_failed_read(LBA, 1, ticket, IoError::Medium, |_, was_cut_off| was_cut_off)
+            };
+            if is_known {
+                let ticket = bench.0.begin_read();
+                assert_eq!(fail(&mut bench, ticket), Ok(()));
+            }
+            let write = bench.write(2);
+            let early = bench.0.begin_read();
+            bench.acknowledge(write, true);
+            let late = bench.0.begin_read();
+            assert_eq!(fail(&mut bench, early), Ok(()), "it began before the block was good");
+            assert!(fail(&mut bench, late).is_err(), "it began after, and what the early one met is over");
+            assert_eq!(bench.read(2), Ok(()));
+        }
     }
 }
