@@ -41,6 +41,10 @@ struct Inner {
     buffers: BufferPool,
     ready: RefCell<VecDeque<&'static Task>>,
     free_tasks: RefCell<Vec<&'static Task>>,
+    /// Headers of the body that this core has not used yet.
+    unused_tasks: RefCell<Vec<&'static Task>>,
+    /// Those that it has, in the order of their first use.
+    used_tasks: RefCell<Vec<&'static Task>>,
     park: RefCell<Box<dyn Park>>,
     sources: RefCell<Vec<Option<Rc<Registered>>>>,
     active: RefCell<Vec<Rc<Registered>>>,
@@ -141,7 +145,9 @@ impl Core {
             timers: Timers::default(),
             buffers: BufferPool::default(),
             ready: RefCell::default(),
-            free_tasks: RefCell::new(body.tasks()),
+            free_tasks: RefCell::default(),
+            unused_tasks: RefCell::new(body.tasks()),
+            used_tasks: RefCell::default(),
             park: RefCell::new(park),
             sources: RefCell::default(),
             active: RefCell::default(),
@@ -201,11 +207,28 @@ impl Core {
 
     /// Adds a task. It is boxed here, once: tasks are made when queues start, not for each request.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        let task = self.0.free_tasks.borrow_mut().pop().unwrap_or_else(|| self.0.body.new_task());
+        let free = self.0.free_tasks.borrow_mut().pop();
+        let task = free.unwrap_or_else(|| self.new_task());
         // SAFETY: the task was free, so its future is not running, and we are on its core's thread (`Core`
         // is not `Send`).
         unsafe { task.set_future(Some(Box::pin(future))) };
         self.0.queue(task);
+    }
+
+    #[cold]
+    fn new_task(&self) -> &'static Task {
+        let unused = self.0.unused_tasks.borrow_mut().pop();
+        let task = unused.unwrap_or_else(|| self.0.body.new_task());
+        self.0.used_tasks.borrow_mut().push(task);
+        task
+    }
+
+    /// Wakes one of the tasks that there are or were, as a stale waker may: `number` says which.
+    pub(crate) fn wake_any(&self, number: u64) {
+        let used = self.0.used_tasks.borrow();
+        if !used.is_empty() {
+            self.0.queue(used[(number % used.len() as u64) as usize]);
+        }
     }
 
     /// Polls `source` from now on, until the handle is dropped. The core does not keep the source alive.

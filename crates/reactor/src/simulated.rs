@@ -11,9 +11,32 @@ use std::rc::Rc;
 /// can bring.
 const MOST_TURNS_AT_A_TIME: u64 = 20_000_000;
 
+/// Wakes tasks that have nothing to do, as stale wakers may: once in so many turns, which the seed decides too.
+struct StrayWakes {
+    rng: Rng,
+    one_in: u64,
+}
+
+impl StrayWakes {
+    fn new(seed: u64) -> StrayWakes {
+        // Not the numbers that decide the order of turns.
+        let rng = Rng::new(!seed);
+        let one_in = [0, 0, 100, 7][(rng.next() % 4) as usize];
+        StrayWakes { rng, one_in }
+    }
+
+    fn before_turn_of(&self, core: &Core) {
+        if self.one_in > 0 && self.rng.next().is_multiple_of(self.one_in) {
+            core.wake_any(self.rng.next());
+        }
+    }
+}
+
 /// Runs `count` cores in the calling thread under one virtual clock until the future that `make` returns ends. That
 /// future runs on core 0. Cores have their turns in an order that the seed decides; time passes while all of them
-/// wait: same seed, same run.
+/// wait: same seed, same run. With some seeds tasks are woken now and then that have nothing to do.
+///
+/// What the thread's requests leave behind serves its next run: [`block::release_pool`] gives it back.
 ///
 /// A task of another core is made with [`Core::with_current`] and [`Core::spawn`], or by a message.
 ///
@@ -26,7 +49,7 @@ pub fn run_simulated_cores<R: 'static, F: Future<Output = R> + 'static>(
 ) -> R {
     assert!(count > 0, "a run needs a core");
     let clock = VirtualClock::default();
-    let order = Rng::new(seed);
+    let (order, stray_wakes) = (Rng::new(seed), StrayWakes::new(seed));
     let cores: Vec<Core> = (0..count).map(|i| Core::simulated(i, &clock, order.next())).collect();
     let result = Rc::new(Cell::new(None));
     cores[0].with_current(|| {
@@ -36,6 +59,7 @@ pub fn run_simulated_cores<R: 'static, F: Future<Output = R> + 'static>(
     let mut turns = 0;
     loop {
         let next = if count == 1 { 0 } else { (order.next() % count as u64) as usize };
+        stray_wakes.before_turn_of(&cores[next]);
         let is_busy = cores[next].turn();
         turns += 1;
         assert!(turns < MOST_TURNS_AT_A_TIME, "livelock: the cores work on and time does not pass");
@@ -100,6 +124,36 @@ mod tests {
         assert!((2..20).any(|seed| trace(seed) != trace(1)), "some seed turns the cores in another order");
         let times: Vec<u64> = trace(1).iter().map(|(at, _, _)| *at).collect();
         assert!(times.is_sorted() && times.last() == Some(&135));
+    }
+
+    /// How often a task that waits for time to pass is polled.
+    fn polls(seed: u64) -> u32 {
+        run_simulated_cores(seed, 1, |_, cores| async move {
+            let polls = Rc::new(Cell::new(0));
+            let counted = polls.clone();
+            let mut sleep = Box::pin(cores[0].sleep(1_000_000));
+            let waiting = std::future::poll_fn(move |cx| {
+                counted.set(counted.get() + 1);
+                sleep.as_mut().poll(cx)
+            });
+            cores[0].spawn(waiting);
+            // A header that has served and is free may be woken, too.
+            cores[0].spawn(async {});
+            for _ in 0..1000 {
+                cores[0].sleep(1000).await;
+            }
+            cores[0].sleep(1).await;
+            polls.get()
+        })
+    }
+
+    #[test]
+    fn with_some_seeds_tasks_are_woken_that_have_nothing_to_do() {
+        let all: Vec<u32> = (0..40).map(polls).collect();
+        assert_eq!(all, (0..40).map(polls).collect::<Vec<_>>(), "the seed decides");
+        assert!(all.iter().any(|polls| *polls == 2), "none: {all:?}");
+        assert!(all.iter().any(|polls| (3..100).contains(polls)), "few: {all:?}");
+        assert!(all.iter().any(|polls| *polls >= 100), "many: {all:?}");
     }
 
     #[test]
