@@ -37,11 +37,15 @@ pub enum Mutant {
     RetireEarly,
     /// A rebuild copies a stripe without locking its rows against writes.
     RebuildWithoutLock,
+    /// A write is acknowledged though a member that missed it is not known to be out.
+    AckBeforeMemberOut,
+    /// A scrub makes parity fit the data though parity tells which strip is wrong.
+    ScrubTrustsData,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 13] = [
+    pub const ALL: [Mutant; 15] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -55,6 +59,8 @@ impl Mutant {
         Mutant::SuperblocksAllAtOnce,
         Mutant::RetireEarly,
         Mutant::RebuildWithoutLock,
+        Mutant::AckBeforeMemberOut,
+        Mutant::ScrubTrustsData,
     ];
 }
 

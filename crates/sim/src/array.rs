@@ -2,7 +2,7 @@
 
 use crate::disk::SimDisk;
 use crate::plan::Shape;
-use crate::subject::{Local, Refusal, Running, Subject};
+use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
 use raid::array::{Array, Start};
@@ -13,6 +13,7 @@ use raid::metadata::{
 use raid::{ArrayConfig, Consistency, Uuid};
 use reactor::Core;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -197,13 +198,17 @@ impl RunningArray {
         Ok(())
     }
 
-    async fn scrub_all(&self, is_repairing: bool) -> Result<u64, String> {
-        let mut bad = 0;
-        for stripe in 0..self.0.config().geometry.stripes() {
+    async fn scrub_all(&self, is_repairing: bool) -> Result<Scrubbed, String> {
+        let geometry = self.0.config().geometry;
+        let mut scrubbed = Scrubbed::default();
+        for stripe in 0..geometry.stripes() {
             let result = self.0.scrub_stripe(stripe, is_repairing).await.map_err(text("scrub"))?;
-            bad += u64::from(result.mismatches != 0);
+            scrubbed.stripes += u64::from(result.mismatches != 0);
+            let is_named = |strip: &usize| result.named >> strip & 1 == 1;
+            let strips = (0..geometry.group_members()).filter(is_named);
+            scrubbed.named.extend(strips.map(|strip| geometry.member(stripe, strip)));
         }
-        Ok(bad)
+        Ok(scrubbed)
     }
 }
 
@@ -231,8 +236,19 @@ impl Running for RunningArray {
         })
     }
 
-    fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>> {
+    fn scrub(&self, repair: bool) -> Local<'_, Result<Scrubbed, String>> {
         Box::pin(self.scrub_all(repair))
+    }
+
+    fn strips_at(&self, slot: usize) -> Option<Range<u64>> {
+        let [own, _] = self.0.members().attached(slot);
+        let start = own?.layout.data_offset;
+        Some(
+            start
+                ..start
+                    + self.0.config().geometry.group_stripes
+                        * u64::from(self.0.config().geometry.strip_bytes),
+        )
     }
 
     fn resync(&self) -> Local<'_, Result<(), String>> {

@@ -6,11 +6,12 @@
 //! ```
 
 use crate::client::Client;
+use crate::damage;
 use crate::disk::SimDisk;
 use crate::gate::{Gate, within};
 use crate::machine::CrashAt;
 use crate::plan::{Action, Boot, Step};
-use crate::subject::{Refusal, Running, Subject};
+use crate::subject::{Refusal, Running, Scrubbed, Subject};
 use crate::world::World;
 use raid::Consistency;
 use reactor::{Core, VirtualClock};
@@ -282,6 +283,7 @@ impl Session {
         resync(world, &*running).await;
         if world.is_whole() && world.shape.geometry.parity > 0 {
             scrub(world, &*running).await;
+            damage::inflict(world, &*running).await;
         }
         let members = world.shape.members();
         let first = world.draw() as usize % members;
@@ -370,6 +372,10 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             disk.add_medium_error(at..at + 4096);
             world.note_loss(slot, false);
         }
+        Action::FailWrite(slot, number) if !world.is_lost(slot) && world.is_covered(slot) => {
+            world.note_loss(slot, false);
+            world.disk(slot).fail_write(number);
+        }
         Action::Stuck(slot, ns) | Action::Slow(slot, ns) if !world.is_lost(slot) && world.may_lose(slot) => {
             world.note_loss(slot, false);
             let disk = world.disk(slot);
@@ -441,10 +447,10 @@ async fn scrub(world: &World, running: &dyn Running) {
         return;
     }
     match result {
-        Ok(0) => {
+        Ok(found) if found == Scrubbed::default() => {
             world.count(|stats| stats.scrubs += 1);
         }
-        Ok(count) => world.fail(format!("a scrub found {count} rows whose parity does not match")),
+        Ok(found) => world.fail(format!("a scrub found {found:?}, and nothing is wrong")),
         Err(_) if !world.is_whole() => {}
         Err(error) => world.fail(format!("scrub: {error}")),
     }

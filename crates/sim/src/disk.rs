@@ -61,6 +61,9 @@ struct State {
     is_stuck: bool,
     lost_writes: u32,
     misdirected_writes: u32,
+    /// Writes until one fails; 0 for none.
+    writes_to_failure: u32,
+    has_failed_write: bool,
 }
 
 /// A write that has been answered but is not durable.
@@ -89,6 +92,8 @@ impl SimDisk {
             is_stuck: false,
             lost_writes: 0,
             misdirected_writes: 0,
+            writes_to_failure: 0,
+            has_failed_write: false,
         };
         let (name, machine) = (name.into(), machine.clone());
         SimDisk(Arc::new(Shared { name, machine, limits, state: Mutex::new(state) }))
@@ -104,6 +109,7 @@ impl SimDisk {
         let mut state = self.lock();
         state.is_dead = false;
         state.is_stuck = false;
+        state.writes_to_failure = 0;
     }
 
     /// Whether the disk is dead.
@@ -155,6 +161,27 @@ impl SimDisk {
         self.lock().misdirected_writes = count;
     }
 
+    /// The `number`th write from now on fails, having happened as a torn one does; all others work.
+    pub fn fail_write(&self, number: u32) {
+        self.lock().writes_to_failure = number;
+    }
+
+    /// Whether a write is to fail, or one has since [`SimDisk::forgive`].
+    pub fn is_failing(&self) -> bool {
+        let state = self.lock();
+        state.writes_to_failure > 0 || state.has_failed_write
+    }
+
+    /// Whether a write has failed since [`SimDisk::forgive`].
+    pub fn has_failed_write(&self) -> bool {
+        self.lock().has_failed_write
+    }
+
+    /// What the write that failed has cost is made up for.
+    pub fn forgive(&self) {
+        self.lock().has_failed_write = false;
+    }
+
     /// Power has gone and every request has ended: the cache is lost. Call for every disk before power comes again.
     pub fn lose_cache(&self) {
         self.lock().lose_power(self.0.limits.block_size);
@@ -163,6 +190,14 @@ impl SimDisk {
     /// What is stored, for tests and tools that look at a disk that is off.
     pub fn peek(&self, offset: u64, bytes: &mut [u8]) {
         self.lock().read(offset, bytes);
+    }
+
+    /// Puts something else onto the medium, and says nothing.
+    pub fn poke(&self, offset: u64, bytes: &[u8]) {
+        let mut state = self.lock();
+        let count = state.cache.len();
+        state.destage(count);
+        state.medium.write(offset, bytes);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -211,6 +246,12 @@ impl Shared {
                 let count = state.cache.len();
                 state.destage(count);
             }
+            Op::Write | Op::WriteZeroes | Op::Discard if state.is_to_fail() => {
+                state.tear(req, offset, self.limits.block_size);
+                drop(state);
+                self.machine.note_write();
+                return Err(if self.machine.is_on() { IoError::Medium } else { IoError::DeviceGone });
+            }
             Op::Write | Op::WriteZeroes | Op::Discard => {
                 state.finish_write(req, offset, &self.limits);
                 drop(state);
@@ -234,6 +275,14 @@ impl State {
         let base = self.latency_ns;
         let outlier = if self.rng.one_in(32) { self.rng.below(20 * base) } else { 0 };
         base / 2 + self.rng.below(base.max(1)) + outlier + self.extra_latency_ns
+    }
+
+    /// Whether the write that ends now fails.
+    fn is_to_fail(&mut self) -> bool {
+        let is_last = self.writes_to_failure == 1;
+        self.writes_to_failure = self.writes_to_failure.saturating_sub(1);
+        self.has_failed_write |= is_last;
+        is_last
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) {
@@ -575,6 +624,14 @@ mod tests {
             assert_eq!(read(&*channel, 4096).await, Err(IoError::Medium));
             assert_eq!(write(&*channel, 4096, 1, Flags::NONE).await, Ok(()));
             assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "rewritten");
+            disk.fail_write(2);
+            assert_eq!(write(&*channel, 8192, 1, Flags::NONE).await, Ok(()));
+            assert!(disk.is_failing() && !disk.has_failed_write());
+            assert_eq!(write(&*channel, 8192, 1, Flags::NONE).await, Err(IoError::Medium));
+            assert_eq!(write(&*channel, 8192, 1, Flags::NONE).await, Ok(()));
+            assert!(disk.is_failing() && disk.has_failed_write());
+            disk.forgive();
+            assert!(!disk.is_failing());
             disk.lose_writes(1);
             assert_eq!(write(&*channel, 4096, 2, Flags::NONE).await, Ok(()));
             assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "lost");

@@ -16,6 +16,7 @@
 mod array;
 mod boot;
 mod client;
+mod damage;
 mod disk;
 mod gate;
 mod machine;
@@ -36,5 +37,5 @@ pub use oracle::{ANYTHING, Oracle, SECTOR, Ticket, Violation, ZEROES};
 pub use plan::{Action, Boot, Filter, Plan, Shape, Step};
 pub use rng::{Rng, mix};
 pub use run::{Outcome, Shrunk, catch_panics, cut, run_plan, run_seed, shrink};
-pub use subject::{Local, Refusal, Running, Subject};
+pub use subject::{Local, Refusal, Running, Scrubbed, Subject};
 pub use world::Stats;

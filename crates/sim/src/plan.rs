@@ -86,6 +86,8 @@ pub enum Action {
     Stuck(usize, u64),
     /// The disk in a slot is slow for that many nanoseconds.
     Slow(usize, u64),
+    /// One write to a slot's disk fails, the one that comes after so many others; the disk works on.
+    FailWrite(usize, u32),
     /// An empty slot gets the disk that was there back.
     Return(usize),
     /// An empty slot gets a blank disk.
@@ -149,6 +151,8 @@ pub struct Filter {
 
 /// Workers that do I/O, at most.
 const MAX_WORKERS: usize = 6;
+/// Boots that a run may have after the first few: each costs less than a new run.
+const MOST_LATE_BOOTS: u64 = 8;
 
 impl Shape {
     /// Members of the array.
@@ -252,7 +256,14 @@ impl Plan {
         let workers = own.range(1, MAX_WORKERS as u64 + 1) as usize;
         let boots = own.range(2, 6);
         let mut drawer = Drawer { rng: rng.fork(2), shape: &shape, sectors, next_id: 1, workers, run_at: 0 };
-        let boots = (0..boots).map(|i| drawer.boot(i == 0)).collect();
+        let mut boots: Vec<Boot> = (0..boots).map(|i| drawer.boot(i == 0)).collect();
+        // What a run begins with is the same whatever it goes on with.
+        drawer.rng = rng.fork(4);
+        for _ in 0..drawer.rng.below(MOST_LATE_BOOTS) {
+            boots.push(drawer.boot(false));
+        }
+        drawer.rng = rng.fork(5);
+        boots.iter_mut().for_each(|boot| drawer.add_fault(boot));
         Plan { seed, shape, boots }
     }
 
@@ -348,6 +359,16 @@ impl Drawer<'_> {
             9..11 => Action::Return(slot),
             11..14 => Action::Replace(slot),
             _ => Action::Scrub,
+        }
+    }
+
+    /// Sometimes a write fails.
+    fn add_fault(&mut self, boot: &mut Boot) {
+        if self.rng.one_in(6) {
+            let (id, slot, number) = (self.id(), self.slot(), 1 + self.rng.log_uniform(63) as u32);
+            let delay_ns = self.rng.log_uniform(20 * self.shape.latency_ns);
+            let action = Action::FailWrite(slot, number);
+            boot.steps.push(Step { id, worker: self.workers + 1, delay_ns, action });
         }
     }
 

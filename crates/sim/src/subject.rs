@@ -4,7 +4,9 @@ use crate::disk::SimDisk;
 use crate::plan::Shape;
 use block::Device;
 use reactor::Core;
+use std::collections::BTreeSet;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,6 +44,15 @@ pub enum Refusal {
     Other(String),
 }
 
+/// What a scrub found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Stripes whose parity does not match.
+    pub stripes: u64,
+    /// Slots of the strips that are wrong, as far as parity tells.
+    pub named: BTreeSet<usize>,
+}
+
 /// An array that runs.
 pub trait Running {
     /// The array.
@@ -56,8 +67,11 @@ pub trait Running {
     /// Gives a disk to an empty slot: a blank one or a former member; ends when the slot is live again.
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>>;
 
-    /// Compares data and parity of all stripes; the number of rows that do not match.
-    fn scrub(&self, repair: bool) -> Local<'_, Result<u64, String>>;
+    /// Compares data and parity of all stripes, and makes them fit if told.
+    fn scrub(&self, repair: bool) -> Local<'_, Result<Scrubbed, String>>;
+
+    /// The bytes of a slot's disk that hold strips; `None` if it is not there, or the subject does not say.
+    fn strips_at(&self, slot: usize) -> Option<Range<u64>>;
 
     /// Makes parity right where a crash has left it open, as far as the array knows.
     fn resync(&self) -> Local<'_, Result<(), String>>;

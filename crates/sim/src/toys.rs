@@ -3,7 +3,7 @@
 use crate::SimDisk;
 use crate::plan::{Filter, Plan, Shape};
 use crate::run::{run_plan, shrink};
-use crate::subject::{Local, Refusal, Running, Subject};
+use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
 };
@@ -82,8 +82,13 @@ impl Subject for ToySubject {
                 return Err(Refusal::TooFew);
             };
             if self.bug != Bug::NoResync {
-                for target in disks.iter().filter(|disk| live & 1 << slot_of(disk) != 0) {
-                    copy(source, target, shape).await.map_err(|error| Refusal::Other(error.to_string()))?;
+                let all = live;
+                for target in disks.iter().filter(|disk| all & 1 << slot_of(disk) != 0) {
+                    match copy(source, target, shape).await {
+                        Ok(()) => {}
+                        Err(IoError::Medium) => live &= !(1 << slot_of(target)),
+                        Err(error) => return Err(Refusal::Other(error.to_string())),
+                    }
                 }
             }
             self.live.store(live, Ordering::Relaxed);
@@ -137,8 +142,12 @@ impl Running for ToyRunning {
         Box::pin(async { Ok(()) })
     }
 
-    fn scrub(&self, _: bool) -> Local<'_, Result<u64, String>> {
-        Box::pin(async { Ok(0) })
+    fn scrub(&self, _: bool) -> Local<'_, Result<Scrubbed, String>> {
+        Box::pin(async { Ok(Scrubbed::default()) })
+    }
+
+    fn strips_at(&self, _: usize) -> Option<std::ops::Range<u64>> {
+        None // it finds nothing
     }
 
     fn resync(&self) -> Local<'_, Result<(), String>> {
@@ -263,8 +272,10 @@ impl ToyChannel {
                     true => leg.submit(direct, offset).await,
                     false => copy.transfer(&**leg, Op::Write, flags, offset).await.1,
                 };
-                if result == Err(IoError::DeviceGone) {
-                    self.drop_leg(*slot);
+                match result {
+                    Ok(()) => {}
+                    Err(IoError::DeviceGone) => self.drop_leg(*slot),
+                    Err(_) => drop(self.live.fetch_and(!(1 << slot), Ordering::Relaxed)),
                 }
             }
         });

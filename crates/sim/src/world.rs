@@ -27,6 +27,10 @@ pub struct Stats {
     pub rebuilds: u64,
     /// Scrubs that ended.
     pub scrubs: u64,
+    /// Writes that a disk failed.
+    pub failed_writes: u64,
+    /// Strips that were damaged in silence, and found.
+    pub damages: u64,
     /// Blocks that could not be read and need not be.
     pub unreadable: u64,
     /// Runs that ended because more members were lost than parity covers.
@@ -43,6 +47,8 @@ impl Stats {
         self.losses += other.losses;
         self.rebuilds += other.rebuilds;
         self.scrubs += other.scrubs;
+        self.failed_writes += other.failed_writes;
+        self.damages += other.damages;
         self.unreadable += other.unreadable;
         self.frozen += other.frozen;
     }
@@ -152,9 +158,9 @@ impl World {
         disk
     }
 
-    /// Whether the slot's member is lost.
+    /// Whether the slot's member is lost, or may be, as a write to it has failed.
     pub fn is_lost(&self, slot: usize) -> bool {
-        self.slots.borrow()[slot].is_lost
+        self.slots.borrow()[slot].is_lost || self.disk(slot).has_failed_write()
     }
 
     /// Whether some block of a member of the group cannot be read from it, or could not when a read failed before: a
@@ -168,7 +174,7 @@ impl World {
 
     /// Whether no member is lost.
     pub fn is_whole(&self) -> bool {
-        self.slots.borrow().iter().all(|slot| !slot.is_lost)
+        (0..self.shape.members()).all(|slot| !self.is_lost(slot))
     }
 
     /// Whether a group has lost more than parity covers.
@@ -193,19 +199,26 @@ impl World {
         if self.is_beyond(group) {
             return true;
         }
-        let is_used_up = |other: &usize| {
-            *other != slot && (self.is_lost(*other) || self.disks.borrow()[*other].has_medium_errors())
-        };
-        if self.slots_of(group).filter(is_used_up).count() < self.shape.geometry.parity {
+        if self.is_covered(slot) {
             return true;
         }
         if self.shape.may_lose_too_many {
             self.is_beyond.borrow_mut()[group] = true;
-            self.slots_of(group)
-                .filter(|other| self.is_lost(*other))
-                .for_each(|other| self.disk(other).kill());
+            let is_lost_soon = |other: &usize| self.is_lost(*other) || self.disk(*other).is_failing();
+            self.slots_of(group).filter(is_lost_soon).for_each(|other| self.disk(other).kill());
         }
         self.shape.may_lose_too_many
+    }
+
+    /// Whether parity covers the loss of the slot's member, besides what is lost already.
+    pub fn is_covered(&self, slot: usize) -> bool {
+        let is_used_up = |other: &usize| {
+            let disk = self.disk(*other);
+            *other != slot && (self.is_lost(*other) || disk.has_medium_errors() || disk.is_failing())
+        };
+        let group = self.shape.group_of(slot);
+        let used_up = self.slots_of(group).filter(is_used_up).count();
+        !self.is_beyond(group) && used_up < self.shape.geometry.parity
     }
 
     /// The slot's member is lost, or there is a reason for the array to take it out.
@@ -221,11 +234,13 @@ impl World {
     /// The slot's member holds all data.
     pub fn note_live(&self, slot: usize) {
         self.slots.borrow_mut()[slot] = SlotFate::default();
+        self.disk(slot).forgive();
     }
 
     /// The array says which members are live.
     pub fn note_states(&self, live: &[bool]) {
         for (slot, is_live) in live.iter().enumerate() {
+            self.count(|stats| stats.failed_writes += u64::from(self.disk(slot).has_failed_write()));
             let fate = self.slots.borrow()[slot];
             if !is_live && !fate.has_reason {
                 self.fail(format!("the array took out the member in slot {slot} for no reason"));
@@ -233,9 +248,11 @@ impl World {
             if !is_live && !fate.is_lost {
                 self.note_loss(slot, true);
             }
-            if *is_live && fate.is_lost && !self.disk(slot).is_dead() {
+            if *is_live && !self.disk(slot).is_dead() {
                 self.slots.borrow_mut()[slot].is_lost = false;
             }
+            // The member is out; or the array could do without the write, or power went before it was acknowledged.
+            self.disk(slot).forgive();
         }
     }
 

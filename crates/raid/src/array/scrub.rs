@@ -8,6 +8,7 @@ use super::owner::{Owner, Scratch};
 use super::remote::LocalFuture;
 use super::write::{Stop, ones, strips_of};
 use crate::config::{MAX_PARITY, ROW_BYTES};
+use crate::mutant::{self, Mutant};
 use crate::stripe::plan::Strips;
 use arrayvec::ArrayVec;
 use block::IoError;
@@ -182,7 +183,7 @@ impl Owner {
             }
             (mismatches, rows) = (mismatches | differing, rows + 1);
             // What a crash left open is decided already: data has been read as it is.
-            let is_tellable = parities.len() > 1 && is_synced;
+            let is_tellable = parities.len() > 1 && is_synced && !mutant::is(Mutant::ScrubTrustsData);
             if is_tellable && differing.count_ones() as usize == parities.len() {
                 if let Some((strip, error)) = self.wrong_data(parities, &row) {
                     let buffer = scratch.old[strip].as_mut().expect("all data was read");

@@ -435,6 +435,10 @@ impl Owner {
         self.mark_region(rect.stripe, true).await?;
         for (tag, error) in failed {
             let (slot, which) = of_tag(tag);
+            if mutant::is(Mutant::AckBeforeMemberOut) {
+                self.shared.members.announce_failure(slot);
+                continue;
+            }
             self.shared.member_failed(slot, which, error).await?;
         }
         Ok(())
@@ -442,6 +446,9 @@ impl Owner {
 
     /// Waits until every live member knows of those that this stripe's writes skip.
     async fn wait_until_out(&self, stripe: u64) -> IoResult {
+        if mutant::is(Mutant::AckBeforeMemberOut) {
+            return Ok(());
+        }
         let geometry = &self.shared.config.geometry;
         for strip in 0..geometry.group_members() {
             let slot = geometry.member(stripe, strip);
