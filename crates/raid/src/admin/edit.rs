@@ -2,8 +2,10 @@
 
 use super::open::Selection;
 use crate::Uuid;
-use crate::metadata::{MemberFailures, Reason, Store, Table, Target};
-use block::DeviceError;
+use crate::metadata::{
+    Found, Label, MemberFailures, MemberState, Reason, Store, Table, Target, zero_superblock,
+};
+use block::{DeviceError, IoError};
 use reactor::current;
 
 /// Why membership cannot be changed.
@@ -26,6 +28,30 @@ pub enum EditError {
     Needed {
         /// The slot.
         slot: usize,
+    },
+    /// It is in use: it holds data that the array counts on, or is being filled.
+    #[error("slot {slot}: it is {state}: only members that are out can be removed (fail it first)")]
+    InUse {
+        /// The slot.
+        slot: usize,
+        /// What it is.
+        state: &'static str,
+    },
+    /// There is nothing in the slot that could be removed.
+    #[error("slot {slot}: it is empty already: {why}")]
+    Empty {
+        /// The slot.
+        slot: usize,
+        /// Why.
+        why: &'static str,
+    },
+    /// A spare cannot be written.
+    #[error("{device}: its superblock cannot be erased: {error}")]
+    Spare {
+        /// The device.
+        device: String,
+        /// What it said.
+        error: IoError,
     },
     /// The log must be replayed first.
     #[error("it was not stopped in good order: assemble it first")]
@@ -71,6 +97,99 @@ pub async fn fail_members(
     Ok(slots)
 }
 
+/// What was removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// A slot's former member. It can still be re-added.
+    Member(usize),
+    /// A spare: the device is nobody's any more.
+    Spare(String),
+}
+
+/// Lets former members and spares go. On a core. They are named by slot, UUID or device; `failed` means every member
+/// that is out. The array remembers who a former member was, so that it can be re-added; a spare's superblock is
+/// erased.
+///
+/// # Errors
+/// When one is not there, or is in use; then nothing has been changed.
+pub async fn remove_members(
+    selection: &Selection,
+    names: &[String],
+    wall_ns: u64,
+) -> Result<Vec<Removed>, EditError> {
+    let mut table = selection.assembly.table.clone();
+    if !table.is_clean {
+        return Err(EditError::NotClean);
+    }
+    let mut removed = Vec::new();
+    for name in names {
+        if name == FAILED {
+            for slot in failed_slots(&table) {
+                remove(&mut table, slot)?;
+                removed.push(Removed::Member(slot));
+            }
+        } else if let Some(slot) = slot_of(selection, name) {
+            remove(&mut table, slot)?;
+            removed.push(Removed::Member(slot));
+        } else if let Some(spare) = spare_of(selection, name) {
+            removed.push(Removed::Spare(spare.name.clone()));
+        } else {
+            return Err(EditError::Unknown { name: name.clone() });
+        }
+    }
+    if removed.iter().any(|removed| matches!(removed, Removed::Member(_))) {
+        commit(selection, table, wall_ns).await?;
+    }
+    for removed in &removed {
+        let Removed::Spare(name) = removed else { continue };
+        let Some(device) = selection.found.get(name) else { continue };
+        let channel = device.open_channel()?;
+        let erased = zero_superblock(&*channel, device.limits().capacity).await;
+        erased.map_err(|error| EditError::Spare { device: name.clone(), error })?;
+    }
+    Ok(removed)
+}
+
+/// What people write for every member that is out.
+pub const FAILED: &str = "failed";
+
+/// Slots of members that are out and have not been removed.
+pub fn failed_slots(table: &Table) -> Vec<usize> {
+    (0..table.members.len()).filter(|slot| check_removable(table, *slot).is_ok()).collect()
+}
+
+/// Lets a slot's former member go in a table.
+///
+/// # Errors
+/// When it is in use, or there is none.
+pub fn remove(table: &mut Table, slot: usize) -> Result<(), EditError> {
+    check_removable(table, slot)?;
+    table.members[slot].reason = Reason::Removed;
+    Ok(())
+}
+
+fn check_removable(table: &Table, slot: usize) -> Result<(), EditError> {
+    let member = &table.members[slot];
+    match (member.state, member.reason) {
+        (MemberState::Live, _) => Err(EditError::InUse { slot, state: "live" }),
+        (MemberState::Rebuilding { .. }, _) => Err(EditError::InUse { slot, state: "being filled" }),
+        (MemberState::Missing { .. }, why @ (Reason::None | Reason::Removed)) => {
+            Err(EditError::Empty { slot, why: why.text() })
+        }
+        (MemberState::Missing { .. }, _) => Ok(()),
+    }
+}
+
+/// The spare that a person means: by its UUID or its device.
+fn spare_of<'a>(selection: &'a Selection, name: &str) -> Option<&'a Found> {
+    let uuid = Uuid::parse(name);
+    let is_it = |found: &&Found| match &found.label {
+        Label::Spare(spare) => found.name == name || Some(spare.member) == uuid,
+        Label::Member(_) => false,
+    };
+    selection.assembly.spares.iter().find(is_it)
+}
+
 async fn commit(selection: &Selection, table: Table, wall_ns: u64) -> Result<(), EditError> {
     let mut table = table.next(wall_ns);
     table.begin_epoch(current().random_u64());
@@ -91,13 +210,16 @@ async fn commit(selection: &Selection, table: Table, wall_ns: u64) -> Result<(),
 }
 
 /// The slot that a person means: by number, the member's UUID, or its device.
-fn slot_of(selection: &Selection, name: &str) -> Option<usize> {
+pub fn slot_of(selection: &Selection, name: &str) -> Option<usize> {
     let members = &selection.assembly.table.members;
     if let Ok(slot) = name.parse::<usize>() {
         return (slot < members.len()).then_some(slot);
     }
-    if let Some(uuid) = Uuid::parse(name) {
+    if let Some(uuid) = Uuid::parse(name).filter(|uuid| *uuid != Uuid::default()) {
         return members.iter().position(|member| member.uuid == uuid);
     }
-    selection.assembly.members.iter().position(|found| found.as_ref().is_some_and(|found| found.name == name))
+    let members = &selection.assembly.members;
+    let place = members.iter().position(|found| found.as_ref().is_some_and(|found| found.name == name));
+    let returning = || selection.assembly.returning.iter().find(|member| member.found.name == name);
+    place.or_else(|| Some(returning()?.slot))
 }

@@ -88,6 +88,19 @@ impl Array {
         self.shared.take_out(slot, Which::Incoming, Reason::Removed).await
     }
 
+    /// Lets former members go: their slots are empty for everybody, and they can still be re-added. On a core.
+    ///
+    /// # Errors
+    /// What the commit says. A slot that is filled by then is left alone.
+    pub async fn remove(&self, slots: Vec<usize>) -> IoResult {
+        self.note(move |table| {
+            for slot in &slots {
+                let _ = crate::admin::edit::remove(table, *slot); // it has come back meanwhile
+            }
+        })
+        .await
+    }
+
     /// Compares parity with data in one stripe, and makes it fit if told. On a core.
     ///
     /// # Errors

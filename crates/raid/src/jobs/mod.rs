@@ -23,13 +23,13 @@ mod status;
 mod tests;
 mod throttle;
 
-pub use spares::{Incoming, JobError, SparePool};
+pub use spares::{Incoming, JobError, SparePool, fit, is_called, label_spare};
 pub use status::{Event, Kind, Progress, ScrubReport, Status};
 pub use throttle::Pace;
 
 use crate::array::Array;
 use crate::array::members::SlotState;
-use crate::metadata::Found;
+use crate::metadata::{Found, zero_superblock};
 use block::Device;
 use status::Log;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -177,6 +177,21 @@ impl Jobs {
         }
         self.shared.change(|_| ());
         Ok(())
+    }
+
+    /// Lets a spare go, named by its UUID or its device: its superblock is erased. Says which device it was; `None` when
+    /// there is no such spare. On a core.
+    ///
+    /// # Errors
+    /// When its superblock cannot be erased. It is no spare any more, until its array is served again.
+    pub async fn remove_spare(&self, name: &str) -> Result<Option<String>, JobError> {
+        let Some(spare) = self.shared.take_spare(name) else { return Ok(None) };
+        let device = spare.attached.device;
+        let channel = device.open_channel()?;
+        let erased = zero_superblock(&*channel, device.limits().capacity).await;
+        let failed = |error| JobError::Io { device: device.name().to_owned(), error };
+        erased.map_err(failed)?;
+        Ok(Some(device.name().to_owned()))
     }
 
     /// Takes a former member back into its slot. When it has seen everything until it was taken out, it gets only what

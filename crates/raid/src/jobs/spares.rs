@@ -1,12 +1,12 @@
 //! Devices that become members: spares, former members that come back, replacements.
 
 use super::Shared;
-use crate::Uuid;
 use crate::array::Before;
 use crate::array::members::Attached;
 use crate::metadata::{
     Found, Label, Layout, LayoutError, MemberState, ReadError, Spare, read_superblock, write_label,
 };
+use crate::{ArrayConfig, Uuid};
 use block::{Device, DeviceError, IoError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -105,18 +105,22 @@ impl Shared {
 
     /// Overwrites all superblocks of a device: an old one must not look newer than those that it gets.
     async fn label(&self, device: &Arc<dyn Device>, uuid: Uuid, array: Option<Uuid>) -> Result<(), JobError> {
-        let capacity = device.limits().capacity;
-        let label = Label::Spare(Spare {
-            member: uuid,
-            array,
-            array_name: array.map_or_else(String::new, |_| self.array.config().name.clone()),
-            member_bytes: capacity,
-            created_ns: self.array.wall_ns(),
-            owner: String::new(),
-        });
-        let channel = device.open_channel()?;
-        let written = write_label(&*channel, capacity, &label).await;
-        written.map_err(|error| JobError::Io { device: device.name().to_owned(), error })
+        let array = array.map(|_| &**self.array.config());
+        label_spare(device, uuid, array, self.array.wall_ns()).await
+    }
+
+    /// Takes a spare that waits back, by its UUID or its device's name: the array's own first.
+    pub(super) fn take_spare(&self, name: &str) -> Option<Incoming> {
+        let uuid = Uuid::parse(name);
+        let is_it =
+            |spare: &Incoming| is_called(spare.attached.device.name(), name) || Some(spare.uuid) == uuid;
+        {
+            let mut state = self.lock();
+            if let Some(place) = state.dedicated.iter().position(is_it) {
+                return Some(state.dedicated.remove(place));
+            }
+        }
+        self.options.spares.take(is_it)
     }
 
     /// A spare by its label, and whether it is this array's alone.
@@ -179,20 +183,7 @@ impl Shared {
 
     /// Where things will lie on a device.
     pub(super) fn attach(&self, device: &Arc<dyn Device>) -> Result<Attached, JobError> {
-        let config = self.array.config();
-        let limits = device.limits();
-        let layout = Layout::new(limits.capacity, config)
-            .map_err(|error| JobError::Layout { device: device.name().to_owned(), error })?;
-        if limits.read_only {
-            return Err(unfit(device, "it is read-only"));
-        }
-        if limits.block_size > config.block_size {
-            return Err(unfit(device, "its blocks are larger than the array's"));
-        }
-        if limits.max_transfer < config.geometry.strip_bytes {
-            return Err(unfit(device, "it takes no transfer of a strip's size"));
-        }
-        Ok(Attached { device: device.clone(), layout })
+        Ok(Attached { device: device.clone(), layout: fit(device, self.array.config())? })
     }
 
     /// A device that is a member or a spare cannot be another one.
@@ -237,6 +228,55 @@ impl Shared {
         let place = state.given.iter().position(|(other, _)| *other == slot)?;
         Some(state.given.remove(place).1)
     }
+}
+
+/// Whether a device of that name is what a person calls `name`: its name, or the path in it.
+pub fn is_called(device: &str, name: &str) -> bool {
+    device == name || device.split_once(':').is_some_and(|(_, path)| path == name)
+}
+
+/// Where things will lie on a device that becomes a member or spare of an array.
+///
+/// # Errors
+/// When it does not fit.
+pub fn fit(device: &Arc<dyn Device>, config: &ArrayConfig) -> Result<Layout, JobError> {
+    let limits = device.limits();
+    let layout = Layout::new(limits.capacity, config)
+        .map_err(|error| JobError::Layout { device: device.name().to_owned(), error })?;
+    if limits.read_only {
+        return Err(unfit(device, "it is read-only"));
+    }
+    if limits.block_size > config.block_size {
+        return Err(unfit(device, "its blocks are larger than the array's"));
+    }
+    if limits.max_transfer < config.geometry.strip_bytes {
+        return Err(unfit(device, "it takes no transfer of a strip's size"));
+    }
+    Ok(layout)
+}
+
+/// Makes a device a spare, of one array or of any: all its superblocks are overwritten. On a core.
+///
+/// # Errors
+/// When it cannot be written.
+pub async fn label_spare(
+    device: &Arc<dyn Device>,
+    member: Uuid,
+    array: Option<&ArrayConfig>,
+    created_ns: u64,
+) -> Result<(), JobError> {
+    let capacity = device.limits().capacity;
+    let label = Label::Spare(Spare {
+        member,
+        array: array.map(|config| config.uuid),
+        array_name: array.map_or_else(String::new, |config| config.name.clone()),
+        member_bytes: capacity,
+        created_ns,
+        owner: String::new(),
+    });
+    let channel = device.open_channel()?;
+    let written = write_label(&*channel, capacity, &label).await;
+    written.map_err(|error| JobError::Io { device: device.name().to_owned(), error })
 }
 
 fn unfit(device: &Arc<dyn Device>, what: &str) -> JobError {

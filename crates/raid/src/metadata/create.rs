@@ -8,8 +8,8 @@ use super::layout::Layout;
 use super::region_map::{NEED_SYNC, WRITTEN};
 use super::shape::Shape;
 use super::signatures::{Signature, probe};
-use super::store::{Store, zero_superblock};
-use super::superblock::{EpochId, Member, Table};
+use super::store::{Store, write_label, zero_superblock};
+use super::superblock::{EpochId, Label, Member, Spare, Table};
 use crate::config::ROW_BYTES;
 use crate::{ArrayConfig, Consistency, Uuid};
 use block::{Channel, Device, DeviceError, IoError, Limits};
@@ -139,17 +139,37 @@ impl Candidate {
 /// # Errors
 /// See [`CreateError`]. Nothing was written when the error is none of [`CreateError::Io`].
 pub async fn create(devices: &[Arc<dyn Device>], options: &CreateOptions) -> Result<Table, CreateError> {
-    let candidates: Vec<Candidate> = devices.iter().map(Candidate::open).collect::<Result<_, _>>()?;
-    refuse_twice(&candidates)?;
-    create_of(&candidates, options).await
+    create_with_spares(devices, &[], options).await
 }
 
-async fn create_of(candidates: &[Candidate], options: &CreateOptions) -> Result<Table, CreateError> {
+/// As [`create`], with devices that wait for a member to fail. They are looked at and refused like members.
+///
+/// # Errors
+/// As [`create`].
+pub async fn create_with_spares(
+    devices: &[Arc<dyn Device>],
+    spares: &[Arc<dyn Device>],
+    options: &CreateOptions,
+) -> Result<Table, CreateError> {
+    let candidates: Vec<Candidate> =
+        devices.iter().chain(spares).map(Candidate::open).collect::<Result<_, _>>()?;
+    refuse_twice(&candidates)?;
+    let (members, spares) = candidates.split_at(devices.len());
+    create_of(members, spares, options).await
+}
+
+async fn create_of(
+    candidates: &[Candidate],
+    spares: &[Candidate],
+    options: &CreateOptions,
+) -> Result<Table, CreateError> {
     let config = plan(candidates, options)?;
     let layouts = candidates.iter().map(|candidate| layout(candidate, options, &config));
     let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
+    let spare_layouts: Vec<Layout> =
+        spares.iter().map(|spare| fit(spare, &config)).collect::<Result<_, _>>()?;
     if !options.force {
-        refuse_used(candidates).await?;
+        refuse_used(candidates.iter().chain(spares)).await?;
     }
     let members = || candidates.iter().zip(&layouts);
     first_error(io::all(members().map(|(candidate, layout)| clear(candidate, layout))).await)?;
@@ -171,7 +191,39 @@ async fn create_of(candidates: &[Candidate], options: &CreateOptions) -> Result<
             result.map_err(candidates[slot].failed("cannot write the superblock"))?;
         }
     }
+    for (spare, layout) in spares.iter().zip(&spare_layouts) {
+        clear(spare, layout).await?;
+        label(spare, &created.config, options).await?;
+    }
     Ok(created)
+}
+
+/// Where things would lie on a spare, if it can take a member's place.
+fn fit(spare: &Candidate, config: &ArrayConfig) -> Result<Layout, CreateError> {
+    let unfit = |why: String| CreateError::Unfit { device: spare.name.clone(), why };
+    let Limits { block_size, max_transfer, capacity, .. } = spare.limits;
+    if block_size > config.block_size {
+        return Err(unfit(format!("its blocks have {block_size} bytes, the array's {}", config.block_size)));
+    }
+    let strip = config.geometry.strip_bytes;
+    if max_transfer < strip {
+        return Err(unfit(format!("it takes {max_transfer} bytes at a time, a strip has {strip}")));
+    }
+    Layout::new(capacity, config).map_err(|error| unfit(format!("it is too small for a spare: {error}")))
+}
+
+/// Makes a device a spare of the array.
+async fn label(spare: &Candidate, config: &ArrayConfig, options: &CreateOptions) -> Result<(), CreateError> {
+    let label = Label::Spare(Spare {
+        member: options.identities.uuid(),
+        array: Some(config.uuid),
+        array_name: config.name.clone(),
+        member_bytes: spare.limits.capacity,
+        created_ns: options.now_ns,
+        owner: options.owner.clone(),
+    });
+    let written = write_label(&*spare.channel, spare.limits.capacity, &label).await;
+    written.map_err(spare.failed("cannot write the superblock"))
 }
 
 /// The same device twice would be two members that fail together.
@@ -206,10 +258,10 @@ fn layout(
         .map_err(|error| CreateError::Unfit { device: candidate.name.clone(), why: error.to_string() })
 }
 
-async fn refuse_used(candidates: &[Candidate]) -> Result<(), CreateError> {
-    let found = io::all(candidates.iter().map(|c| probe(&*c.channel, &c.limits))).await;
+async fn refuse_used(candidates: impl Iterator<Item = &Candidate> + Clone) -> Result<(), CreateError> {
+    let found = io::all(candidates.clone().map(|c| probe(&*c.channel, &c.limits))).await;
     let mut in_use = Vec::new();
-    for (candidate, found) in candidates.iter().zip(found) {
+    for (candidate, found) in candidates.zip(found) {
         let signatures = found.map_err(candidate.failed("cannot be read"))?;
         if !signatures.is_empty() {
             in_use.push((candidate.name.clone(), signatures));
@@ -325,7 +377,7 @@ mod tests {
                 disks.iter().for_each(|disk| disk.edit(|bytes| bytes.fill(0xab)));
                 let mut options = options(level);
                 (options.shape.data, options.shape.parity) = (Some(6), Some(4));
-                let table = create_of(&candidates(&disks), &options).await.unwrap();
+                let table = create_of(&candidates(&disks), &[], &options).await.unwrap();
                 assert_eq!(table.initial_region, 0);
                 let assembly = assemble(found(&disks).await, &AssembleOptions::default()).unwrap();
                 assert_eq!(assembly.table, table, "{level:?}");
@@ -345,7 +397,7 @@ mod tests {
         run_simulated(2, |_| async {
             let (disks, _) = disks(3);
             disks[1].refuse_zeroes();
-            let table = create_of(&candidates(&disks), &options(Level::Raid5)).await.unwrap();
+            let table = create_of(&candidates(&disks), &[], &options(Level::Raid5)).await.unwrap();
             assert_eq!(table.initial_region, WRITTEN | NEED_SYNC);
             assert!(assemble(found(&disks).await, &AssembleOptions::default()).is_ok());
         });
@@ -357,14 +409,37 @@ mod tests {
             let (disks, _) = disks(3);
             disks[2].edit(|bytes| bytes[1080..1082].copy_from_slice(b"\x53\xef"));
             let mut options = options(Level::Raid5);
-            let error = create_of(&candidates(&disks), &options).await.unwrap_err().to_string();
+            let error = create_of(&candidates(&disks), &[], &options).await.unwrap_err().to_string();
             assert_eq!(error, "disk2 holds ext2/3/4 at byte 1080; --force takes them all the same");
             assert!(disks.iter().all(|disk| disk.writes() == 0));
             options.force = true;
-            create_of(&candidates(&disks), &options).await.unwrap();
+            create_of(&candidates(&disks), &[], &options).await.unwrap();
             options.force = false;
-            let error = create_of(&candidates(&disks), &options).await.unwrap_err().to_string();
+            let error = create_of(&candidates(&disks), &[], &options).await.unwrap_err().to_string();
             assert!(error.contains("disk0 holds Freestone array at byte 4096; disk1 holds"), "{error}");
+        });
+    }
+
+    #[test]
+    fn spares_are_looked_at_like_members_and_labelled_for_the_array() {
+        run_simulated(6, |_| async {
+            let (disks, _) = disks(4);
+            let all = candidates(&disks);
+            let mut options = options(Level::Raid5);
+            disks[3].edit(|bytes| bytes[1080..1082].copy_from_slice(b"\x53\xef"));
+            let error = create_of(&all[..3], &all[3..], &options).await.unwrap_err().to_string();
+            assert!(error.starts_with("disk3 holds ext2/3/4"), "{error}");
+            assert!(disks.iter().all(|disk| disk.writes() == 0));
+            options.force = true;
+            let small = Candidate { limits: Limits::new(256 << 10), ..candidates(&disks).remove(3) };
+            let error = create_of(&all[..3], &[small], &options).await.unwrap_err().to_string();
+            assert!(error.starts_with("disk3: it is too small for a spare"), "{error}");
+            assert!(disks.iter().all(|disk| disk.writes() == 0));
+            let table = create_of(&all[..3], &all[3..], &options).await.unwrap();
+            let assembly = assemble(found(&disks).await, &AssembleOptions::default()).unwrap();
+            assert_eq!((&assembly.table, assembly.spares.len()), (&table, 1));
+            let Label::Spare(spare) = &assembly.spares[0].label else { panic!("a spare") };
+            assert_eq!((spare.array, &*spare.array_name), (Some(table.config.uuid), "vm"));
         });
     }
 
@@ -377,18 +452,18 @@ mod tests {
             let sectors = {
                 let (disks, power) = disks(4);
                 disks.iter().for_each(Disk::refuse_zeroes);
-                create_of(&candidates(&disks), &options).await.unwrap();
+                create_of(&candidates(&disks), &[], &options).await.unwrap();
                 power.fail_after(1 << 20);
-                create_of(&candidates(&disks), &options).await.unwrap();
+                create_of(&candidates(&disks), &[], &options).await.unwrap();
                 (1 << 20) - power.left()
             };
             for cut in (1..sectors).step_by(97).chain(sectors - 150..sectors) {
                 let (disks, power) = disks(4);
                 disks.iter().for_each(Disk::refuse_zeroes);
-                create_of(&candidates(&disks), &options).await.unwrap();
+                create_of(&candidates(&disks), &[], &options).await.unwrap();
                 let old = found(&disks).await;
                 power.fail_after(cut);
-                let result = create_of(&candidates(&disks), &options).await;
+                let result = create_of(&candidates(&disks), &[], &options).await;
                 power.restore();
                 let new = found(&disks).await;
                 match assemble(new.clone(), &AssembleOptions { run: true, ..Default::default() }) {

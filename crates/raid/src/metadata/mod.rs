@@ -27,7 +27,7 @@ pub(crate) mod testing;
 
 pub use assemble::{AssembleOptions, Assembly, Refusal, Rejected, Returning, assemble};
 pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange};
-pub use create::{CreateError, CreateOptions, Identities, create};
+pub use create::{CreateError, CreateOptions, Identities, create, create_with_spares};
 pub use io::{MemberFailures, Target, Targets};
 pub use layout::{Layout, LayoutError};
 pub use region_map::RegionMap;
