@@ -90,6 +90,8 @@ Examples:
   While it runs:
     freestone array show data
     freestone array fail data /dev/sdc
+    freestone array remove data /dev/sdc
+    freestone array add data /dev/sdh
   When it does not:
     freestone array examine /dev/sdb
     freestone array check /dev/sd[b-g]

@@ -1,10 +1,10 @@
 //! Opening arrays: members that were named, members that a directory holds.
 
 use crate::kinds::raid::{RaidConfig, member_at};
-use block::DeviceError;
+use block::{Device, DeviceError};
 use raid::admin::open::{Candidate, OpenError, Selection, Wanted, is_of, select};
 use raid::array::Array;
-use raid::metadata::read_superblock;
+use raid::metadata::{Found, Label, read_superblock};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +17,15 @@ const MAX_SCANNED: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long it takes between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// An array that was opened, and what was found for it.
+#[derive(Clone)]
+pub struct Opened {
+    /// The array.
+    pub array: Arc<Array>,
+    /// Spares that it may take: its own, and those of any array. Open for writing, and as their labels describe them.
+    pub spares: Vec<(Arc<dyn Device>, Found)>,
+}
 
 /// Why an array cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -74,28 +83,42 @@ pub fn scan(
     direct: bool,
     read_only: bool,
 ) -> Result<Vec<Candidate>, ArrayError> {
-    let ours = disks_in(directory)?.into_iter().filter(|path| belongs(path, array));
-    let candidate = |path: PathBuf| Candidate {
-        name: path.display().to_string(),
-        device: member_at(path, direct, read_only).open(),
-        // Its superblock has been seen: if it cannot be opened, people must know.
-        is_named: true,
+    let candidate = |path: PathBuf| {
+        let role = role(&path, array)?;
+        Some(Candidate {
+            name: path.display().to_string(),
+            device: member_at(path, direct, read_only).open(),
+            // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be waiting
+            // for another array.
+            is_named: role == Role::Member,
+        })
     };
-    Ok(ours.map(candidate).collect())
+    Ok(disks_in(directory)?.into_iter().filter_map(candidate).collect())
+}
+
+/// What a file or block device is to an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Member,
+    Spare,
 }
 
 fn is_disk(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
-/// Whether a file or block device says that it is of the array. What cannot be read says nothing.
-fn belongs(path: &Path, array: &str) -> bool {
-    let Ok(device) = member_at(path, false, true).open() else { return false };
+/// What a file or block device says that it is to the array. What cannot be read says nothing.
+fn role(path: &Path, array: &str) -> Option<Role> {
+    let device = member_at(path, false, true).open().ok()?;
     let array = array.to_owned();
     reactor::run(async move {
-        let Ok(channel) = device.open_channel() else { return false };
-        let found = read_superblock("", &*channel, device.limits().capacity).await;
-        found.is_ok_and(|found| is_of(&found.label, &array))
+        let channel = device.open_channel().ok()?;
+        let found = read_superblock("", &*channel, device.limits().capacity).await.ok()?;
+        let role = match found.label {
+            Label::Member(_) => Role::Member,
+            Label::Spare(_) => Role::Spare,
+        };
+        is_of(&found.label, &array).then_some(role)
     })
 }
 
@@ -142,14 +165,15 @@ pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ArrayError>) -> Resul
 pub(crate) fn open(
     config: &RaidConfig,
     mut named: impl FnMut() -> Vec<Candidate>,
-) -> Result<Arc<Array>, DeviceError> {
+) -> Result<Opened, DeviceError> {
     let what = config.name.as_deref().map_or("raid".into(), |name| format!("raid:{name}"));
     let failed = |error: ArrayError| DeviceError::new(&*what, error.to_string());
-    let wanted = Wanted { array: config.name.clone(), run: config.run, force: config.force };
+    let RaidConfig { run, force, read_only, .. } = *config;
+    let wanted = Wanted { array: config.name.clone(), run, force, read_only };
     let selection = patiently(|| {
         let mut candidates = named();
         if let (Some(directory), Some(name)) = (&config.scan, &config.name) {
-            candidates.extend(scan(directory, name, config.direct, false)?);
+            candidates.extend(scan(directory, name, config.direct, read_only)?);
         }
         choose(candidates, &wanted)
     })
@@ -157,5 +181,12 @@ pub(crate) fn open(
     for warning in &selection.warnings {
         tracing::warn!(array = selection.name(), "{warning}");
     }
-    start(selection).map_err(failed)
+    if read_only {
+        let array = reactor::run(async move { selection.start_read_only(wall_ns()).await });
+        let array = array.map_err(|error| failed(error.into()))?;
+        return Ok(Opened { array, spares: Vec::new() });
+    }
+    let spares = selection.spares();
+    let array = start(selection).map_err(failed)?;
+    Ok(Opened { array, spares })
 }

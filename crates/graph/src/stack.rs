@@ -1,5 +1,6 @@
 //! Devices with layers on them: planned, then opened.
 
+use crate::array::Opened;
 use crate::kinds::device::DeviceConfig;
 use crate::kinds::layer::{JoinConfig, JoinSpec, LayerConfig, LayerSpec};
 use crate::kinds::raid::{RAID, RaidConfig, RaidSpec, member_at};
@@ -7,7 +8,6 @@ use crate::spec::{Role, SpecError};
 use block::{Device, DeviceError};
 use layers::stats::Stats;
 use raid::admin::open::Candidate;
-use raid::array::Array;
 use std::sync::Arc;
 
 /// Most layers from the top of a device to its leaves. Each is a call inside a call, on a thread's stack.
@@ -54,15 +54,15 @@ pub struct Stack {
     pub device: Arc<dyn Device>,
     /// The stats layers on the way down.
     pub stats: Vec<Arc<Stats>>,
-    /// The arrays on the way down.
-    pub arrays: Vec<Arc<Array>>,
+    /// The arrays on the way down, with the spares that were found for them.
+    pub arrays: Vec<Opened>,
 }
 
 /// What is found on the way down through a stack.
 #[derive(Default)]
 struct Inside {
     stats: Vec<Arc<Stats>>,
-    arrays: Vec<Arc<Array>>,
+    arrays: Vec<Opened>,
 }
 
 impl StackPlan {
@@ -124,7 +124,10 @@ impl StackPlan {
                 layers: Vec::new(),
             },
         };
-        let children = members.iter().map(take).collect();
+        let mut children: Vec<DevicePlan> = members.iter().map(take).collect();
+        if config.read_only {
+            children.iter_mut().for_each(DevicePlan::make_read_only);
+        }
         self.devices.push(DevicePlan { id, base: Base::Array(config, children), layers: Vec::new() });
         Ok(())
     }
@@ -212,13 +215,24 @@ impl DevicePlan {
         }
     }
 
+    /// Whether there is an array on the way down.
+    pub fn has_array(&self) -> bool {
+        match &self.base {
+            Base::Leaf(_) => false,
+            Base::Join(_, children) => children.iter().any(DevicePlan::has_array),
+            Base::Array(..) => true,
+        }
+    }
+
     /// Has every leaf opened for reading only, as far as its kind can.
     pub fn make_read_only(&mut self) {
         match &mut self.base {
             Base::Leaf(config) => config.make_read_only(),
             Base::Join(_, children) => children.iter_mut().for_each(DevicePlan::make_read_only),
-            // Assembly may have to recover, which writes to members.
-            Base::Array(config, _) => config.read_only = true,
+            Base::Array(config, children) => {
+                config.read_only = true;
+                children.iter_mut().for_each(DevicePlan::make_read_only);
+            }
         }
     }
 
@@ -229,13 +243,14 @@ impl DevicePlan {
                 .join(children.iter().map(|child| child.open_inside(inside)).collect::<Result<_, _>>()?)?,
             Base::Array(config, children) => {
                 let mut below = Inside::default();
-                let array = crate::array::open(config, || {
+                let opened = crate::array::open(config, || {
                     below = Inside::default();
                     children.iter().map(|child| child.as_candidate(&mut below)).collect()
                 })?;
                 inside.stats.append(&mut below.stats);
                 inside.arrays.append(&mut below.arrays);
-                inside.arrays.push(array.clone());
+                let array = opened.array.clone();
+                inside.arrays.push(opened);
                 array
             }
         };

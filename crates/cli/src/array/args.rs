@@ -10,6 +10,9 @@ pub struct ArrayArgs {
     /// What to do with which array
     #[command(subcommand)]
     pub command: ArrayCommand,
+    /// Ask the server with this control socket (freestone serve --control), and nobody else
+    #[arg(long, global = true, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
@@ -27,6 +30,8 @@ pub enum ArrayCommand {
     Show(ShowArgs),
     /// Take members out of an array
     Fail(MembersArgs),
+    /// Let members go that are out, and spares; a member that is in use has to be failed first
+    Remove(RemoveArgs),
     /// Add devices: empty slots are filled with them, others wait as spares
     #[command(visible_alias = "spare")]
     Add(AddArgs),
@@ -75,6 +80,9 @@ pub struct CreateArgs {
     /// Copies of everything, for level 10; level 1 has as many as members [default: 2]
     #[arg(long, value_name = "N")]
     pub copies: Option<usize>,
+    /// A device that waits for a member to fail, and then takes its place; may be given several times
+    #[arg(long, value_name = "DEVICE")]
+    pub spare: Vec<String>,
     /// Bytes of each member to use at most [default: all of the smallest]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     pub size: Option<Size>,
@@ -139,6 +147,18 @@ pub struct Place {
     pub scan: Vec<PathBuf>,
 }
 
+impl Place {
+    /// Whether there is anything to look at.
+    pub fn is_given(&self) -> bool {
+        !(self.member.is_empty() && self.scan.is_empty())
+    }
+
+    /// The same, for a command that works on one array's members.
+    pub fn members(&self, array: &str) -> Members {
+        Members { members: self.member.clone(), name: Some(array.to_owned()), scan: self.scan.clone() }
+    }
+}
+
 /// `freestone array fail`.
 #[derive(clap::Args, Debug)]
 pub struct MembersArgs {
@@ -146,6 +166,19 @@ pub struct MembersArgs {
     #[arg(value_name = "ARRAY")]
     pub array: String,
     /// Members by slot, UUID or device
+    #[arg(value_name = "MEMBER", required = true)]
+    pub members: Vec<String>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+/// `freestone array remove`.
+#[derive(clap::Args, Debug)]
+pub struct RemoveArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    /// Members that are out, by slot, UUID or device (failed: all of them); spares, by UUID or device
     #[arg(value_name = "MEMBER", required = true)]
     pub members: Vec<String>,
     #[command(flatten)]
@@ -160,6 +193,9 @@ pub struct AddArgs {
     /// They hold something: overwrite it
     #[arg(long)]
     pub force: bool,
+    /// They are spares for any array, not for this one alone
+    #[arg(long)]
+    pub global: bool,
 }
 
 /// `freestone array re-add`.
@@ -171,6 +207,8 @@ pub struct ReAddArgs {
     /// Files, block devices or device specifications
     #[arg(value_name = "DEVICE", required = true)]
     pub devices: Vec<String>,
+    #[command(flatten)]
+    pub place: Place,
 }
 
 /// `freestone array replace`.
@@ -180,7 +218,7 @@ pub struct ReplaceArgs {
     #[arg(value_name = "ARRAY")]
     pub array: String,
     /// The member by slot, UUID or device
-    #[arg(value_name = "MEMBER")]
+    #[arg(id = "replaced", value_name = "MEMBER")]
     pub member: String,
     /// What takes its place
     #[arg(long, value_name = "DEVICE")]
@@ -188,6 +226,8 @@ pub struct ReplaceArgs {
     /// The device holds something: overwrite it
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub place: Place,
 }
 
 /// `freestone array scrub`.

@@ -20,6 +20,7 @@ use crate::error::Error;
 use crate::output::Output;
 use args::ArrayCommand;
 use control::protocol::Command;
+use online::Online;
 
 /// Carries a command out.
 ///
@@ -27,22 +28,24 @@ use control::protocol::Command;
 /// With what could not be done, named by object and value.
 pub fn run(args: &ArrayArgs) -> Result<(), Error> {
     let output = Output::new(args.common.json);
+    let online = Online { control: args.control.as_deref(), output };
     match &args.command {
         ArrayCommand::Create(args) => offline::create::run(args, output),
         ArrayCommand::Examine(args) => offline::examine::run(args, output),
         ArrayCommand::Assemble(args) => offline::assemble::run(args, output),
         ArrayCommand::Check(args) => offline::check::run(args, output),
-        ArrayCommand::Show(args) => online::show(args, output),
-        ArrayCommand::Stop(args) => online::stop(args, output),
-        ArrayCommand::Fail(args) => online::fail(args, output),
-        ArrayCommand::Add(args) => online::add(args, output),
-        ArrayCommand::ReAdd(args) => online::re_add(args, output),
-        ArrayCommand::Replace(args) => online::replace(args, output),
+        ArrayCommand::Show(args) => online.show(args),
+        ArrayCommand::Stop(args) => online.stop(args),
+        ArrayCommand::Fail(args) => online.fail(args),
+        ArrayCommand::Remove(args) => online.remove(args),
+        ArrayCommand::Add(args) => online.add(args),
+        ArrayCommand::ReAdd(args) => online.re_add(args),
+        ArrayCommand::Replace(args) => online.replace(args),
         ArrayCommand::Scrub(args) => {
-            online::command(&args.array, Command::Scrub { repair: args.repair }, "scrubbing", output)
+            online.command(&args.array, Command::Scrub { repair: args.repair }, "scrubbing")
         }
-        ArrayCommand::Pause(args) => online::command(args, Command::Pause, "paused", output),
-        ArrayCommand::Resume(args) => online::command(args, Command::Resume, "resumed", output),
-        ArrayCommand::Cancel(args) => online::command(args, Command::Cancel, "cancelled", output),
+        ArrayCommand::Pause(args) => online.command(args, Command::Pause, "paused"),
+        ArrayCommand::Resume(args) => online.command(args, Command::Resume, "resumed"),
+        ArrayCommand::Cancel(args) => online.command(args, Command::Cancel, "cancelled"),
     }
 }

@@ -76,7 +76,8 @@ const fn job_name(kind: Kind) -> &'static str {
     }
 }
 
-fn job(job: &JobReport) -> String {
+/// How far a job is.
+pub fn job(job: &JobReport) -> String {
     let percent = if job.total == 0 { 100.0 } else { 100.0 * job.done as f64 / job.total as f64 };
     let mut text = job_name(job.kind).to_owned();
     if let Some(slot) = job.slot {

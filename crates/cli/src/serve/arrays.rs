@@ -6,20 +6,23 @@ use crate::array::control::server::{ControlSocket, Controlled};
 use crate::error::Error;
 use block::{Device, IoError};
 use graph::Stack;
+use graph::array::Opened;
 use graph::kinds::raid::member;
 use raid::Uuid;
+use raid::admin::edit::{FAILED, failed_slots, remove};
 use raid::admin::report::ArrayReport;
 use raid::array::Array;
-use raid::jobs::{Jobs, Options, SparePool};
+use raid::jobs::{Jobs, Options, SparePool, is_called};
 use raid::metadata::{Table, probe};
 use reactor::{CoreRef, CoreStopped};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Ends the server, as SIGTERM does.
 pub type Stop = Arc<dyn Fn() + Send + Sync>;
 
-/// An array, and who keeps it: rebuilds, resyncs, scrubs.
-pub type Kept = (Arc<Array>, Arc<Jobs>);
+/// An array, and who keeps it: rebuilds, resyncs, scrubs. Nobody does where it is only read.
+pub type Kept = (Arc<Array>, Option<Arc<Jobs>>);
 
 /// Has every array of the stacks commit, and be kept, on `core`.
 ///
@@ -28,30 +31,60 @@ pub type Kept = (Arc<Array>, Arc<Jobs>);
 pub fn keep(stacks: &[Stack], core: &CoreRef) -> Result<Vec<Kept>, Error> {
     let mut kept = Vec::new();
     let spares = SparePool::default();
-    for array in stacks.iter().flat_map(|stack| &stack.arrays) {
+    for Opened { array, spares: found } in stacks.iter().flat_map(|stack| &stack.arrays) {
+        if array.is_read_only() {
+            kept.push((array.clone(), None));
+            continue;
+        }
         let subject = array.clone();
         let options = Options { spares: spares.clone(), ..Options::default() };
         let jobs = core.block_on(move |_| async move { subject.keep(options) })??;
-        kept.push((array.clone(), Arc::new(jobs)));
+        for (device, label) in found {
+            // One that does not fit is left alone: the array is served all the same.
+            if let Err(error) = jobs.add_found_spare(device.clone(), label) {
+                tracing::warn!(array = array.config().name, %error, "a spare cannot be used");
+            }
+        }
+        kept.push((array.clone(), Some(Arc::new(jobs))));
     }
     Ok(kept)
 }
 
-/// Listens for commands to the arrays of the stacks. An array whose socket cannot be made is served without one.
-pub fn listen(kept: &[Kept], stacks: &[Stack], core: &CoreRef, stop: &Stop) -> Vec<ControlSocket> {
+/// Listens for commands to the arrays of the stacks: at one socket for all if there is one, else at one for each, where
+/// an array whose socket cannot be made is served without.
+///
+/// # Errors
+/// When nobody can listen at the socket that was asked for.
+pub fn listen(
+    kept: &[Kept],
+    stacks: &[Stack],
+    core: &CoreRef,
+    stop: &Stop,
+    control: Option<&Path>,
+) -> Result<Vec<ControlSocket>, Error> {
     let is_alone = kept.len() == 1 && stacks.len() == 1;
-    let listen = |(array, jobs): &Kept| {
-        let path = path_of(array.config().uuid);
-        let name = array.config().name.clone();
+    let running = |(array, jobs): &Kept| {
         let (array, jobs, core, stop) = (array.clone(), jobs.clone(), core.clone(), stop.clone());
-        let running = Arc::new(Running { array, jobs, core, stop, is_alone });
-        ControlSocket::listen(&path, running)
+        let running = Running { array, jobs, core, stop, is_alone, last: Mutex::default() };
+        running.remember();
+        Arc::new(running)
+    };
+    if let Some(path) = control {
+        let all = Arc::new(All(kept.iter().map(running).collect()));
+        let socket = ControlSocket::listen(path, all)
+            .map_err(|error| Error::Runtime(format!("control socket {}: {error}", path.display())))?;
+        return Ok(vec![socket]);
+    }
+    let listen = |kept: &Kept| {
+        let config = kept.0.config();
+        let path = path_of(config.uuid);
+        ControlSocket::listen(&path, running(kept))
             .inspect_err(|error| {
-                tracing::warn!(array = name, %error, path = %path.display(), "no control socket");
+                tracing::warn!(array = config.name, %error, path = %path.display(), "no control socket");
             })
             .ok()
     };
-    kept.iter().filter_map(listen).collect()
+    Ok(kept.iter().filter_map(listen).collect())
 }
 
 /// Ends the service of every array, so that its next start has nothing to recover.
@@ -64,7 +97,9 @@ pub fn stop(kept: &[Kept], core: &CoreRef) -> Result<(), Error> {
         let name = array.config().name.clone();
         let (array, jobs) = (array.clone(), jobs.clone());
         let stopped = core.block_on(move |_| async move {
-            jobs.stop().await;
+            if let Some(jobs) = jobs {
+                jobs.stop().await;
+            }
             array.stop().await
         })?;
         if let Err(error) = stopped {
@@ -79,45 +114,103 @@ pub fn stop(kept: &[Kept], core: &CoreRef) -> Result<(), Error> {
 /// A running array.
 struct Running {
     array: Arc<Array>,
-    jobs: Arc<Jobs>,
+    jobs: Option<Arc<Jobs>>,
     core: CoreRef,
     stop: Stop,
     /// The server has no other devices.
     is_alone: bool,
+    /// The device that each slot had last: people call a member that is out by it.
+    last: Mutex<Vec<Option<String>>>,
+}
+
+/// All arrays of a server, behind one socket.
+struct All(Vec<Arc<Running>>);
+
+impl Controlled for All {
+    fn control(&self, array: Option<&str>, command: Command) -> Result<Done, String> {
+        let names = || self.0.iter().map(|running| running.name()).collect::<Vec<_>>().join(", ");
+        match (array, &self.0[..]) {
+            (Some(array), arrays) => {
+                let found: Vec<_> = arrays.iter().filter(|running| running.is_called(array)).collect();
+                match found[..] {
+                    [] => Err(format!("it is not served here; there are {}", names())),
+                    [running] => running.control(None, command),
+                    _ => Err(format!("there are several of the name {array}: say which by UUID")),
+                }
+            }
+            (None, [running]) => running.control(None, command),
+            (None, arrays) if command == Command::Show => {
+                let arrays = arrays.iter().map(|running| running.report()).collect();
+                Ok(Done { arrays, pid: std::process::id(), ..Done::default() })
+            }
+            (None, _) => Err(format!("which array? There are {}", names())),
+        }
+    }
 }
 
 impl Controlled for Running {
-    fn control(&self, command: Command) -> Result<Done, String> {
+    fn control(&self, array: Option<&str>, command: Command) -> Result<Done, String> {
+        if let Some(array) = array.filter(|array| !self.is_called(array)) {
+            return Err(format!("array {array} is not served here; this is {}", self.name()));
+        }
+        self.remember();
         let text = match command {
             Command::Show => String::new(),
             Command::Stop => self.end()?,
             Command::Fail { members } => self.fail(&members)?,
-            Command::Add { devices, force } => self.add(&devices, force)?,
+            Command::Remove { members } => self.remove(&members)?,
+            Command::Add { devices, force, global } => self.add(&devices, force, global)?,
             Command::ReAdd { devices } => self.re_add(&devices)?,
             Command::Replace { member, device, force } => self.replace(&member, &device, force)?,
             Command::Scrub { repair } => {
-                self.jobs.scrub(repair);
+                self.jobs()?.scrub(repair);
                 "a scrub begins".into()
             }
             Command::Pause => {
-                self.jobs.pause();
+                self.jobs()?.pause();
                 "jobs stand still".into()
             }
             Command::Resume => {
-                self.jobs.resume();
+                self.jobs()?.resume();
                 "jobs go on".into()
             }
             Command::Cancel => {
-                self.jobs.cancel();
+                self.jobs()?.cancel();
                 "what can be given up is given up".into()
             }
         };
-        let array = Some(ArrayReport::of_running(&self.array, &self.jobs.status()));
-        Ok(Done { text, array, pid: std::process::id() })
+        let array = Some(self.report());
+        Ok(Done { text, array, pid: std::process::id(), ..Done::default() })
     }
 }
 
 impl Running {
+    fn name(&self) -> &str {
+        &self.array.config().name
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        self.name() == name || Uuid::parse(name) == Some(self.array.config().uuid)
+    }
+
+    /// Who keeps the array. An array that is only read does not change.
+    fn jobs(&self) -> Result<Arc<Jobs>, String> {
+        self.jobs.clone().ok_or_else(|| "it is served read-only: nothing can be changed".to_owned())
+    }
+
+    /// Remembers which device is in which slot, before one goes.
+    fn remember(&self) {
+        let slots = self.array.slots();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.resize(slots.len(), None);
+        slots.into_iter().filter(|slot| slot.device.is_some()).for_each(|slot| last[slot.slot] = slot.device);
+    }
+
+    fn report(&self) -> ArrayReport {
+        let jobs = self.jobs.as_ref().map(|jobs| jobs.status()).unwrap_or_default();
+        ArrayReport::of_running(&self.array, &jobs)
+    }
+
     fn end(&self) -> Result<String, String> {
         if !self.is_alone {
             return Err("its server serves other devices too: end the server instead (SIGTERM)".into());
@@ -127,12 +220,20 @@ impl Running {
     }
 
     fn fail(&self, members: &[String]) -> Result<String, String> {
+        self.jobs()?;
         let table = self.array.table();
         let slots: Vec<usize> =
             members.iter().map(|member| self.slot(member, &table)).collect::<Result<_, _>>()?;
         let mut said = Vec::new();
         for slot in slots {
             let array = self.array.clone();
+            let members = array.members();
+            if !members.is_live(slot) && members.is_filling(slot) {
+                let let_go = self.core.block_on(move |_| async move { array.stop_filling(slot).await });
+                let_go.map_err(gone)?.map_err(|error| format!("slot {slot}: {error}"))?;
+                said.push(format!("the device that was filling slot {slot} is out"));
+                continue;
+            }
             let failed = self.core.block_on(move |_| async move { array.fail(slot).await });
             match failed.map_err(gone)? {
                 Ok(()) => said.push(format!("slot {slot} is out")),
@@ -145,14 +246,53 @@ impl Running {
         Ok(said.join(", "))
     }
 
-    fn add(&self, devices: &[String], force: bool) -> Result<String, String> {
+    fn remove(&self, members: &[String]) -> Result<String, String> {
+        self.jobs()?;
+        let table = self.array.table();
+        let (mut slots, mut spares) = (Vec::new(), Vec::new());
+        for name in members {
+            if name == FAILED {
+                slots.extend(failed_slots(&table));
+                continue;
+            }
+            match self.slot(name, &table) {
+                Ok(slot) => slots.push(slot),
+                Err(unknown) => spares.push((name.clone(), unknown)),
+            }
+        }
+        // Looked at before anything is done; what changes meanwhile is left alone.
+        let mut after = table.clone();
+        slots.iter().try_for_each(|slot| remove(&mut after, *slot)).map_err(|error| error.to_string())?;
+        let mut said = Vec::new();
+        for (name, unknown) in spares {
+            let jobs = self.jobs()?;
+            let removed = self.core.block_on(move |_| async move { jobs.remove_spare(&name).await });
+            let removed = removed.map_err(gone)?.map_err(|error| error.to_string())?;
+            said.push(format!("{} is no spare any more", removed.ok_or(unknown)?));
+        }
+        if !slots.is_empty() {
+            let (array, removed) = (self.array.clone(), slots.clone());
+            let done = self.core.block_on(move |_| async move { array.remove(removed).await });
+            done.map_err(gone)?.map_err(|error| error.to_string())?;
+        }
+        said.extend(slots.iter().map(|slot| format!("slot {slot} is removed")));
+        Ok(if said.is_empty() { "no member is out".into() } else { said.join(", ") })
+    }
+
+    fn add(&self, devices: &[String], force: bool, is_global: bool) -> Result<String, String> {
         let mut said = Vec::new();
         for name in devices {
             let device = self.open(name, force)?;
-            let jobs = self.jobs.clone();
-            let added = self.core.block_on(move |_| async move { jobs.add(device).await });
+            let jobs = self.jobs()?;
+            let added = self.core.block_on(move |_| async move {
+                match is_global {
+                    true => jobs.add_global_spare(device).await,
+                    false => jobs.add(device).await,
+                }
+            });
             added.map_err(gone)?.map_err(|error| error.to_string())?;
-            said.push(format!("{name} is a spare, or fills an empty slot"));
+            let whose = if is_global { " for any array of this server" } else { "" };
+            said.push(format!("{name} is a spare{whose}, or fills an empty slot"));
         }
         Ok(said.join(", "))
     }
@@ -162,7 +302,7 @@ impl Running {
         for name in devices {
             // It is one of ours: what it holds is what is wanted.
             let device = self.open(name, true)?;
-            let jobs = self.jobs.clone();
+            let jobs = self.jobs()?;
             let added = self.core.block_on(move |_| async move { jobs.re_add(device).await });
             let is_partial = added.map_err(gone)?.map_err(|error| error.to_string())?;
             let how = if is_partial { "gets what has changed" } else { "gets everything" };
@@ -174,7 +314,7 @@ impl Running {
     fn replace(&self, member: &str, name: &str, force: bool) -> Result<String, String> {
         let slot = self.slot(member, &self.array.table())?;
         let device = self.open(name, force)?;
-        let jobs = self.jobs.clone();
+        let jobs = self.jobs()?;
         let begun = self.core.block_on(move |_| async move { jobs.replace(slot, device).await });
         begun.map_err(gone)?.map_err(|error| error.to_string())?;
         Ok(format!("slot {slot} is copied to {name}"))
@@ -214,10 +354,11 @@ impl Running {
             return slot.ok_or_else(|| format!("member {uuid}: it is not in the array"));
         }
         let slots = self.array.slots();
-        let is_it =
-            |device: &str| device == name || device.split_once(':').is_some_and(|(_, path)| path == name);
+        let is_it = |device: &str| is_called(device, name);
         let slot = slots.iter().find(|slot| slot.device.as_deref().is_some_and(is_it)).map(|slot| slot.slot);
-        slot.ok_or_else(|| {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = || last.iter().position(|device| device.as_deref().is_some_and(is_it));
+        slot.or_else(before).ok_or_else(|| {
             let known: Vec<_> = slots.iter().filter_map(|slot| slot.device.as_deref()).collect();
             format!("member {name}: it is not in the array; there are {}", known.join(", "))
         })

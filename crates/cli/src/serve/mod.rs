@@ -11,11 +11,12 @@ use crate::output::Output;
 use crate::stack::StackArgs;
 use clap::ArgMatches;
 use exports::vhost_user_blk::contain_truncation;
-use graph::StackPlan;
 use graph::spec::CpuList;
+use graph::{DevicePlan, StackPlan};
 use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
+use std::path::PathBuf;
 
 /// The arguments of `freestone serve`.
 #[derive(clap::Args, Debug)]
@@ -31,6 +32,9 @@ pub struct ServeArgs {
     /// How long a core polls without work before it sleeps, at most; adapts to the load below that
     #[arg(long, value_name = "N|always|never", default_value = "50", value_parser = args::value::<PollUs>)]
     poll_us: PollUs,
+    /// Where freestone array reaches the arrays that are served [default: a socket for each, called after its UUID]
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
@@ -51,6 +55,10 @@ struct ExportPlan {
 impl ServePlan {
     fn parse(args: &ServeArgs, matches: &ArgMatches) -> Result<ServePlan, Error> {
         let stack = args.stack.plan(matches)?;
+        if let (Some(path), false) = (&args.control, stack.devices().iter().any(DevicePlan::has_array)) {
+            let path = path.display();
+            return Err(Error::Usage(format!("--control {path}: no array is served that it could control")));
+        }
         let cores = args::core_configs(args.cores.as_ref(), args.poll_us.0);
         let mut exports: Vec<ExportPlan> = Vec::new();
         for text in &args.export {
@@ -107,7 +115,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
     let mut signals = Signals::install()?;
     let mut server = server.start_exports(&plan)?;
-    server.start_controls(&signals.stop());
+    server.start_controls(&signals.stop(), args.control.as_deref())?;
     server.announce(output);
     notify_service_manager(sd_notify::NotifyState::Ready);
     loop {

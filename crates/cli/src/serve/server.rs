@@ -12,6 +12,7 @@ use exports::vhost_user_blk::{SocketMode, Stats, VhostUserBlk};
 use graph::Stack;
 use reactor::{CoreRef, Cores};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A running server. Fields are dropped in this order: control sockets and exports, then devices, then the cores they
@@ -45,8 +46,12 @@ impl Server {
     }
 
     /// Listens for commands to the arrays; `stop` ends the server.
-    pub fn start_controls(&mut self, stop: &Stop) {
-        self.controls = arrays::listen(&self.arrays, &self.stacks, &self.cores.get(0), stop);
+    ///
+    /// # Errors
+    /// When nobody can listen at the `control` socket.
+    pub fn start_controls(&mut self, stop: &Stop, control: Option<&Path>) -> Result<(), Error> {
+        self.controls = arrays::listen(&self.arrays, &self.stacks, &self.cores.get(0), stop, control)?;
+        Ok(())
     }
 
     /// Starts the exports: clients may connect from now on.

@@ -29,6 +29,8 @@ pub struct Wanted {
     pub run: bool,
     /// Start although data may be lost.
     pub force: bool,
+    /// It is only to be read: what this program may not write will do.
+    pub read_only: bool,
 }
 
 /// An array that may be started, and its members' devices.
@@ -59,6 +61,22 @@ impl Selection {
     pub async fn start(self, wall_ns: u64) -> Result<Arc<Array>, StartError> {
         let Selection { assembly, found, .. } = self;
         Array::start(Start::new(assembly, wall_ns, false, |member| found.get(&member.name).cloned())).await
+    }
+
+    /// Starts the array for reading only: nothing is written to any member. On a core.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start_read_only(self, wall_ns: u64) -> Result<Arc<Array>, StartError> {
+        let Selection { assembly, found, .. } = self;
+        let start = Start::new(assembly, wall_ns, false, |member| found.get(&member.name).cloned());
+        Array::start_read_only(start).await
+    }
+
+    /// Spares that the array may take, with their devices.
+    pub fn spares(&self) -> Vec<(Arc<dyn Device>, Found)> {
+        let spare = |found: &Found| Some((self.found.get(&found.name)?.clone(), found.clone()));
+        self.assembly.spares.iter().filter_map(spare).collect()
     }
 
     /// The name of the array.
@@ -157,7 +175,7 @@ pub async fn select(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selec
         Ok(assembly) => assembly,
         Err(refusal) => return Err(OpenError::Refused { refusal, unopened }),
     };
-    if let Some(why) = &assembly.read_only {
+    if let Some(why) = assembly.read_only.as_ref().filter(|_| !wanted.read_only) {
         let array = assembly.table.config.name.clone();
         return Err(OpenError::ReadOnly { array, why: why.clone() });
     }

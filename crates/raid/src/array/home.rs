@@ -122,7 +122,8 @@ impl Home {
             if kind == Kind::NewLog {
                 table.nonce = shared.new_nonce();
             }
-            let targets = owner.targets();
+            // Of an array that is only read nobody is told: it is forgotten when it ends.
+            let targets = if shared.is_read_only { Vec::new() } else { owner.targets() };
             let results = shared.store.commit(&targets, &table).await;
             let failures: Vec<(usize, IoError)> =
                 results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?))).collect();
@@ -294,6 +295,9 @@ impl Home {
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
         let _quiet = Turn::take(&self.quiet).await;
         self.close_gates().await;
+        if self.shared.is_read_only {
+            return Ok(());
+        }
         self.shared.check_frozen()?;
         if self.shared.config.consistency == Consistency::Bitmap {
             let mut memory = Vec::new();

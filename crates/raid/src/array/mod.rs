@@ -79,6 +79,11 @@ impl Array {
         &self.shared.counters
     }
 
+    /// Whether it was started for reading only.
+    pub fn is_read_only(&self) -> bool {
+        self.shared.is_read_only
+    }
+
     /// Whether nothing can be served any more.
     pub fn is_frozen(&self) -> bool {
         self.shared.is_frozen()
@@ -109,11 +114,7 @@ impl Array {
     /// # Errors
     /// [`IoError::Invalid`] when the array would not survive it; what the commit says.
     pub async fn fail(&self, slot: usize) -> IoResult {
-        let geometry = &self.shared.config.geometry;
-        let group = slot / geometry.group_members() * geometry.group_members();
-        let others = (group..group + geometry.group_members())
-            .filter(|other| *other != slot && self.shared.members.is_live(*other));
-        if slot >= geometry.members() || others.count() < geometry.data || geometry.parity == 0 {
+        if slot >= self.shared.config.geometry.members() || !self.shared.can_lose(slot) {
             return Err(IoError::Invalid);
         }
         self.owner();
@@ -159,7 +160,9 @@ impl Array {
             Home::settle(&owner);
         }
         let owners = self.shared.owner_cores();
-        if self.shared.config.geometry.parity > 0 && !owners.iter().any(|other| other.is_same(&core)) {
+        // A core that joins brings a new log, which is written; and without writes there is little to own.
+        let has_work = self.shared.config.geometry.parity > 0 && !self.shared.is_read_only;
+        if has_work && !owners.iter().any(|other| other.is_same(&core)) {
             self.join(&owner, core);
         }
         owner

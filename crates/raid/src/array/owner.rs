@@ -345,7 +345,8 @@ pub(crate) async fn keep_regions(owner: Weak<Owner>) {
         let Some(core) = owner.upgrade().map(|owner| owner.core.clone()) else { return };
         core.sleep(SWEEP_NS).await;
         let Some(owner) = owner.upgrade() else { return };
-        if owner.shared.config.consistency != Consistency::Bitmap || owner.shared.is_frozen() {
+        let is_idle = owner.shared.is_frozen() || owner.shared.is_read_only;
+        if owner.shared.config.consistency != Consistency::Bitmap || is_idle {
             continue;
         }
         if owner.shared.regions.sweep(&mut memory) > 0

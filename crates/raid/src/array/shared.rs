@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     pub code: Code,
     pub members: Arc<Members>,
     pub limits: Arc<SharedLimits>,
+    /// Whether nothing may be written to any member.
+    pub is_read_only: bool,
     pub regions: RegionMap,
     pub bad: BadBlocks,
     pub store: Store,
@@ -111,6 +113,7 @@ impl Shared {
             code: config.code(),
             config,
             members,
+            is_read_only: limits.get().read_only,
             limits,
             regions,
             bad,
@@ -243,6 +246,15 @@ impl Shared {
         }
         self.check_frozen()?;
         self.at_home(move |home| Box::pin(async move { home.take_out(slot, which, reason).await })).await
+    }
+
+    /// Whether a slot's group can do without its member.
+    pub fn can_lose(&self, slot: usize) -> bool {
+        let geometry = &self.config.geometry;
+        let first = slot / geometry.group_members() * geometry.group_members();
+        let others = (first..first + geometry.group_members())
+            .filter(|other| *other != slot && self.members.is_live(*other));
+        geometry.parity > 0 && others.count() >= geometry.data
     }
 
     /// Freezes when a group has lost more members than parity stands for.

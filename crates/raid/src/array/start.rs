@@ -116,6 +116,14 @@ pub enum StartError {
         /// The stripe.
         stripe: u64,
     },
+    /// It is to be read only, and would have to be written first.
+    #[error("array {name}: it cannot be served read-only: {what}; readonly=on writes nothing")]
+    ReadOnly {
+        /// The array.
+        name: String,
+        /// What would have to be written.
+        what: String,
+    },
     /// The log cannot be replayed.
     #[error("array {name}: {error}")]
     Recovery {
@@ -139,6 +147,8 @@ struct Starting {
     is_durable: bool,
     /// Whether the log is replayed and regions that were being written are marked.
     is_recovered: bool,
+    /// Whether nothing may be written.
+    is_read_only: bool,
 }
 
 impl Array {
@@ -155,6 +165,24 @@ impl Array {
         starting.take_out_absent().await?;
         let (regions, bad) = starting.recover().await?;
         starting.finish(limits, regions, bad).await
+    }
+
+    /// Starts an array that is only read: nothing is written to any member, now or later. On a core.
+    ///
+    /// Nothing of this start is remembered, and nobody is kept from serving the array for writing: the caller sees to
+    /// that.
+    ///
+    /// # Errors
+    /// See [`StartError`]; [`StartError::ReadOnly`] when something would have to be recovered first.
+    pub async fn start_read_only(start: Start) -> Result<Arc<Array>, StartError> {
+        let name = start.table.config.name.clone();
+        let config = Arc::new(start.table.config.clone());
+        config.check().map_err(|error| StartError::Config { name, error })?;
+        let mut starting = Starting::open(config, start)?;
+        starting.is_read_only = true;
+        let limits = starting.limits()?;
+        let (regions, bad) = starting.look().await?;
+        Ok(starting.into_array(limits, regions, bad))
     }
 }
 
@@ -183,6 +211,7 @@ impl Starting {
             needs_sync,
             is_durable: false,
             is_recovered: false,
+            is_read_only: false,
         })
     }
 
@@ -193,6 +222,7 @@ impl Starting {
             block_size: self.config.block_size,
             optimal_io_size: u32::try_from(geometry.stripe_bytes()).unwrap_or(0),
             discard_alignment: u32::try_from(geometry.stripe_bytes()).unwrap_or(self.config.block_size),
+            read_only: self.is_read_only,
             ..Limits::new(geometry.capacity())
         };
         for member in self.members.iter().flatten() {
@@ -206,7 +236,7 @@ impl Starting {
                 let needed = member.layout.member_bytes;
                 return Err(unfit(format!("{} bytes, {needed} were in use", theirs.capacity)));
             }
-            if theirs.read_only {
+            if theirs.read_only && !self.is_read_only {
                 return Err(unfit("it is read-only".into()));
             }
             if theirs.block_size > self.config.block_size {
@@ -439,6 +469,52 @@ impl Starting {
         }
     }
 
+    /// Reads region map and bad blocks of an array that is only read, if it can be served as it is.
+    async fn look(&mut self) -> Result<(RegionMap, BadBlocks), StartError> {
+        let refuse = |what: String| Err(StartError::ReadOnly { name: self.config.name.clone(), what });
+        if !self.table.is_clean {
+            return refuse(
+                "it was not stopped in good order, or is served now: it may have to be recovered".into(),
+            );
+        }
+        if self.needs_sync {
+            return refuse("it was forced, so its parity has to be made again".into());
+        }
+        if self.table.reshape.is_some() {
+            return refuse("it is changing its shape".into());
+        }
+        // What is being filled does not hold everything: it is left alone, as are those that are not here.
+        let is_out = |slot: &usize| self.members[*slot].is_none() || !self.table.members[*slot].is_live();
+        let out: Vec<usize> = (0..self.members.len()).filter(is_out).collect();
+        self.leave_out(&out)?;
+        let regions = loop {
+            match RegionMap::load(&self.config, self.table.initial_region, &self.live_targets()).await {
+                Ok(regions) => break regions,
+                Err(MemberFailures(failures)) => self.leave_out(&slots_of(&failures))?,
+            }
+        };
+        let bad = loop {
+            match BadBlocks::load(self.config.uuid, &self.live_targets()).await {
+                Ok(bad) => break bad,
+                Err(MemberFailures(failures)) => self.leave_out(&slots_of(&failures))?,
+            }
+        };
+        let unsynced = regions.count(region_map::NEED_SYNC);
+        if self.config.geometry.data == 1 && self.config.geometry.parity > 0 && unsynced > 0 {
+            let name = self.config.name.clone();
+            let what = format!("copies of {unsynced} regions may differ until they are synced");
+            return Err(StartError::ReadOnly { name, what });
+        }
+        Ok((regions, bad))
+    }
+
+    /// Goes on without members, and tells nobody.
+    fn leave_out(&mut self, slots: &[usize]) -> Result<(), StartError> {
+        self.take_out(slots, Reason::Absent);
+        slots.iter().for_each(|slot| self.members[*slot] = None);
+        self.check_redundancy()
+    }
+
     /// From here on entries of the log are of this assembly.
     async fn finish(
         mut self,
@@ -452,6 +528,10 @@ impl Starting {
             true => self.table.nonce,
         };
         self.commit(|table| (table.nonce, table.is_clean) = (nonce, false)).await?;
+        Ok(self.into_array(limits, regions, bad))
+    }
+
+    fn into_array(self, limits: Limits, regions: RegionMap, bad: BadBlocks) -> Arc<Array> {
         let Starting { config, table, members, channels, store, clock, .. } = self;
         let mut own = Vec::new();
         let mut filling = Vec::new();
@@ -472,6 +552,10 @@ impl Starting {
         let limits = SharedLimits::new(limits);
         let name = format!("raid:{}", config.name);
         let shared = Shared::new(config, Arc::new(members), limits, regions, bad, (store, table), clock);
-        Ok(Arc::new(Array { name, shared: Arc::new(shared) }))
+        Arc::new(Array { name, shared: Arc::new(shared) })
     }
+}
+
+fn slots_of(failures: &[(usize, IoError)]) -> Vec<usize> {
+    failures.iter().map(|(slot, _)| *slot).collect()
 }

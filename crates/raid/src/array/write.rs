@@ -515,7 +515,7 @@ impl Owner {
         self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?;
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
         data.copy_from(scratch.bytes(strip));
-        if strips.live >> strip & 1 == 1 {
+        if strips.live >> strip & 1 == 1 && !self.shared.is_read_only {
             self.repair(scratch, stripe, strip, offset).await?;
         }
         Ok(())

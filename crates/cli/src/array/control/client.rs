@@ -18,6 +18,8 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Client {
     stream: BufReader<UnixStream>,
     path: PathBuf,
+    /// The array that is meant, where a socket may be for several.
+    array: Option<String>,
 }
 
 impl Client {
@@ -27,7 +29,7 @@ impl Client {
     /// When nobody listens there.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = BufReader::new(UnixStream::connect(path)?);
-        let client = Client { stream, path: path.into() };
+        let client = Client { stream, path: path.into(), array: None };
         client.wait_at_most(ANSWER_TIMEOUT)?;
         Ok(client)
     }
@@ -49,7 +51,8 @@ impl Client {
     /// What the server says, or that it says nothing.
     pub fn ask(&mut self, command: Command) -> Result<Done, String> {
         let failed = |error: io::Error| format!("control socket {}: {error}", self.path.display());
-        let mut line = serde_json::to_vec(&Request { version: VERSION, command }).expect("plain data");
+        let request = Request { version: VERSION, array: self.array.clone(), command };
+        let mut line = serde_json::to_vec(&request).expect("plain data");
         line.push(b'\n');
         self.stream.get_mut().write_all(&line).map_err(failed)?;
         let mut answer = Vec::new();
@@ -61,6 +64,31 @@ impl Client {
             .map_err(|error| format!("control socket {}: {error}", self.path.display()))?;
         reply.into_result()
     }
+}
+
+/// The array of that name or UUID that is served with its control socket at `path`.
+///
+/// # Errors
+/// When nobody listens there, or the array is none of that server's.
+pub fn at(path: &Path, array: &str) -> Result<(Client, ArrayReport), String> {
+    let mut client = reach(path)?;
+    client.array = Some(array.to_owned());
+    let done = client.ask(Command::Show)?;
+    let report = done.array.ok_or_else(|| format!("control socket {}: no answer", path.display()))?;
+    Ok((client, report))
+}
+
+/// All arrays of the server whose control socket is `path`.
+///
+/// # Errors
+/// When nobody listens there.
+pub fn all_at(path: &Path) -> Result<Vec<ArrayReport>, String> {
+    let done = reach(path)?.ask(Command::Show)?;
+    Ok(done.array.into_iter().chain(done.arrays).collect())
+}
+
+fn reach(path: &Path) -> Result<Client, String> {
+    Client::connect(path).map_err(|error| format!("control socket {}: {error}", path.display()))
 }
 
 /// The running array of that name or UUID, and what it says about itself; `None` when none runs.

@@ -5,6 +5,9 @@
 //!   ← {"version":1,"ok":{"text":"slot 3 (/dev/sdd) is out"}}
 //!   ← {"version":1,"error":"slot 3: there is no such slot in array data (0 to 2)"}
 //! ```
+//!
+//! A server of several arrays may have one socket for all of them: `"array":"data"` says which one is meant, by name or
+//! UUID. Without it `show` answers with `"arrays"`.
 
 use raid::admin::report::ArrayReport;
 use serde::{Deserialize, Serialize};
@@ -19,6 +22,9 @@ pub const MAX_LINE: usize = 2 << 20;
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
+    /// The array by name or UUID; not needed where there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub array: Option<String>,
     /// What is asked for.
     #[serde(flatten)]
     pub command: Command,
@@ -37,12 +43,20 @@ pub enum Command {
         /// The members.
         members: Vec<String>,
     },
+    /// Let members go that are out (`failed`: all of them), and spares.
+    Remove {
+        /// The members.
+        members: Vec<String>,
+    },
     /// Take devices as spares: empty slots are filled with them at once, others when a member fails.
     Add {
         /// Paths or device specifications, as the server sees them.
         devices: Vec<String>,
         /// Whatever lies on them may be overwritten.
         force: bool,
+        /// They are spares for every array of the server.
+        #[serde(default)]
+        global: bool,
     },
     /// Take former members back into their slots: what has changed since is copied.
     ReAdd {
@@ -93,6 +107,9 @@ pub struct Done {
     /// The array as it is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<ArrayReport>,
+    /// All arrays, when none was named and there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arrays: Vec<ArrayReport>,
     /// The process that serves it.
     #[serde(default)]
     pub pid: u32,
@@ -117,11 +134,11 @@ impl Reply {
     }
 }
 
-/// The command of a line.
+/// What a line asks for.
 ///
 /// # Errors
 /// With a sentence for whoever sent it.
-pub fn parse_request(line: &[u8]) -> Result<Command, String> {
+pub fn parse_request(line: &[u8]) -> Result<Request, String> {
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
@@ -132,8 +149,7 @@ pub fn parse_request(line: &[u8]) -> Result<Command, String> {
     if found.version != VERSION {
         return Err(format!("version {} of the protocol: this server speaks {VERSION}", found.version));
     }
-    let request: Request = serde_json::from_slice(line).map_err(|error| format!("no request: {error}"))?;
-    Ok(request.command)
+    serde_json::from_slice(line).map_err(|error| format!("no request: {error}"))
 }
 
 #[cfg(test)]
@@ -143,13 +159,19 @@ mod tests {
     #[test]
     fn requests_are_one_line_and_survive_it() {
         for command in [Command::Show, Command::Fail { members: vec!["/dev/a\nb".into()] }, Command::Stop] {
-            let line = serde_json::to_string(&Request { version: VERSION, command }).expect("plain data");
+            let array = Some("da\nta".to_owned());
+            let line =
+                serde_json::to_string(&Request { version: VERSION, array, command }).expect("plain data");
             assert!(!line.contains('\n'));
-            let command = parse_request(line.as_bytes()).unwrap();
-            assert_eq!(serde_json::to_string(&Request { version: VERSION, command }).unwrap(), line);
+            assert_eq!(serde_json::to_string(&parse_request(line.as_bytes()).unwrap()).unwrap(), line);
         }
         let text = r#"{"version":1,"command":"fail","members":["3"]}"#;
-        assert_eq!(parse_request(text.as_bytes()), Ok(Command::Fail { members: vec!["3".into()] }));
+        let command = Command::Fail { members: vec!["3".into()] };
+        assert_eq!(parse_request(text.as_bytes()), Ok(Request { version: 1, array: None, command }));
+        // What older clients do not say.
+        let text = r#"{"version":1,"command":"add","devices":["/dev/a"],"force":true}"#;
+        let command = Command::Add { devices: vec!["/dev/a".into()], force: true, global: false };
+        assert_eq!(parse_request(text.as_bytes()).unwrap().command, command);
     }
 
     #[test]

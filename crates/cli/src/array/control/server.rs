@@ -1,6 +1,6 @@
 //! The side of the control socket that `freestone serve` has: a thread that listens, and one for each client.
 
-use super::protocol::{Command, Done, MAX_LINE, Reply, parse_request};
+use super::protocol::{Command, Done, MAX_LINE, Reply, Request, parse_request};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -18,11 +18,11 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a control socket controls. Called on a client's thread, which may wait.
 pub trait Controlled: Send + Sync {
-    /// Carries a command out.
+    /// Carries a command out, for an array by name or UUID if one was named.
     ///
     /// # Errors
     /// With a sentence that names object and value.
-    fn control(&self, command: Command) -> Result<Done, String>;
+    fn control(&self, array: Option<&str>, command: Command) -> Result<Done, String>;
 }
 
 /// A socket that is being listened on. Dropping it ends that, and removes the socket.
@@ -134,7 +134,8 @@ fn serve(stream: &UnixStream, controlled: &dyn Controlled) -> io::Result<()> {
             };
             return answer(stream, Err(why));
         }
-        answer(stream, parse_request(&line).and_then(|command| controlled.control(command)))?;
+        let carry_out = |request: Request| controlled.control(request.array.as_deref(), request.command);
+        answer(stream, parse_request(&line).and_then(carry_out))?;
     }
 }
 
@@ -152,7 +153,7 @@ mod tests {
     struct Echo;
 
     impl Controlled for Echo {
-        fn control(&self, command: Command) -> Result<Done, String> {
+        fn control(&self, _: Option<&str>, command: Command) -> Result<Done, String> {
             match command {
                 Command::Fail { members } => Ok(Done { text: members.join(" "), ..Done::default() }),
                 _ => Err("not here".into()),

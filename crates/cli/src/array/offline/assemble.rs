@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// # Errors
 /// When it cannot be assembled, with the reason.
 pub fn run(args: &AssembleArgs, output: Output) -> Result<(), Error> {
-    let wanted = Wanted { array: args.members.name.clone(), run: args.run, force: args.force };
+    let wanted =
+        Wanted { array: args.members.name.clone(), run: args.run, force: args.force, read_only: false };
     let selection = select(&args.members, &wanted)?;
     super::say_warnings(&selection.warnings, output);
     let config = selection.assembly.table.config.clone();

@@ -20,7 +20,7 @@ const MAX_TOLD: usize = 1000;
 /// # Errors
 /// When something is wrong and was not repaired, or the check cannot be done.
 pub fn run(args: &CheckArgs, output: Output) -> Result<(), Error> {
-    let wanted = Wanted { array: args.members.name.clone(), run: true, force: false };
+    let wanted = Wanted { array: args.members.name.clone(), run: true, ..Wanted::default() };
     let mut selection = select(&args.members, &wanted)?;
     super::say_warnings(&selection.warnings, output);
     let mut was_recovered = false;

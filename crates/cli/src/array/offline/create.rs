@@ -8,7 +8,7 @@ use crate::output::{Output, human_bytes};
 use block::Device;
 use graph::array::wall_ns;
 use raid::Level;
-use raid::metadata::{CreateError, CreateOptions, Identities, Shape, Table, create};
+use raid::metadata::{CreateError, CreateOptions, Identities, Shape, Table, create_with_spares};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -28,6 +28,10 @@ pub fn run(args: &CreateArgs, output: Output) -> Result<(), Error> {
     for candidate in open(&args.members, Access::Write)? {
         members.push(candidate.device?);
     }
+    let mut spares: Vec<Arc<dyn Device>> = Vec::new();
+    for candidate in open(&args.spare, Access::Write)? {
+        spares.push(candidate.device?);
+    }
     let options = CreateOptions {
         shape,
         force: args.force,
@@ -36,8 +40,9 @@ pub fn run(args: &CreateArgs, output: Output) -> Result<(), Error> {
         now_ns: wall_ns(),
         identities: Identities::System,
     };
-    let table = reactor::run(async move { create(&members, &options).await }).map_err(failed)?;
-    announce(&table, &args.members, output);
+    let table =
+        reactor::run(async move { create_with_spares(&members, &spares, &options).await }).map_err(failed)?;
+    announce(&table, args, output);
     Ok(())
 }
 
@@ -65,14 +70,19 @@ fn shape(args: &CreateArgs) -> Result<Shape, Error> {
     })
 }
 
-fn announce(table: &Table, members: &[String], output: Output) {
+fn announce(table: &Table, args: &CreateArgs, output: Output) {
     let config = &table.config;
     let shape = text::shape(config);
     let capacity = config.geometry.capacity();
     let is_synced = table.initial_region == 0 || config.geometry.parity == 0;
     let synced = if is_synced { "" } else { "; parity is made as regions are written" };
+    let spares = match args.spare.len() {
+        0 => String::new(),
+        1 => ", 1 spare".into(),
+        count => format!(", {count} spares"),
+    };
     let human = format!(
-        "created array {} ({}): level {shape}, {} ({capacity} bytes), consistency {}{synced}",
+        "created array {} ({}): level {shape}, {} ({capacity} bytes), consistency {}{spares}{synced}",
         config.name,
         config.uuid,
         human_bytes(capacity),
@@ -86,7 +96,8 @@ fn announce(table: &Table, members: &[String], output: Output) {
         "strip_bytes": config.geometry.strip_bytes,
         "consistency": config.consistency.name(),
         "is_synced": is_synced,
-        "members": members,
+        "members": args.members,
+        "spares": args.spare,
     });
     output.event("created", human, fields);
 }

@@ -5,6 +5,7 @@ pub mod check;
 pub mod create;
 pub mod edit;
 pub mod examine;
+pub mod fill;
 pub mod members;
 pub mod show;
 

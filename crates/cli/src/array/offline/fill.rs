@@ -1,0 +1,135 @@
+//! Members of an array that does not run are filled: the array is started in this process, without clients, until
+//! they hold everything.
+
+use super::edit::{of_array, open_unused, selected};
+use super::members::{Access, open};
+use crate::array::args::{ReAddArgs, ReplaceArgs};
+use crate::array::text;
+use crate::error::Error;
+use crate::output::Output;
+use block::Device;
+use graph::array::wall_ns;
+use raid::admin::edit::slot_of;
+use raid::admin::open::Selection;
+use raid::admin::report::ArrayReport;
+use raid::array::Array;
+use raid::array::members::SlotState;
+use raid::jobs::{Jobs, Options};
+use serde_json::json;
+use std::future::Future;
+use std::io::{IsTerminal, Write};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+
+/// How often progress is told.
+const LOOK_NS: u64 = 200_000_000;
+
+/// What is to be done.
+enum Task {
+    /// A device takes the place of a slot's member.
+    Replace(usize, Arc<dyn Device>),
+    /// Former members come back.
+    ReAdd(Vec<Arc<dyn Device>>),
+}
+
+/// `freestone array replace` of an array that does not run: returns when the copy is the slot's member.
+///
+/// # Errors
+/// When there is no such member, or the copy does not succeed; the member is still the slot's then.
+pub fn replace(args: &ReplaceArgs, output: Output) -> Result<(), Error> {
+    let selection = selected(&args.array, &args.place, output)?;
+    let slot = slot_of(&selection, &args.member)
+        .ok_or_else(|| of_array(&args.array, &format!("member {}: it is not in the array", args.member)))?;
+    let device = open_unused(&args.with, args.force)?;
+    fill(&args.array, selection, Task::Replace(slot, device))?;
+    let human = format!("array {} (not running): {} is slot {slot} now", args.array, args.with);
+    let fields = json!({ "array": args.array, "running": false, "slot": slot, "device": args.with });
+    output.event("replaced", human, fields);
+    Ok(())
+}
+
+/// `freestone array re-add` to an array that does not run: returns when the members hold everything again.
+///
+/// # Errors
+/// When one is no former member, or cannot be filled.
+pub fn re_add(args: &ReAddArgs, output: Output) -> Result<(), Error> {
+    let selection = selected(&args.array, &args.place, output)?;
+    let mut devices = Vec::new();
+    for name in &args.devices {
+        devices.push(match selection.found.get(name) {
+            Some(device) => device.clone(),
+            None => open(std::slice::from_ref(name), Access::Write)?.remove(0).device?,
+        });
+    }
+    fill(&args.array, selection, Task::ReAdd(devices))?;
+    let human = format!("array {} (not running): {} back", args.array, args.devices.join(", "));
+    let fields = json!({ "array": args.array, "running": false, "devices": args.devices });
+    output.event("re-added", human, fields);
+    Ok(())
+}
+
+/// Starts the array, has a task done, and stops it in good order.
+fn fill(name: &str, selection: Selection, task: Task) -> Result<(), Error> {
+    let name = name.to_owned();
+    reactor::run(async move {
+        let array = selection.start(wall_ns()).await.map_err(|error| Error::Runtime(error.to_string()))?;
+        let jobs = array.keep(Options::default())?;
+        let result = work(&array, &jobs, task).await;
+        jobs.stop().await;
+        let stopped = array.stop().await;
+        result.map_err(|error| of_array(&name, &error))?;
+        stopped.map_err(|error| of_array(&name, &format!("it cannot be stopped in good order: {error}")))
+    })
+}
+
+async fn work(array: &Arc<Array>, jobs: &Jobs, task: Task) -> Result<(), String> {
+    let devices = match task {
+        Task::Replace(slot, device) => {
+            jobs.replace(slot, device.clone()).await.map_err(|error| error.to_string())?;
+            vec![device]
+        }
+        Task::ReAdd(devices) => {
+            for device in &devices {
+                jobs.re_add(device.clone()).await.map_err(|error| error.to_string())?;
+            }
+            devices
+        }
+    };
+    let is_member = |device: &Arc<dyn Device>| {
+        let is_it = |slot: &raid::array::SlotStatus| {
+            slot.device.as_deref() == Some(device.name()) && slot.state == SlotState::Live
+        };
+        array.slots().iter().any(|slot| is_it(slot) && slot.filled.is_none())
+    };
+    let core = reactor::current();
+    let mut idle = pin!(jobs.idle());
+    let mut is_idle = false;
+    while !is_idle && !devices.iter().all(is_member) {
+        let mut pause = core.sleep(LOOK_NS);
+        is_idle = std::future::poll_fn(|cx| match idle.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending => Pin::new(&mut pause).poll(cx).map(|()| false),
+        })
+        .await;
+        tell(array, jobs);
+    }
+    match devices.iter().find(|device| !is_member(device)) {
+        None => Ok(()),
+        Some(device) => {
+            let status = jobs.status();
+            let why = status.events.last().map_or("nothing was done", |event| &event.text);
+            Err(format!("{}: it is no member: {why}", device.name()))
+        }
+    }
+}
+
+/// Shows how far it is, to people who watch.
+fn tell(array: &Arc<Array>, jobs: &Jobs) {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal()
+        && let Some(job) = ArrayReport::of_running(array, &jobs.status()).jobs.first()
+    {
+        let _ = write!(stderr, "\r{}\x1b[K", text::job(job));
+    }
+}
