@@ -1,0 +1,206 @@
+//! Disks in memory that write down what is done to them, and in which order.
+
+use block::{
+    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
+};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Bytes of a sector, which a write never tears.
+pub const SECTOR: usize = 512;
+
+/// What a write leaves on a disk.
+#[derive(Clone)]
+pub struct Change {
+    /// The disk.
+    pub disk: usize,
+    /// Bytes from its beginning.
+    pub offset: usize,
+    /// How many.
+    pub len: usize,
+    /// What; `None` for zeroes.
+    bytes: Option<Vec<u8>>,
+}
+
+impl Change {
+    /// Applies some of its sectors.
+    pub fn apply(&self, disk: &mut [u8], sectors: Range<usize>) {
+        let part = sectors.start * SECTOR..sectors.end * SECTOR;
+        let place = &mut disk[self.offset + part.start..self.offset + part.end];
+        match &self.bytes {
+            Some(bytes) => place.copy_from_slice(&bytes[part]),
+            None => place.fill(0),
+        }
+    }
+
+    /// How many sectors it has.
+    pub fn sectors(&self) -> usize {
+        self.len / SECTOR
+    }
+
+    /// Whether both touch a byte.
+    pub fn overlaps(&self, other: &Change) -> bool {
+        self.disk == other.disk
+            && self.offset < other.offset + other.len
+            && other.offset < self.offset + self.len
+    }
+}
+
+/// What happens, in its order. Changes and flushes are named by their number.
+pub enum Event {
+    /// A write has come to a disk.
+    Write { number: usize, change: Change, is_fua: bool },
+    /// A flush has come to a disk.
+    Flush { number: usize, disk: usize },
+    /// A write or a flush has been answered.
+    Done { number: usize },
+    /// The array's user, or the operator.
+    Note(Note),
+}
+
+/// What the array's user and its operator see.
+#[derive(Clone, Debug)]
+pub enum Note {
+    /// The array was made.
+    Created,
+    /// Something new is to stand in sectors of the array; the tag says what.
+    Begin { write: u64, tag: u64, sectors: Range<u64> },
+    /// The array has said that it does.
+    Acknowledged { write: u64 },
+    /// So many members may be lost from now on.
+    Redundancy(usize),
+}
+
+/// The log of all disks.
+#[derive(Clone, Default)]
+pub struct Log(Arc<Mutex<(Vec<Event>, usize)>>);
+
+impl Log {
+    fn lock(&self) -> MutexGuard<'_, (Vec<Event>, usize)> {
+        self.0.lock().expect("no test panics with the log locked")
+    }
+
+    /// Notes what the user or the operator sees.
+    pub fn note(&self, note: Note) {
+        self.lock().0.push(Event::Note(note));
+    }
+
+    /// Everything so far; the log is empty afterwards.
+    pub fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut self.lock().0)
+    }
+
+    /// Notes the beginning of a write or a flush; its number.
+    fn begin(&self, event: impl FnOnce(usize) -> Event) -> usize {
+        let (events, next) = &mut *self.lock();
+        *next += 1;
+        events.push(event(*next));
+        *next
+    }
+
+    fn end(&self, number: usize) {
+        self.lock().0.push(Event::Done { number });
+    }
+}
+
+/// A disk with a volatile cache: what was not flushed or written with FUA may be lost.
+pub struct Disk {
+    name: String,
+    index: usize,
+    log: Option<Log>,
+    bytes: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Disk {
+    /// An empty disk of `bytes` bytes that writes into a log.
+    pub fn logged(index: usize, bytes: usize, log: &Log) -> Disk {
+        Disk { log: Some(log.clone()), ..Disk::holding(index, vec![0; bytes]) }
+    }
+
+    /// A disk that holds `bytes`.
+    pub fn holding(index: usize, bytes: Vec<u8>) -> Disk {
+        Disk { name: format!("disk{index}"), index, log: None, bytes: Arc::new(Mutex::new(bytes)) }
+    }
+}
+
+impl Device for Disk {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn limits(&self) -> Limits {
+        let capacity = self.bytes.lock().expect("no test panics with a disk locked").len() as u64;
+        Limits { volatile_cache: true, ..Limits::new(capacity) }
+    }
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        let (limits, log, bytes) = (self.limits(), self.log.clone(), self.bytes.clone());
+        Ok(Rc::new(DiskChannel { index: self.index, limits, log, bytes }))
+    }
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn unmap_region(&self, _: &MemoryRegion) {}
+}
+
+struct DiskChannel {
+    index: usize,
+    limits: Limits,
+    log: Option<Log>,
+    bytes: Arc<Mutex<Vec<u8>>>,
+}
+
+impl DiskChannel {
+    fn change(&self, req: &Request<'_>, offset: u64) -> Option<Change> {
+        let (offset, len) = (offset as usize, req.len as usize);
+        let bytes = match req.op {
+            Op::Read | Op::Flush => return None,
+            Op::WriteZeroes | Op::Discard => None,
+            Op::Write => {
+                let mut bytes = vec![0; len];
+                req.data.copy_to(&mut bytes);
+                Some(bytes)
+            }
+        };
+        Some(Change { disk: self.index, offset, len, bytes })
+    }
+
+    async fn run(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        self.limits.check(req, offset)?;
+        let change = self.change(req, offset);
+        let number = match (&self.log, &change) {
+            (Some(log), Some(change)) => {
+                let (change, is_fua) = (change.clone(), req.flags.contains(Flags::FUA));
+                Some(log.begin(|number| Event::Write { number, change, is_fua }))
+            }
+            (Some(log), None) if req.op == Op::Flush => {
+                Some(log.begin(|number| Event::Flush { number, disk: self.index }))
+            }
+            _ => None,
+        };
+        if self.log.is_some() {
+            let core = reactor::current();
+            core.sleep(1_000 + core.random_u64() % 50_000).await;
+        }
+        let mut bytes = self.bytes.lock().map_err(|_| IoError::DeviceGone)?;
+        match change {
+            Some(change) => change.apply(&mut bytes, 0..change.sectors()),
+            None if req.op == Op::Read => {
+                req.data.copy_from(&bytes[offset as usize..(offset + req.len) as usize]);
+            }
+            None => {}
+        }
+        if let (Some(log), Some(number)) = (&self.log, number) {
+            log.end(number);
+        }
+        Ok(())
+    }
+}
+
+impl Channel for DiskChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        IoFuture::new(self.run(req, offset))
+    }
+}

@@ -1,0 +1,291 @@
+//! The disks as they are when power goes at some moment of the log, and what an array on them must still hold.
+
+use crate::disk::{Change, Disk, Event, Note, SECTOR};
+use crate::story::{fill, start};
+use block::{Device, Flags, Op};
+use raid::admin::check::check;
+use raid::admin::open::{Candidate, Wanted, select};
+use raid::admin::verify::{Difference, Observer};
+use raid::array::Array;
+use raid::jobs::Options;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A write that has not become durable.
+struct Pending {
+    number: usize,
+    change: Change,
+    is_fua: bool,
+    is_done: bool,
+}
+
+/// Everything at one moment of the log.
+#[derive(Default)]
+pub struct Moment {
+    /// What is durable, by disk.
+    disks: Vec<Vec<u8>>,
+    /// What may be, oldest first.
+    pending: Vec<Pending>,
+    /// Flushes under way: their disks, and the writes that they make durable.
+    flushes: BTreeMap<usize, Vec<usize>>,
+    /// What was acknowledged last, by sector of the array.
+    acknowledged: BTreeMap<u64, u64>,
+    /// Writes of the array under way: their tags and sectors.
+    open: BTreeMap<u64, (u64, Range<u64>)>,
+    /// Whether the array was made.
+    pub is_created: bool,
+    /// Members that may be lost.
+    pub redundancy: usize,
+}
+
+/// What becomes of the writes that were under way, and of a member.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// How many of them survive.
+    pub survival: Survival,
+    /// A disk that is missing afterwards.
+    pub missing: Option<usize>,
+    /// Whether the array is started by force.
+    pub force: bool,
+    /// For what is drawn.
+    pub seed: u64,
+}
+
+/// Which sectors of writes that were under way survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Survival {
+    /// No write.
+    None,
+    /// Every write.
+    All,
+    /// The first half of each, and of the short ones every other.
+    Half,
+    /// Any.
+    Any,
+}
+
+impl Moment {
+    /// Before anything was written to so many disks of `bytes` bytes.
+    pub fn new(count: usize, bytes: usize) -> Moment {
+        Moment { disks: vec![vec![0; bytes]; count], ..Moment::default() }
+    }
+
+    /// Goes on by an event. Returns whether more is durable than before: a place to cut.
+    pub fn advance(&mut self, event: &Event) -> bool {
+        match event {
+            Event::Write { number, change, is_fua } => {
+                let (number, change, is_fua) = (*number, change.clone(), *is_fua);
+                self.pending.push(Pending { number, change, is_fua, is_done: false });
+                false
+            }
+            Event::Flush { number, disk } => {
+                let is_covered = |write: &&Pending| write.is_done && write.change.disk == *disk;
+                let covered = self.pending.iter().filter(is_covered).map(|write| write.number).collect();
+                self.flushes.insert(*number, covered);
+                false
+            }
+            Event::Done { number } => self.done(*number),
+            Event::Note(note) => {
+                self.note(note);
+                false
+            }
+        }
+    }
+
+    fn done(&mut self, number: usize) -> bool {
+        if let Some(covered) = self.flushes.remove(&number) {
+            covered.iter().for_each(|write| self.settle(*write));
+            return !covered.is_empty();
+        }
+        let at = self.pending.iter().position(|write| write.number == number);
+        let Some(at) = at else { return false };
+        // Those that were answered stand first, in the order of their answers.
+        let mut write = self.pending.remove(at);
+        write.is_done = true;
+        let is_fua = write.is_fua;
+        let place = self.pending.iter().take_while(|other| other.is_done).count();
+        self.pending.insert(place, write);
+        if is_fua {
+            self.settle(number);
+        }
+        is_fua
+    }
+
+    /// Makes a write durable, and before it those that it would be written over by.
+    fn settle(&mut self, number: usize) {
+        let Some(at) = self.pending.iter().position(|write| write.number == number) else { return };
+        let write = self.pending.remove(at);
+        let is_older = |other: &Pending| other.is_done && other.change.overlaps(&write.change);
+        while let Some(older) = self.pending[..at].iter().position(is_older) {
+            let change = self.pending.remove(older).change;
+            change.apply(&mut self.disks[change.disk], 0..change.sectors());
+        }
+        let change = write.change;
+        change.apply(&mut self.disks[change.disk], 0..change.sectors());
+    }
+
+    /// The number of the write that is answered by an event and so becomes durable, if it is one with FUA.
+    pub fn fua_of(&self, event: &Event) -> Option<usize> {
+        let Event::Done { number } = event else { return None };
+        self.pending.iter().find(|write| write.number == *number && write.is_fua).map(|write| write.number)
+    }
+
+    /// Loses a write that was answered, as a disk does that lies.
+    pub fn forget(&mut self, number: usize) {
+        self.pending.retain(|write| write.number != number);
+    }
+
+    fn note(&mut self, note: &Note) {
+        match note {
+            Note::Created => self.is_created = true,
+            Note::Redundancy(members) => self.redundancy = *members,
+            Note::Begin { write, tag, sectors } => {
+                self.open.insert(*write, (*tag, sectors.clone()));
+            }
+            Note::Acknowledged { write } => {
+                let (tag, sectors) = self.open.remove(write).expect("it was begun");
+                self.acknowledged.extend(sectors.map(|sector| (sector, tag)));
+            }
+        }
+    }
+
+    /// Writes that may or may not be there.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// What the disks hold after a cut.
+    fn images(&self, cut: Cut) -> Vec<Vec<u8>> {
+        let mut disks = self.disks.clone();
+        let mut state = cut.seed | 1;
+        for (i, Pending { change, .. }) in self.pending.iter().enumerate() {
+            let sectors = change.sectors();
+            let disk = &mut disks[change.disk];
+            match cut.survival {
+                Survival::None => {}
+                Survival::All => change.apply(disk, 0..sectors),
+                Survival::Half if sectors == 1 => change.apply(disk, 0..i % 2),
+                Survival::Half => change.apply(disk, 0..sectors / 2),
+                Survival::Any => {
+                    for sector in 0..sectors {
+                        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+                        if state >> 63 == 1 {
+                            change.apply(disk, sector..sector + 1);
+                        }
+                    }
+                }
+            }
+        }
+        disks
+    }
+
+    /// Starts the array on what a cut has left, and looks at everything it holds; lets it do what it has to do, looks
+    /// again, stops it, and checks its members. Says what is wrong.
+    pub fn judge(&self, cut: Cut) -> Result<(), String> {
+        let present = |(index, _): &(usize, Vec<u8>)| cut.missing != Some(*index);
+        let images: Vec<(usize, Vec<u8>)> =
+            self.images(cut).into_iter().enumerate().filter(present).collect();
+        let expected = Expected::new(self, cut);
+        reactor::run_simulated(cut.seed, move |_| async move {
+            let disk = |(index, bytes)| Arc::new(Disk::holding(index, bytes)) as Arc<dyn Device>;
+            expected.judge(&images.into_iter().map(disk).collect::<Vec<_>>()).await
+        })
+    }
+}
+
+/// What is right after a cut.
+struct Expected {
+    /// The tags that sectors may hold; one, unless they were being written.
+    tags: BTreeMap<u64, Vec<u64>>,
+    is_created: bool,
+    has_missing: bool,
+    force: bool,
+}
+
+impl Expected {
+    fn new(moment: &Moment, cut: Cut) -> Expected {
+        let mut tags: BTreeMap<u64, Vec<u64>> =
+            moment.acknowledged.iter().map(|(sector, tag)| (*sector, vec![*tag])).collect();
+        for (tag, sectors) in moment.open.values() {
+            for sector in sectors.clone() {
+                tags.entry(sector).or_insert_with(|| vec![0]).push(*tag);
+            }
+        }
+        let (is_created, has_missing) = (moment.is_created, cut.missing.is_some());
+        Expected { tags, is_created, has_missing, force: cut.force }
+    }
+
+    async fn judge(&self, disks: &[Arc<dyn Device>]) -> Result<(), String> {
+        let array = match start(disks, self.force).await {
+            Err(_) if !self.is_created => return Ok(()),
+            result => result?,
+        };
+        let first = self.read(&array).await?;
+        let jobs = array.keep(Options::default()).map_err(|error| error.to_string())?;
+        jobs.idle().await;
+        jobs.stop().await;
+        if self.read(&array).await? != first {
+            return Err("a second look finds something else".into());
+        }
+        array.stop().await.map_err(|error| format!("stop: {error}"))?;
+        drop((jobs, array));
+        self.check(disks).await
+    }
+
+    /// Reads whatever may have been written, and a little more, and judges each sector.
+    async fn read(&self, array: &Arc<Array>) -> Result<Vec<u8>, String> {
+        let channel = array.open_channel().map_err(|error| error.to_string())?;
+        let end = self.tags.keys().last().map_or(0, |sector| sector + 1).next_multiple_of(8) + 8;
+        let mut found = Vec::new();
+        for lba in 0..end {
+            let buffer = reactor::current().buffers().take(SECTOR).await;
+            let at = lba * SECTOR as u64;
+            let (buffer, result) = buffer.transfer(&*channel, Op::Read, Flags::NONE, at).await;
+            let tags = self.tags.get(&lba).map_or(&[0][..], |tags| tags);
+            match result {
+                Ok(()) => found.extend_from_slice(buffer.as_slice()),
+                // Cut off in the middle of a write, and then a member is missing.
+                Err(_) if self.has_missing && tags.len() > 1 => {
+                    found.extend_from_slice(&[0; SECTOR]);
+                    continue;
+                }
+                Err(error) => return Err(format!("sector {lba} cannot be read: {error}")),
+            }
+            let mut sector = [0; SECTOR];
+            let is_right = tags.iter().any(|tag| {
+                fill(&mut sector, *tag, lba);
+                sector == buffer.as_slice()
+            });
+            if !is_right {
+                let start = u64::from_le_bytes(buffer.as_slice()[..8].try_into().expect("eight bytes"));
+                return Err(format!("sector {lba} may hold writes {tags:?} and begins with {start:#x}"));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn check(&self, disks: &[Arc<dyn Device>]) -> Result<(), String> {
+        let candidate = |disk: &Arc<dyn Device>| Candidate {
+            name: disk.name().to_owned(),
+            device: Ok(disk.clone()),
+            is_named: false,
+        };
+        let wanted = Wanted { run: true, ..Wanted::default() };
+        let selection = select(disks.iter().map(candidate).collect(), &wanted).await;
+        let selection = selection.map_err(|error| format!("after a stop: {error}"))?;
+        let checked = check(&selection, false, &mut Silent).await.map_err(|error| error.to_string())?;
+        let is_readable = self.has_missing || checked.bad_blocks.is_empty();
+        match checked.parity.is_clean() && checked.regions_out_of_sync == 0 && is_readable {
+            true => Ok(()),
+            false => Err(format!("array check: {checked:?}")),
+        }
+    }
+}
+
+struct Silent;
+
+impl Observer for Silent {
+    fn progress(&mut self, _: u64, _: u64) {}
+    fn difference(&mut self, _: &Difference) {}
+}
