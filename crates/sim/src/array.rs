@@ -1,6 +1,7 @@
 //! The RAID engine as a subject: `raid::Array` on simulated disks.
 
 use crate::disk::SimDisk;
+use crate::kept::Kept;
 use crate::plan::Shape;
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{Device, IoError};
@@ -88,7 +89,12 @@ async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
     Ok(())
 }
 
-async fn assemble(disks: &[SimDisk], cores: &[Core], force: bool) -> Result<Rc<dyn Running>, Refusal> {
+async fn assemble(
+    shape: &Shape,
+    disks: &[SimDisk],
+    cores: &[Core],
+    force: bool,
+) -> Result<Rc<dyn Running>, Refusal> {
     let other = |error: String| Refusal::Other(error);
     let mut found: Vec<Found> = Vec::new();
     for disk in disks {
@@ -115,8 +121,13 @@ async fn assemble(disks: &[SimDisk], cores: &[Core], force: bool) -> Result<Rc<d
         raid::array::StartError::TooFew { .. } => Refusal::TooFew,
         error => other(error.to_string()),
     })?;
-    let _ = cores;
-    Ok(Rc::new(RunningArray(array)))
+    let array = RunningArray(array);
+    if !shape.has_keeper {
+        return Ok(Rc::new(array));
+    }
+    let core = cores.last().expect("a machine has a core");
+    let kept = core.with_current(|| Kept::new(array, shape)).map_err(|error| other(error.to_string()))?;
+    Ok(Rc::new(kept))
 }
 
 impl Subject for ArraySubject {
@@ -130,18 +141,19 @@ impl Subject for ArraySubject {
 
     fn assemble<'a>(
         &'a self,
-        _: &'a Shape,
+        shape: &'a Shape,
         disks: &'a [SimDisk],
         cores: &'a [Core],
         force: bool,
     ) -> Local<'a, Result<Rc<dyn Running>, Refusal>> {
-        Box::pin(assemble(disks, cores, force))
+        Box::pin(assemble(shape, disks, cores, force))
     }
 }
 
-struct RunningArray(Arc<Array>);
+/// An array whose stripes the simulator fills, syncs and scrubs one by one.
+pub(crate) struct RunningArray(pub(crate) Arc<Array>);
 
-fn text(what: &str) -> impl Fn(IoError) -> String {
+pub(crate) fn text(what: &str) -> impl Fn(IoError) -> String {
     let what = what.to_owned();
     move |error| format!("{what}: {error}")
 }

@@ -19,6 +19,7 @@ mod client;
 mod damage;
 mod disk;
 mod gate;
+mod kept;
 mod machine;
 mod medium;
 mod oracle;

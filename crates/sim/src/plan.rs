@@ -33,6 +33,8 @@ pub struct Shape {
     pub latency_ns: u64,
     /// Simulated cores.
     pub cores: usize,
+    /// Whether the array's own keeper fills, syncs and scrubs.
+    pub has_keeper: bool,
     /// Whether more members may be lost than parity covers.
     pub may_lose_too_many: bool,
     /// Bytes of a disk.
@@ -218,6 +220,7 @@ impl Shape {
             has_volatile_cache: rng.one_in(2),
             latency_ns: rng.pick(&[1000, 20_000, 100_000]),
             cores: rng.pick(&[1, 2, 2]),
+            has_keeper: false,
             may_lose_too_many: rng.one_in(12),
             disk_bytes: 64 * 1024
                 + u64::from(lanes) * u64::from(lane_bytes)
@@ -252,6 +255,7 @@ impl Plan {
         let mut own = rng.fork(1);
         let mut shape = Shape::draw(seed, &mut own, filter);
         shape.cores = filter.cores.unwrap_or(shape.cores);
+        shape.has_keeper = rng.fork(6).one_in(3);
         let sectors = shape.geometry.capacity() / SECTOR as u64;
         let workers = own.range(1, MAX_WORKERS as u64 + 1) as usize;
         let boots = own.range(2, 6);

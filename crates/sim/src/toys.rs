@@ -102,7 +102,7 @@ impl Subject for ToySubject {
 }
 
 fn slot_of(disk: &SimDisk) -> usize {
-    disk.name()[4..].parse().unwrap()
+    disk.name()[4..].split('.').next().unwrap().parse().unwrap()
 }
 
 async fn copy(source: &SimDisk, target: &SimDisk, shape: &Shape) -> IoResult {

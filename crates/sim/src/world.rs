@@ -85,6 +85,8 @@ pub struct World {
     is_fragile: Cell<bool>,
     /// Sectors that writes are working on: (first, count), by a number of the write.
     writes: RefCell<Vec<(u64, u64)>>,
+    /// Disks that came in the place of others.
+    replacements: Cell<u64>,
     failure: RefCell<Option<String>>,
     rng: RefCell<Rng>,
 }
@@ -94,8 +96,9 @@ impl World {
     pub fn new(seed: u64, shape: &Shape, capacity: u64) -> Rc<World> {
         let machine = Machine::new();
         let mut rng = Rng::new(seed).fork(3);
-        let disks: Vec<SimDisk> =
-            (0..shape.members()).map(|slot| new_disk(shape, &machine, slot, rng.draw())).collect();
+        let disks: Vec<SimDisk> = (0..shape.members())
+            .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw()))
+            .collect();
         Rc::new(World {
             machine,
             oracle: RefCell::new(Oracle::new(seed, capacity)),
@@ -107,6 +110,7 @@ impl World {
             torn: RefCell::default(),
             is_fragile: Cell::new(false),
             writes: RefCell::default(),
+            replacements: Cell::default(),
             failure: RefCell::default(),
             rng: RefCell::new(rng),
             shape: shape.clone(),
@@ -152,7 +156,8 @@ impl World {
 
     /// The slot gets a blank disk.
     pub fn replace(&self, slot: usize) -> SimDisk {
-        let disk = new_disk(&self.shape, &self.machine, slot, self.draw());
+        let name = format!("disk{slot}.{}", self.replacements.replace(self.replacements.get() + 1));
+        let disk = new_disk(&self.shape, &self.machine, name, self.draw());
         self.disks.borrow()[slot].kill();
         self.disks.borrow_mut()[slot] = disk.clone();
         disk
@@ -313,7 +318,7 @@ impl World {
     }
 }
 
-fn new_disk(shape: &Shape, machine: &Arc<Machine>, slot: usize, seed: u64) -> SimDisk {
+fn new_disk(shape: &Shape, machine: &Arc<Machine>, name: String, seed: u64) -> SimDisk {
     let config = DiskConfig {
         capacity: shape.disk_bytes,
         block_size: shape.block_size,
@@ -321,5 +326,5 @@ fn new_disk(shape: &Shape, machine: &Arc<Machine>, slot: usize, seed: u64) -> Si
         latency_ns: shape.latency_ns,
         seed,
     };
-    SimDisk::new(format!("disk{slot}"), machine, &config)
+    SimDisk::new(name, machine, &config)
 }
