@@ -41,11 +41,15 @@ pub enum Mutant {
     AckBeforeMemberOut,
     /// A scrub makes parity fit the data though parity tells which strip is wrong.
     ScrubTrustsData,
+    /// A former member that comes back is taken as it is: what was written while it was out is not copied.
+    NoResync,
+    /// A write that misses a member does not mark its region.
+    StaleNotMarked,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 15] = [
+    pub const ALL: [Mutant; 17] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -61,6 +65,8 @@ impl Mutant {
         Mutant::RebuildWithoutLock,
         Mutant::AckBeforeMemberOut,
         Mutant::ScrubTrustsData,
+        Mutant::NoResync,
+        Mutant::StaleNotMarked,
     ];
 }
 

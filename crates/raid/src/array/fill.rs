@@ -71,7 +71,9 @@ impl Owner {
         let bits = self.shared.region(stripe);
         let is_unwritten = bits & (WRITTEN | NEED_SYNC) == 0;
         let filled = match before {
-            Before::Member if bits & (STALE | NEED_SYNC) == 0 => Filled::Skipped,
+            Before::Member if bits & (STALE | NEED_SYNC) == 0 || mutant::is(Mutant::NoResync) => {
+                Filled::Skipped
+            }
             Before::Zeroes if is_unwritten => Filled::Skipped,
             Before::Anything if is_unwritten => {
                 self.fill_zeroes(stripe, slot).await?;

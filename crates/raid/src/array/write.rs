@@ -169,7 +169,7 @@ impl Owner {
         if self.shared.config.consistency == Consistency::Bitmap && !is_logged {
             needed |= DIRTY;
         }
-        if is_degraded {
+        if is_degraded && !mutant::is(Mutant::StaleNotMarked) {
             needed |= STALE;
         }
         self.set_region(stripe, needed).await
