@@ -1,7 +1,7 @@
 //! Arrays to be measured, made and assembled by the library as `freestone array` does it.
 
 use super::member::{Drive, Member};
-use block::{Device, DeviceError, Limits, MemoryRegion};
+use block::{Channel, Device, DeviceError, Flags, IoFuture, Limits, MemoryRegion, Op, Request};
 use drivers::mem::{self, MemDevice};
 use raid::admin::open::{Candidate, Wanted, select};
 use raid::array::Array;
@@ -88,7 +88,8 @@ impl Plan {
     }
 }
 
-/// Memory under a name of its own: an array refuses the same device twice.
+/// Memory under a name of its own, for an array refuses the same device twice. It keeps its pages when it is zeroed: a drive
+/// takes no page faults, and a rebuild onto fresh memory would measure the kernel.
 struct Named {
     name: String,
     inner: MemDevice,
@@ -99,18 +100,32 @@ impl Device for Named {
         &self.name
     }
     fn limits(&self) -> Limits {
-        self.inner.limits()
+        Limits { max_discard: 0, ..self.inner.limits() }
     }
-    fn open_channel(&self) -> Result<Rc<dyn block::Channel>, DeviceError> {
-        self.inner.open_channel()
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(NamedChannel(self.inner.open_channel()?)))
     }
     fn refresh(&self) -> Result<Limits, DeviceError> {
-        self.inner.refresh()
+        Ok(self.limits())
     }
     fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
         self.inner.map_region(region)
     }
     fn unmap_region(&self, region: &MemoryRegion) {
         self.inner.unmap_region(region);
+    }
+}
+
+struct NamedChannel(Rc<dyn Channel>);
+
+impl Channel for NamedChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        match req.op {
+            Op::WriteZeroes => IoFuture::new(async move {
+                let keeping = Request::write_zeroes(req.len, req.flags.with(Flags::NO_UNMAP));
+                self.0.submit(&keeping, offset).await
+            }),
+            _ => self.0.submit(req, offset),
+        }
     }
 }
