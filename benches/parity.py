@@ -3,6 +3,7 @@
 import json
 import statistics
 import subprocess
+from plot import bars
 
 OURS, ISAL, PLAIN, READ = "freestone", "ISA-L", "plain loop", "read"
 MS = 15
@@ -24,7 +25,9 @@ def spread(values, digits=1):
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
 
 
-def report(results, run):
+def report(results, run, folder):
+    cold = [((case["shape"], "1M cold"), case["gb_s"]) for case in results["cases"] if "cold" in case["size"]]
+    (folder / "parity.svg").write_text(bars("Parity of cold data: GB of data a second of a core, median and spread", cold, legend=120))
     speeds, peers = (OURS, ISAL, PLAIN, READ), (ISAL, PLAIN, READ)
     head = ["shape", "strips", *speeds, *(f"ours / {peer}" for peer in peers), "moved / read"]
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -38,4 +41,4 @@ def report(results, run):
         rows.append("| " + " | ".join(row) + " |")
     rounds = len(results["cases"][0]["gb_s"][OURS])
     return ["## Parity", f"{run.split(',')[0]}, {rounds} rounds of {MS} ms; instructions: {results['instructions']}.", NOTE,
-            "\n".join(rows)]
+            "\n".join(rows), "![Parity of cold data](parity.svg)"]

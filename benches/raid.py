@@ -4,10 +4,9 @@ and writes its tables and plot."""
 import json
 import statistics
 import subprocess
-from xml.sax.saxutils import escape
+from plot import bars
 
 SECONDS = 1
-COLOURS = {"ppl": "#0b7285", "bitmap": "#adb5bd"}
 
 ENGINE_NOTE = (
     "RAID 5 of 4+1 with strips of 64 KiB on members that cost nothing (metadata is kept, data and log are not), load "
@@ -74,35 +73,12 @@ def drives_table(cases):
 
 
 def drives_plot(cases):
-    """Grouped bars, efficiency in percent: a group for each array and load, a bar for each mode."""
-    groups = list(dict.fromkeys((case["array"], case["load"]) for case in cases))
-    bar, gap, left, top, height = 26, 50, 50, 60, 220
-    group = bar * len(COLOURS) + gap
-    width = left + group * len(groups) + 10
-    y = lambda percent: top + height - height * percent / 100
-    title = "Modelled drives: efficiency in percent of what 24 drives can, median and spread"
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height + 60}" '
-           f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
-           f'<text x="{left}" y="18" font-size="14">{title}</text>']
-    for i, (mode, colour) in enumerate(COLOURS.items()):
-        out.append(f'<rect x="{left + i * 90}" y="28" width="10" height="10" fill="{colour}"/>'
-                   f'<text x="{left + 14 + i * 90}" y="37">{mode}</text>')
-    for percent in range(0, 101, 20):
-        out.append(f'<line x1="{left}" x2="{width - 10}" y1="{y(percent):.1f}" y2="{y(percent):.1f}" stroke="#dee2e6"/>'
-                   f'<text x="{left - 6}" y="{y(percent) + 4:.1f}" text-anchor="end">{percent}</text>')
-    for g, (array, load) in enumerate(groups):
-        x0 = left + gap / 2 + g * group
-        for i, (mode, colour) in enumerate(COLOURS.items()):
-            case = next(case for case in cases if (case["array"], case["load"], case["mode"]) == (array, load, mode))
-            values, x = efficiency(case), x0 + i * bar
-            median = statistics.median(values)
-            out.append(f'<rect x="{x}" y="{y(median):.1f}" width="{bar - 4}" height="{top + height - y(median):.1f}" '
-                       f'fill="{colour}"/><line x1="{x + 11}" x2="{x + 11}" y1="{y(min(values)):.1f}" '
-                       f'y2="{y(max(values)):.1f}" stroke="black"/>')
-        middle = x0 + (group - gap) / 2
-        for row, text in enumerate((load, *array.split(", "))):
-            out.append(f'<text x="{middle}" y="{top + height + 16 + 14 * row}" text-anchor="middle">{escape(text)}</text>')
-    return "\n".join(out) + "</svg>\n"
+    """A group for each array and load, a bar for each mode."""
+    groups = {}
+    for case in cases:
+        groups.setdefault((case["load"], *case["array"].split(", ")), {})[case["mode"]] = efficiency(case)
+    title = "Modelled drives: percent of what 24 of them can do, median and spread"
+    return bars(title, list(groups.items()), legend=90, gap=50, most=100)
 
 
 def rebuild_tables(cases):

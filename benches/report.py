@@ -3,11 +3,9 @@
 import statistics
 import parity
 import raid
-from xml.sax.saxutils import escape
+from plot import bars
 
 OURS = "freestone"
-COLOURS = ["#0b7285", "#adb5bd", "#868e96", "#e8590c"]
-LEGEND = 215  # room for a server's name
 
 SECTIONS = [
     ("null", "Null device over vhost-user-blk"),
@@ -90,42 +88,10 @@ def library_parts(library, run, folder):
     return parts
 
 
-def round_up(value):
-    """The next number that four steps of an axis divide well."""
-    unit = 10 ** (len(str(int(value))) - 1)
-    return next(step * unit for step in (1, 2, 4, 6, 8, 10, 12) if step * unit >= value)
-
-
 def plot(cases, title):
-    """Grouped bars, thousand IOPS, with the spread of the rounds as a line on each."""
-    servers = list(cases[0]["iops"])
-    bar, gap, left, top, height = 26, 24, 70, 60, 260
-    group = bar * len(servers) + gap
-    width = left + max(group * len(cases), LEGEND * len(servers)) + 20
-    most = round_up(max(max(v) for case in cases for v in case["iops"].values()))
-    y = lambda iops: top + height - height * iops / most
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top + height + 60}" '
-           f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>',
-           f'<text x="{left}" y="18" font-size="14">{escape(title)}: thousand IOPS, median and spread</text>']
-    for i, name in enumerate(servers):
-        out.append(f'<rect x="{left + i * LEGEND}" y="28" width="10" height="10" fill="{COLOURS[i]}"/>'
-                   f'<text x="{left + 14 + i * LEGEND}" y="37">{escape(name)}</text>')
-    for step in range(5):
-        value = most * step / 4
-        out.append(f'<line x1="{left}" x2="{width - 10}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#dee2e6"/>'
-                   f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value / 1e3:,.0f}</text>')
-    for c, case in enumerate(cases):
-        x0 = left + gap / 2 + c * group
-        for i, name in enumerate(servers):
-            values = case["iops"][name]
-            x, median = x0 + i * bar, statistics.median(values)
-            out.append(f'<rect x="{x}" y="{y(median):.1f}" width="{bar - 4}" height="{top + height - y(median):.1f}" '
-                       f'fill="{COLOURS[i]}"/><line x1="{x + 11}" x2="{x + 11}" y1="{y(min(values)):.1f}" '
-                       f'y2="{y(max(values)):.1f}" stroke="black"/>')
-        out.append(f'<text x="{x0 + (group - gap) / 2}" y="{top + height + 18}" text-anchor="middle">'
-                   f'{escape(case["rw"])}</text><text x="{x0 + (group - gap) / 2}" y="{top + height + 32}" '
-                   f'text-anchor="middle">{escape(str(case["bs"]))} QD {case["qd"]}</text>')
-    return "\n".join(out) + "</svg>\n"
+    groups = [((case["rw"], f"{case['bs']} QD {case['qd']}"),
+               {name: [iops / 1e3 for iops in values] for name, values in case["iops"].items()}) for case in cases]
+    return bars(f"{title}: thousand IOPS, median and spread", groups)
 
 
 def when(results, part):
@@ -152,7 +118,7 @@ def write(results, folder):
     if "library" in results:
         parts += library_parts(results["library"], when(results, "library"), folder)
     if "parity" in results:
-        parts += parity.report(results["parity"], when(results, "parity"))
+        parts += parity.report(results["parity"], when(results, "parity"), folder)
     if "raid" in results:
         parts += raid.report(results["raid"], when(results, "raid"), folder)
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")
