@@ -1,5 +1,6 @@
 //! Requests on an array from tasks of one or several cores: how many end in a second, and how long they take.
 
+use benches::memory::cpu_seconds;
 use block::{Channel, Data, Device, Flags, Op, Request, Segment};
 use reactor::{Core, CoreConfig, Cores};
 use std::cell::{Cell, RefCell};
@@ -25,8 +26,8 @@ pub struct Load {
 /// Members without latency never wait: so many requests end before others have their turn.
 const TURN: u64 = 64;
 
-/// Runs a load for `seconds` after a warm-up; requests a second.
-pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64) -> f64 {
+/// Runs a load for `seconds` after a warm-up; requests a second, or a second of the cores' own time.
+pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64, is_cpu_time: bool) -> f64 {
     let configs: Vec<CoreConfig> =
         (0..load.cores).map(|cpu| CoreConfig { cpu: Some(cpu), ..CoreConfig::default() }).collect();
     let cores = Cores::start(&configs).expect("cores start");
@@ -37,7 +38,7 @@ pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64) -> f64 {
         .map(|(i, core)| {
             let (device, core) = (device.clone(), core.clone());
             std::thread::spawn(move || {
-                core.block_on(move |core| on_core(core, device, load, i as u64, seconds))
+                core.block_on(move |core| on_core(core, device, load, i as u64, (seconds, is_cpu_time)))
                     .expect("the core runs")
             })
         })
@@ -45,13 +46,20 @@ pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64) -> f64 {
     results.into_iter().map(|thread| thread.join().expect("no load panics")).sum()
 }
 
-async fn on_core(core: Core, device: Arc<dyn Device>, load: Load, index: u64, seconds: f64) -> f64 {
+async fn on_core(
+    core: Core,
+    device: Arc<dyn Device>,
+    load: Load,
+    index: u64,
+    (seconds, is_cpu_time): (f64, bool),
+) -> f64 {
     let running = Running::start(&core, &device, load, index);
     let warm = Duration::from_secs_f64(seconds / 4.0);
     core.sleep(warm.as_nanos() as u64).await;
-    let (before, start) = (running.done(), Instant::now());
+    let (before, start, cpu_start) = (running.done(), Instant::now(), cpu_seconds());
     core.sleep((seconds * 1e9) as u64).await;
-    let rate = (running.done() - before) as f64 / start.elapsed().as_secs_f64();
+    let taken = if is_cpu_time { cpu_seconds() - cpu_start } else { start.elapsed().as_secs_f64() };
+    let rate = (running.done() - before) as f64 / taken;
     running.stop().await;
     rate
 }

@@ -86,7 +86,9 @@ impl Geometry {
         let (group, group_stripe) = self.split(stripe);
         let first_parity = members - 1 - (group_stripe % members as u64) as usize;
         let turn = if strip < self.data { self.parity + strip } else { strip - self.data };
-        group * members + (first_parity + turn) % members
+        // Both are less than `members`; another division would cost more than all the rest.
+        let position = first_parity + turn;
+        group * members + if position < members { position } else { position - members }
     }
 
     /// The strip of a stripe that a member holds; `None` when the member is of another group.

@@ -128,7 +128,7 @@ impl ArrayChannel {
         if self.owner.owns(stripe) {
             return work(self.owner.clone()).await;
         }
-        self.owner.forward(stripe, move |owner| Box::pin(work(owner))).await
+        Box::pin(self.owner.forward(stripe, move |owner| Box::pin(work(owner)))).await
     }
 
     /// A request that spans strips, each by itself.

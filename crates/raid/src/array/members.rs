@@ -196,10 +196,21 @@ impl Members {
         }
     }
 
+    /// The slots of a stripe's group.
+    #[inline]
+    pub fn group_slots(&self, stripe: u64) -> std::ops::Range<usize> {
+        let geometry = &self.config.geometry;
+        let first = geometry.group(stripe) * geometry.group_members();
+        first..first + geometry.group_members()
+    }
+
     /// The strips of a stripe that can be written and read, as a mask.
     #[inline]
     pub fn live_strips(&self, stripe: u64) -> u64 {
         let geometry = &self.config.geometry;
+        if self.group_slots(stripe).all(|slot| self.is_live(slot)) {
+            return u64::MAX >> (64 - geometry.group_members());
+        }
         let mut live = 0;
         for strip in 0..geometry.group_members() {
             let slot = geometry.member(stripe, strip);

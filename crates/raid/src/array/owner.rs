@@ -8,14 +8,15 @@ use super::registry;
 use super::remote::{self, LocalFuture};
 use super::shared::Shared;
 use super::snapshot::Checksums;
-use crate::config::Consistency;
+use crate::config::{Consistency, MAX_PARITY};
 use crate::log::Log;
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures, Target, Targets};
 use crate::mutant::{self, Mutant};
 use crate::parity::Decoder;
 use crate::stripe::rect::Rect;
 use crate::stripe::rows::{RowLocks, StripeHasher};
-use block::{Data, IoError, IoResult};
+use arrayvec::ArrayVec;
+use block::{Channel, Data, IoError, IoResult};
 use reactor::{Buffer, BufferPool, Core, CoreRef, Permits};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -68,6 +69,17 @@ pub(crate) struct Scratch {
     pub encoded: u64,
     /// Checksums of `new`, a full stripe, or nothing.
     pub checksums: Checksums,
+    /// Who gets a copy of the log's entry.
+    pub copies: ArrayVec<LogCopy, MAX_PARITY>,
+}
+
+/// A parity member that gets a copy of an entry.
+pub(crate) struct LogCopy {
+    pub parity: usize,
+    pub slot: usize,
+    pub which: Which,
+    pub channel: Rc<dyn Channel>,
+    pub log_offset: u64,
 }
 
 impl Scratch {
@@ -174,19 +186,23 @@ impl Owner {
 
     /// The core that owns a stripe: that of its lane, so that a lane has one owner.
     pub fn owner_of(&self, stripe: u64) -> CoreRef {
+        self.with_owner(stripe, CoreRef::clone)
+    }
+
+    fn with_owner<R>(&self, stripe: u64, work: impl FnOnce(&CoreRef) -> R) -> R {
         let generation = self.shared.owners_generation();
         let mut owners = self.owners.borrow_mut();
         if owners.0 != generation {
             *owners = (generation, self.shared.owner_cores());
         }
         let lane = usize::from(self.shared.config.lane_of(stripe));
-        owners.1[lane % owners.1.len()].clone()
+        work(&owners.1[lane % owners.1.len()])
     }
 
     /// Whether this core owns a stripe. Asked inside the gate, where it does not change.
     #[inline]
     pub fn owns(&self, stripe: u64) -> bool {
-        self.owner_of(stripe).is_same(&self.here)
+        self.with_owner(stripe, |owner| owner.is_same(&self.here))
     }
 
     /// Runs work on the owner of a stripe, another core than this one. When that core has ended, another owns it.
@@ -234,9 +250,10 @@ impl Owner {
 
     pub fn recycle(&self, mut scratch: Box<Scratch>) {
         scratch.batch.clear();
-        let Scratch { new, old, parity, encoded, checksums, .. } = &mut *scratch;
+        let Scratch { new, old, parity, encoded, checksums, copies, .. } = &mut *scratch;
         *encoded = 0;
         checksums.clear();
+        copies.clear();
         [new, old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
         let mut spare = self.scratch.borrow_mut();
         if spare.len() < SPARE_SCRATCH {
@@ -284,6 +301,10 @@ impl Owner {
         if self.shared.regions.has(region, needed) || mutant::is(Mutant::RegionMapNotAwaited) {
             return Ok(());
         }
+        Box::pin(self.commit_region(region, needed)).await
+    }
+
+    async fn commit_region(&self, region: u64, needed: u8) -> IoResult {
         while let Err(MemberFailures(failures)) = self.shared.regions.set(region, needed, self).await {
             self.members_failed(failures).await?;
         }
@@ -291,10 +312,15 @@ impl Owner {
     }
 
     /// Blocks that were written are no longer bad.
+    #[inline]
     pub async fn clear_bad(&self, rect: &Rect) -> IoResult {
-        if !self.shared.has_bad(rect.stripe) {
-            return Ok(());
+        match self.shared.has_bad(rect.stripe) {
+            true => Box::pin(self.commit_good(rect)).await,
+            false => Ok(()),
         }
+    }
+
+    async fn commit_good(&self, rect: &Rect) -> IoResult {
         let range = BadRange { stripe: rect.stripe, strips: rect.mask(), offset: rect.offset, len: rect.len };
         loop {
             match self.shared.bad.remove(range, self).await {

@@ -10,6 +10,8 @@ use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap, Store, Table};
 use crate::{ArrayConfig, Code};
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -164,9 +166,7 @@ impl Shared {
     /// Whether every member of a stripe is live and none is being replaced.
     #[inline]
     pub fn is_whole(&self, stripe: u64) -> bool {
-        let geometry = &self.config.geometry;
-        let first = geometry.group(stripe) * geometry.group_members();
-        (first..first + geometry.group_members()).all(|slot| self.members.is_live(slot))
+        self.members.group_slots(stripe).all(|slot| self.members.is_live(slot))
     }
 
     /// The region map's byte for a stripe.
@@ -228,8 +228,14 @@ impl Shared {
     ///
     /// # Errors
     /// When the array cannot go on without it.
-    pub async fn member_failed(&self, slot: usize, which: Which, error: IoError) -> IoResult {
-        self.take_out(slot, which, reason_of(error)).await
+    pub fn member_failed(
+        &self,
+        slot: usize,
+        which: Which,
+        error: IoError,
+    ) -> Pin<Box<dyn Future<Output = IoResult> + '_>> {
+        // Boxed: the futures of requests, which are moved and kept, need no room for what seldom happens.
+        Box::pin(self.take_out(slot, which, reason_of(error)))
     }
 
     /// Takes a member out; see [`Shared::member_failed`].

@@ -43,13 +43,14 @@ impl Owner {
         }
     }
 
-    /// The checksums of a full stripe's data.
-    pub fn checksums(&self, scratch: &Scratch, new: &[&[u8]]) -> Checksums {
-        if !scratch.checksums.is_empty() {
-            return scratch.checksums.clone();
+    /// Makes the checksums of a full stripe's data, unless they were made with its parity.
+    pub fn sum(&self, scratch: &mut Scratch) {
+        let Scratch { new, encoded, checksums, .. } = scratch;
+        if *encoded == 0 || checksums.is_empty() {
+            checksums.clear();
+            let key = self.log.key();
+            checksums.extend(new.iter().flatten().map(|new| Checksum::of(&key, new.as_slice())));
         }
-        let key = self.log.key();
-        new.iter().map(|bytes| Checksum::of(&key, bytes)).collect()
     }
 
     /// Copies a full stripe, makes its parity, and the checksums if the log wants them.

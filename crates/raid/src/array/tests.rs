@@ -284,3 +284,32 @@ fn zeroes_and_discards_leave_parity_right() {
         assert_eq!(scrub(&array).await, 0);
     });
 }
+
+#[test]
+fn a_full_stripe_from_scattered_memory_has_the_parity_of_what_was_written() {
+    reactor::run(async {
+        let bitmap = |config| ArrayConfig { consistency: Consistency::Bitmap, ..config };
+        let raid6 = config(Level::NPlusM, 1, 5, 2);
+        for config in [config(Level::NPlusM, 1, 3, 1), raid6.clone(), bitmap(raid6)] {
+            let (array, faults) = start(&config, &[]).await;
+            let channel = array.open_channel().unwrap();
+            let len = config.geometry.stripe_bytes() as usize;
+            // Borders of segments inside blocks, on them, and in the middle of a line.
+            for lens in [&[len][..], &[512, 4096, len - 4608], &[1000, 3096, 24, 30000, len - 34120]] {
+                let mut buffer = reactor::current().buffers().take(len + 8).await;
+                let noise =
+                    |i: usize| ((i as u64 ^ len as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8;
+                buffer.as_mut_slice().iter_mut().enumerate().for_each(|(i, byte)| *byte = noise(i));
+                let expected = buffer.as_slice()[8..].to_vec();
+                let (_, result) =
+                    buffer.transfer_in_segments(&*channel, Op::Write, Flags::NONE, len as u64, 8, lens).await;
+                result.unwrap();
+                assert_eq!(scrub(&array).await, 0, "segments of {lens:?}");
+                assert!(read(&*channel, len as u64, len).await.unwrap() == expected, "{lens:?}");
+            }
+            let before = read(&*channel, len as u64, len).await.unwrap();
+            faults[1].add(Rule::new(Action::Error(IoError::DeviceGone)));
+            assert!(read(&*channel, len as u64, len).await.unwrap() == before);
+        }
+    });
+}

@@ -11,9 +11,9 @@
 //! live one before the write is acknowledged.
 
 use super::members::{MemberChannel, SlotState, Which};
-use super::owner::{Caller, Owner, ReadFailure, Scratch, Source, read_failure};
+use super::owner::{Caller, LogCopy, Owner, ReadFailure, Scratch, Source, read_failure};
 use super::remote::LocalFuture;
-use super::snapshot::{Checksums, copy};
+use super::snapshot::copy;
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
 use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
@@ -61,7 +61,7 @@ impl Owner {
                 Err(Stop::Moved) => {
                     let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
                     let rest = Rect { offset, len: rect.len - done, at, ..*rect };
-                    return self.forward_write(rest, source, flags).await;
+                    return Box::pin(self.forward_write(rest, source, flags)).await;
                 }
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::TooLarge | Stop::Again) => return Err(IoError::Invalid),
@@ -310,9 +310,9 @@ impl Owner {
     }
 
     /// Makes the entry of this write durable, where one is needed.
-    async fn log(
+    async fn log<'s>(
         &self,
-        scratch: &Scratch,
+        scratch: &'s mut Scratch,
         rect: &Rect,
         plan: &Plan,
         strips: &Strips,
@@ -331,46 +331,48 @@ impl Owner {
             return Ok(None);
         }
         let has_redo = (!is_whole || (rect.count > 1 && !is_full)) && !mutant::is(Mutant::NoRedo);
-        let mut channels = ArrayVec::<MemberChannel, MAX_PARITY>::new();
-        let mut slots = ArrayVec::<(usize, usize, Which), MAX_PARITY>::new();
+        scratch.copies.clear();
         for strip in ones(plan.parity) {
             let Some((slot, which, member)) = self.reader(rect.stripe, strip) else {
                 self.gone(rect.stripe, strip).await?;
                 return Err(Stop::Again);
             };
-            slots.push((strip - strips.data, slot, which));
-            channels.push(member);
+            let MemberChannel { channel, layout } = member;
+            let (parity, log_offset) = (strip - strips.data, layout.log_offset);
+            scratch.copies.push(LogCopy { parity, slot, which, channel, log_offset });
         }
-        let partial = |j: usize| match is_full {
-            true => &[][..],
-            false => scratch.parity[j].as_ref().expect("just computed").as_slice(),
+        if is_full && !has_redo {
+            self.sum(scratch);
+        }
+        let scratch = &*scratch;
+        let target = |copy: &'s LogCopy| {
+            let LogCopy { parity, slot, ref channel, log_offset, .. } = *copy;
+            let partial = match is_full {
+                true => &[][..],
+                false => scratch.parity[parity].as_ref().expect("just computed").as_slice(),
+            };
+            Target { parity, slot, channel, log_offset, partial }
         };
-        let mut targets = ArrayVec::<Target<'_>, MAX_PARITY>::new();
-        for (&(parity, slot, _), member) in slots.iter().zip(&channels) {
-            let (channel, log_offset) = (&member.channel, member.layout.log_offset);
-            targets.push(Target { parity, slot, channel, log_offset, partial: partial(parity) });
-        }
-        let new: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
-            strips_of(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect();
-        let checksums = match is_full && !has_redo {
-            true => self.checksums(scratch, &new),
-            false => Checksums::new(),
+        let targets: ArrayVec<Target<'_>, MAX_PARITY> = scratch.copies.iter().map(target).collect();
+        let redo: Vec<&[u8]> = match has_redo {
+            true => strips_of(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
+            false => Vec::new(),
         };
         let entry = Entry {
             stripe: rect.stripe,
             offset: rect.offset,
             len: rect.len,
             modified: rect.mask(),
-            redo: if has_redo { &new } else { &[] },
-            checksums: &checksums,
+            redo: &redo,
+            checksums: if is_full && !has_redo { &scratch.checksums } else { &[] },
             targets: &targets,
         };
         match self.log.append(&entry).await {
             Ok(ticket) => Ok(Some(ticket)),
             Err(AppendError::Members(failed)) => {
                 for (slot, error) in failed {
-                    let which =
-                        slots.iter().find(|(_, s, _)| *s == slot).map_or(Which::Own, |(.., which)| *which);
+                    let copy = scratch.copies.iter().find(|copy| copy.slot == slot);
+                    let which = copy.map_or(Which::Own, |copy| copy.which);
                     self.shared.member_failed(slot, which, error).await?;
                 }
                 Err(Stop::Again)
@@ -424,7 +426,7 @@ impl Owner {
             }
         }
         batch.run().await;
-        let failed: ArrayVec<(u32, IoError), { 2 * MAX_GROUP_MEMBERS }> = batch.failures().collect();
+        let failed: Vec<(u32, IoError)> = batch.failures().collect();
         if failed.is_empty() && !is_skipped {
             return Ok(());
         }
@@ -449,9 +451,7 @@ impl Owner {
         if mutant::is(Mutant::AckBeforeMemberOut) {
             return Ok(());
         }
-        let geometry = &self.shared.config.geometry;
-        for strip in 0..geometry.group_members() {
-            let slot = geometry.member(stripe, strip);
+        for slot in self.shared.members.group_slots(stripe) {
             if self.shared.members.state(slot) == SlotState::Failing {
                 self.shared.member_failed(slot, Which::Own, IoError::DeviceGone).await?;
             }
@@ -547,7 +547,7 @@ impl Owner {
             }
         }
         scratch.batch.run().await;
-        let failed: ArrayVec<(u32, IoError), { 2 * MAX_GROUP_MEMBERS }> = scratch.batch.failures().collect();
+        let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
         for (tag, error) in failed {
             let (slot, which) = of_tag(tag);
             self.shared.member_failed(slot, which, error).await?;
@@ -599,7 +599,7 @@ impl Owner {
         }
         scratch.batch.run().await;
         self.shared.count_repair();
-        let failed: ArrayVec<(u32, IoError), 2> = scratch.batch.failures().collect();
+        let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
         for (tag, error) in failed {
             let (slot, which) = of_tag(tag);
             self.mark_region(stripe, true).await?; // it lacks what was computed
