@@ -1,7 +1,7 @@
 //! The copy of a caller's data that is written: from then on nothing that the caller does changes what is written.
 //!
-//! A full stripe is read once: a block of every strip is copied and summed, and while the copies are in the nearest cache
-//! parity is computed from them.
+//! A full stripe that is logged is read once: a block of every strip is copied and summed, and while the copies are in the
+//! nearest cache parity is computed from them.
 
 use super::owner::{Owner, Scratch, Source};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
@@ -58,17 +58,22 @@ impl Owner {
         let config = &self.shared.config;
         let geometry = &config.geometry;
         let key = self.log.key();
+        let is_summed = config.consistency == Consistency::Ppl;
         let mut strips = ArrayVec::<Strip<'_>, MAX_GROUP_MEMBERS>::new();
         for (strip, target) in scratch.new.iter_mut().enumerate() {
             let source = data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize);
             let target = target.as_mut().expect("the caller has set it").as_mut_slice();
-            let checksum = (config.consistency == Consistency::Ppl).then(|| Checksum::new(&key));
+            let checksum = is_summed.then(|| Checksum::new(&key));
             strips.push(Strip { source, target, checksum });
         }
         let mut parities: ArrayVec<&mut [u8], MAX_PARITY> =
             scratch.parity.iter_mut().flatten().map(|parity| parity.as_mut_slice()).collect();
         let len = rect.len as usize;
-        let block = (BLOCK_BYTES / geometry.data).clamp(LEAST_BYTES, MOST_BYTES) / LEAST_BYTES * LEAST_BYTES;
+        // Without checksums there is nothing to save by blocks, and long copies are the fastest.
+        let block = match is_summed {
+            true => (BLOCK_BYTES / geometry.data).clamp(LEAST_BYTES, MOST_BYTES) / LEAST_BYTES * LEAST_BYTES,
+            false => len,
+        };
         for start in (0..len).step_by(block) {
             let end = len.min(start + block);
             strips.iter_mut().for_each(|strip| strip.take(start, end));
