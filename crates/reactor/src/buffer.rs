@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::Context;
 
 /// Longest buffer; longer transfers go in parts.
@@ -17,6 +17,8 @@ const MIN_BUFFER: usize = 4096;
 const CLASSES: usize = (MAX_BUFFER / MIN_BUFFER).trailing_zeros() as usize + 1;
 /// Bytes in use at a time; who wants more waits. 64 parts of the longest kind keep any drive busy.
 const POOL_BYTES: usize = 64 * MAX_BUFFER;
+/// Free bytes that an idle core keeps.
+const STOCK: usize = MAX_BUFFER;
 
 /// Buffers of one core: grown under load up to a limit, then requests wait; given back when the core idles.
 #[derive(Clone)]
@@ -63,11 +65,31 @@ impl BufferPool {
     /// Gives free buffers back to the system; the core calls it before it sleeps. Keeps a small stock, so
     /// that a slow trickle of requests does not allocate each time.
     pub(crate) fn trim(&self) {
-        const STOCK: usize = MAX_BUFFER;
+        self.0.trim(STOCK);
+    }
+
+    /// A handle that does not keep the pool; see [`Core::trim_when_idle`](crate::Core::trim_when_idle).
+    pub(crate) fn downgrade(&self) -> WeakPool {
+        WeakPool(Rc::downgrade(&self.0))
+    }
+}
+
+/// A pool that somebody else keeps.
+pub(crate) struct WeakPool(Weak<Pool>);
+
+impl WeakPool {
+    /// Gives free buffers back but for `stock` bytes; `false` when the pool is gone.
+    pub fn trim(&self, stock: usize) -> bool {
+        self.0.upgrade().inspect(|pool| pool.trim(stock)).is_some()
+    }
+}
+
+impl Pool {
+    fn trim(&self, stock: usize) {
         for class in (0..CLASSES).rev() {
-            while self.0.free_bytes.get() > STOCK {
-                let Some(memory) = self.0.free[class].borrow_mut().pop() else { break };
-                self.0.free_bytes.set(self.0.free_bytes.get() - size_of_class(class));
+            while self.free_bytes.get() > stock {
+                let Some(memory) = self.free[class].borrow_mut().pop() else { break };
+                self.free_bytes.set(self.free_bytes.get() - size_of_class(class));
                 // SAFETY: free buffers came from `allocate` with this class.
                 unsafe { dealloc(memory.as_ptr(), layout(class)) };
             }
@@ -253,5 +275,10 @@ mod tests {
         assert_eq!(pool.0.free_bytes.get(), 4 * MAX_BUFFER);
         pool.trim();
         assert_eq!(pool.0.free_bytes.get(), MAX_BUFFER);
+        let weak = pool.downgrade();
+        assert!(weak.trim(0));
+        assert_eq!(pool.0.free_bytes.get(), 0);
+        drop(pool);
+        assert!(!weak.trim(0));
     }
 }

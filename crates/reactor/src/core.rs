@@ -1,6 +1,6 @@
 //! One core: its turn, its sleep, what it owns.
 
-use crate::buffer::BufferPool;
+use crate::buffer::{BufferPool, WeakPool};
 use crate::clock::{Clock, MonotonicClock, VirtualClock};
 use crate::park::{Park, UringPark, VirtualPark};
 use crate::remote::{CoreRef, Inbox};
@@ -39,6 +39,8 @@ struct Inner {
     rng: Rng,
     timers: Timers,
     buffers: BufferPool,
+    /// Other pools that are trimmed before the core sleeps, and what each keeps.
+    trimmed: RefCell<Vec<(WeakPool, usize)>>,
     ready: RefCell<VecDeque<&'static Task>>,
     free_tasks: RefCell<Vec<&'static Task>>,
     /// Headers of the body that this core has not used yet.
@@ -144,6 +146,7 @@ impl Core {
             rng: Rng::new(seed),
             timers: Timers::default(),
             buffers: BufferPool::default(),
+            trimmed: RefCell::default(),
             ready: RefCell::default(),
             free_tasks: RefCell::default(),
             unused_tasks: RefCell::new(body.tasks()),
@@ -194,6 +197,11 @@ impl Core {
     /// Buffers of this core.
     pub fn buffers(&self) -> &BufferPool {
         &self.0.buffers
+    }
+
+    /// Gives free buffers of a pool back to the system, but for `stock` bytes, whenever this core goes to sleep.
+    pub fn trim_when_idle(&self, pool: &BufferPool, stock: usize) {
+        self.0.trimmed.borrow_mut().push((pool.downgrade(), stock));
     }
 
     /// How often the core has slept so far; the rest of its time it polled or worked.
@@ -434,6 +442,7 @@ impl Core {
     fn sleep_until_event(&self) {
         let inner = &*self.0;
         inner.buffers.trim();
+        inner.trimmed.borrow_mut().retain(|(pool, stock)| pool.trim(*stock));
         inner.body.begin_sleep();
         if inner.inbox.is_empty() && !inner.body.has_woken() {
             inner.sleeps.set(inner.sleeps.get() + 1);

@@ -26,6 +26,8 @@ use std::sync::Arc;
 
 /// Bytes of buffers that a core's stripe operations use at a time, unless one needs more.
 const MEMORY_BYTES: usize = 64 << 20;
+/// Bytes of free buffers that an idle core keeps: some stripes' worth.
+const STOCK_BYTES: usize = 4 << 20;
 /// How long a region that nobody writes to keeps its mark, at least.
 const SWEEP_NS: u64 = 1_000_000_000;
 /// Scratch lists that are kept for reuse.
@@ -166,6 +168,8 @@ impl Owner {
         let geometry = *members.geometry();
         let everything = 2 * geometry.group_members() * buffer_bytes(geometry.strip_bytes as usize);
         let memory_bytes = MEMORY_BYTES.max(2 * everything);
+        let pool = BufferPool::new(2 * memory_bytes);
+        core.trim_when_idle(&pool, STOCK_BYTES);
         Owner {
             log: Log::new(shared.config.clone(), shared.log_identity().0, shared.log_identity().1),
             channels: MemberChannels::new(members),
@@ -173,7 +177,7 @@ impl Owner {
             owners: RefCell::default(),
             locks: RowLocks::default(),
             gate: Gate::default(),
-            pool: BufferPool::new(2 * memory_bytes),
+            pool,
             memory: Permits::new(memory_bytes),
             memory_bytes,
             scratch: RefCell::default(),

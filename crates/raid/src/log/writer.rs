@@ -18,6 +18,8 @@ use std::task::{Context, Poll, Waker};
 
 /// Bytes of entries of one core that are on their way: more than the copies of one entry can need.
 const MEMORY: usize = 2 * MAX_PARITY * MAX_BUFFER;
+/// Bytes of free buffers that an idle core keeps.
+const STOCK: usize = 4 << 20;
 /// Bytes in one request beyond which no more entries join it: longer ones are no faster and make the first wait.
 const BATCH_BYTES: u64 = 256 << 10;
 /// Entries in one request: segments that any device takes.
@@ -41,13 +43,15 @@ pub(super) struct Shared {
 
 impl Shared {
     pub fn new(config: Arc<ArrayConfig>, nonce: Nonce, epoch: u64) -> Rc<Shared> {
+        // Twice what appenders take: they find theirs at once, and markers theirs.
+        let buffers = BufferPool::new(2 * MEMORY);
+        reactor::current().trim_when_idle(&buffers, STOCK);
         Rc::new(Shared {
             config,
             nonce: Cell::new(nonce),
             key: RefCell::new(Rc::new(Key::new(&nonce))),
             epoch: Cell::new(epoch),
-            // Twice what appenders take: they find theirs at once, and markers theirs.
-            buffers: BufferPool::new(2 * MEMORY),
+            buffers,
             memory: Permits::new(MEMORY),
         })
     }
