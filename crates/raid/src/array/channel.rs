@@ -2,6 +2,7 @@
 
 use super::members::{MemberChannel, Which};
 use super::owner::{Caller, Owner, Source};
+use super::patience::{self, Place};
 use super::shared::Shared;
 use crate::config::Consistency;
 use crate::metadata::region_map::NEED_SYNC;
@@ -20,6 +21,14 @@ const STRIPES_AT_ONCE: usize = 8;
 /// Plain reads of which one's time is taken.
 const READS_PER_SAMPLE: u32 = 64;
 
+/// Whom a plain read asks.
+#[derive(Clone, Copy)]
+struct Chosen {
+    strip: usize,
+    slot: usize,
+    which: Which,
+}
+
 /// An array as one core sees it.
 pub(crate) struct ArrayChannel {
     owner: Rc<Owner>,
@@ -35,7 +44,7 @@ impl ArrayChannel {
 
     /// The strip and channel for a plain read of a stripe's data strip; `None` when it is not that simple.
     #[inline]
-    fn plain_reader(&self, stripe: u64, strip: usize, offset: u64) -> Option<MemberChannel> {
+    fn plain_reader(&self, stripe: u64, strip: usize, offset: u64) -> Option<(Chosen, MemberChannel)> {
         let shared = &self.shared;
         let geometry = &shared.config.geometry;
         let mut strip = strip;
@@ -55,16 +64,25 @@ impl ArrayChannel {
         if shared.is_frozen() || shared.has_bad(stripe) {
             return None;
         }
-        self.owner.channels.get(slot, which)
+        Some((Chosen { strip, slot, which }, self.owner.channels.get(slot, which)?))
     }
 
     /// A request inside one strip that needs no parity: a read, or anything on an array without redundancy.
     #[inline]
     fn plain<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let place = self.shared.config.geometry.locate(offset);
-        let Some(member) = self.plain_reader(place.stripe, place.strip, offset) else {
+        let Some((chosen, member)) = self.plain_reader(place.stripe, place.strip, offset) else {
             return IoFuture::new(self.slow(req, offset, None));
         };
+        if self.shared.patience.is_limited()
+            && self.shared.config.geometry.parity > 0
+            && self.owner.waiting.has_room(req.len)
+        {
+            let Chosen { strip, slot, which } = chosen;
+            let (stripe, at, len) = (place.stripe, place.offset, req.len as u32);
+            let place = Place { stripe, strip, offset: at, len, slot, which };
+            return IoFuture::new(self.limited(req, offset, place, member));
+        }
         let position = self.owner.position(&member, place.stripe, place.offset);
         if self.shared.samples.is_watched() && self.is_sampled() {
             let started_ns = self.owner.core.now_ns();
@@ -83,6 +101,20 @@ impl ArrayChannel {
                 Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
             }
         })
+    }
+
+    /// A read that a member may be late for.
+    async fn limited(&self, req: &Request<'_>, offset: u64, place: Place, member: MemberChannel) -> IoResult {
+        let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
+        let started_ns = if is_sampled { self.owner.core.now_ns() } else { 0 };
+        let result = patience::read(self.owner.clone(), member, place, req).await;
+        if is_sampled {
+            self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
+        }
+        match result {
+            Ok(()) => Ok(()),
+            Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
+        }
     }
 
     /// Whether the time of this read is taken: one in [`READS_PER_SAMPLE`].

@@ -92,6 +92,21 @@ impl Home {
         self.commit(|table| table.take_out(slot, reason), Kind::Membership).await
     }
 
+    /// Takes a member out that does not answer, unless its group needs it. Of several that do not answer each is
+    /// announced before the next one is looked at.
+    pub async fn take_out_late(&self, slot: usize, which: Which) -> IoResult {
+        if which == Which::Own {
+            if !self.shared.members.is_live(slot) {
+                return Ok(());
+            }
+            if !self.shared.can_lose(slot) {
+                return Err(IoError::Invalid);
+            }
+            self.shared.members.announce_failure(slot);
+        }
+        self.take_out(slot, which, Reason::TimedOut).await
+    }
+
     /// Commits the table with a change, and with every member that is failing out. Members that fail meanwhile go
     /// out as well, and the table is written again.
     async fn commit(&self, change: impl Fn(&mut Table), kind: Kind) -> IoResult {
@@ -294,7 +309,9 @@ impl Home {
     pub async fn stop(&self) -> IoResult {
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
         let _quiet = Turn::take(&self.quiet).await;
-        self.close_gates().await;
+        let cores = self.close_gates().await;
+        // What was given up and is still on its way would be cut off with its core.
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.wait_for_late().await })).await;
         if self.shared.is_read_only {
             return Ok(());
         }

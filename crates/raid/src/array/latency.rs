@@ -30,7 +30,17 @@ impl Counts {
 
     /// The least time that 99 of 100 requests did not exceed, up to a quarter too high.
     pub fn p99_ns(&self) -> u64 {
-        let above = self.total() / 100;
+        self.exceeded_by(10)
+    }
+
+    /// The least time that half of the requests did not exceed, up to a quarter too high.
+    pub fn median_ns(&self) -> u64 {
+        self.exceeded_by(500)
+    }
+
+    /// The time that `permille` of the requests exceeded at most.
+    fn exceeded_by(&self, permille: u64) -> u64 {
+        let above = self.total() * permille / 1000;
         let mut seen = 0;
         for (i, count) in self.0.iter().enumerate().rev() {
             seen += u64::from(*count);
@@ -104,6 +114,7 @@ mod tests {
         (0..980).for_each(|_| counts.note(100_000));
         (0..20).for_each(|_| counts.note(9_000_000));
         assert!((9_000_000..11_500_000).contains(&counts.p99_ns()), "{}", counts.p99_ns());
+        assert!((100_000..126_000).contains(&counts.median_ns()), "{}", counts.median_ns());
         (0..1100).for_each(|_| counts.note(100_000));
         assert!((100_000..126_000).contains(&counts.p99_ns()));
         let samples = Samples::default();

@@ -20,6 +20,7 @@ mod home;
 mod latency;
 pub mod members;
 mod owner;
+mod patience;
 mod registry;
 mod remote;
 mod scrub;
@@ -33,6 +34,7 @@ mod write;
 
 pub use fill::{Before, Filled};
 pub use latency::{Counts, Samples};
+pub use patience::{Patience, Soft};
 pub use scrub::ScrubResult;
 pub use shared::Counters;
 pub use start::{Start, StartError, StartMember};
@@ -77,6 +79,11 @@ impl Array {
     /// What has happened since it was assembled.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// How long members are waited for from now on. Without redundancy nothing can be raced, and nobody is taken out.
+    pub fn set_patience(&self, patience: Patience) {
+        self.shared.patience.set(patience);
     }
 
     /// Whether it was started for reading only.

@@ -4,6 +4,7 @@ use super::batch::Batch;
 use super::gate::Gate;
 use super::home::Home;
 use super::members::{MemberChannel, MemberChannels, Which};
+use super::patience::Waiting;
 use super::registry;
 use super::remote::{self, LocalFuture};
 use super::shared::Shared;
@@ -44,6 +45,8 @@ pub(crate) struct Owner {
     pub channels: MemberChannels,
     pub locks: RowLocks,
     pub gate: Gate,
+    /// Reads that members owe answers to.
+    pub waiting: Waiting,
     pub log: Log,
     /// What commits metadata, on the home core.
     pub home: RefCell<Option<Rc<Home>>>,
@@ -177,6 +180,7 @@ impl Owner {
             owners: RefCell::default(),
             locks: RowLocks::default(),
             gate: Gate::default(),
+            waiting: Waiting::new(geometry.members()),
             pool,
             memory: Permits::new(memory_bytes),
             memory_bytes,

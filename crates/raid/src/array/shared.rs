@@ -3,6 +3,7 @@
 use super::home::Home;
 use super::latency::Samples;
 use super::members::{Members, SlotState, Which};
+use super::patience::SharedPatience;
 use super::registry;
 use super::remote;
 use crate::log::Nonce;
@@ -32,6 +33,7 @@ pub(crate) struct Shared {
     committed: Mutex<Table>,
     pub counters: Counters,
     pub samples: Samples,
+    pub patience: SharedPatience,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
     is_frozen: AtomicBool,
@@ -90,6 +92,10 @@ pub struct Counters {
     pub repairs: AtomicU64,
     /// Requests that computed data from other strips.
     pub degraded_reads: AtomicU64,
+    /// Reads that a member had not answered at the soft deadline.
+    pub late_reads: AtomicU64,
+    /// Late reads that the other members answered first.
+    pub raced_reads: AtomicU64,
 }
 
 impl Shared {
@@ -124,6 +130,7 @@ impl Shared {
             committed: Mutex::new(table),
             counters: Counters::default(),
             samples: Samples::default(),
+            patience: SharedPatience::default(),
             entry_limits,
             is_frozen: AtomicBool::new(false),
             owners: Mutex::default(),
@@ -252,6 +259,14 @@ impl Shared {
         }
         self.check_frozen()?;
         self.at_home(move |home| Box::pin(async move { home.take_out(slot, which, reason).await })).await
+    }
+
+    /// A member does not answer: it is out from now on, unless its group needs it. Returns when every live member knows.
+    ///
+    /// # Errors
+    /// [`IoError::Invalid`] when the group needs it; what the commit says.
+    pub async fn take_out_late(&self, slot: usize, which: Which) -> IoResult {
+        self.at_home(move |home| Box::pin(async move { home.take_out_late(slot, which).await })).await
     }
 
     /// Whether a slot's group can do without its member.

@@ -12,7 +12,7 @@ use layers::fault::{Action, Fault, Rule};
 
 const MEMBER_BYTES: u64 = 48 << 20;
 
-fn config(level: Level, groups: usize, data: usize, parity: usize) -> ArrayConfig {
+pub(super) fn config(level: Level, groups: usize, data: usize, parity: usize) -> ArrayConfig {
     let matrix = match (data, parity) {
         (1, _) | (_, 0) => Matrix::Copies,
         (_, 1..=3) => Matrix::Powers,
@@ -38,10 +38,10 @@ fn config(level: Level, groups: usize, data: usize, parity: usize) -> ArrayConfi
     }
 }
 
-type Faults = Vec<Arc<Fault>>;
+pub(super) type Faults = Vec<Arc<Fault>>;
 
 /// An array of new members, without those in `absent`.
-async fn start(config: &ArrayConfig, absent: &[usize]) -> (Arc<Array>, Faults) {
+pub(super) async fn start(config: &ArrayConfig, absent: &[usize]) -> (Arc<Array>, Faults) {
     let count = config.geometry.members();
     let disk = || Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap());
     let faults: Faults = (0..count).map(|_| Arc::new(Fault::new(disk()))).collect();
@@ -116,20 +116,20 @@ fn arrays_that_lack_members_pass_the_suite() {
     suite(config(Level::NPlusM, 1, 3, 4), &[0, 2, 4, 6]);
 }
 
-async fn write(channel: &dyn Channel, offset: u64, byte: u8, len: usize) -> IoResult {
+pub(super) async fn write(channel: &dyn Channel, offset: u64, byte: u8, len: usize) -> IoResult {
     let mut buffer = reactor::current().buffers().take(len).await;
     buffer.as_mut_slice().fill(byte);
     buffer.transfer(channel, Op::Write, Flags::NONE, offset).await.1
 }
 
-async fn read(channel: &dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
+pub(super) async fn read(channel: &dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
     let buffer = reactor::current().buffers().take(len).await;
     let (buffer, result) = buffer.transfer(channel, Op::Read, Flags::NONE, offset).await;
     result.map(|()| buffer.as_slice().to_vec())
 }
 
 /// Fills the first bytes of an array with a pattern by writes of many sizes.
-async fn fill(channel: &dyn Channel, bytes: u64) {
+pub(super) async fn fill(channel: &dyn Channel, bytes: u64) {
     let mut at = 0;
     for (i, len) in [4096, 512, 65536, 3584, 131072, 20480].into_iter().cycle().enumerate() {
         if at + len > bytes {
