@@ -90,14 +90,17 @@ impl ArrayChannel {
                 let result = member.channel.submit(req, position).await;
                 self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
                 match result {
-                    Ok(()) => Ok(()),
+                    Ok(()) if !self.shared.has_bad(place.stripe) => Ok(()),
+                    Ok(()) => IoFuture::new(self.slow(req, offset, None)).await,
                     Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
                 }
             });
         }
         IoFuture::new(async move {
             match member.channel.submit(req, position).await {
-                Ok(()) => Ok(()),
+                Ok(()) if !self.shared.has_bad(place.stripe) => Ok(()),
+                // Some of the stripe was given up meanwhile, and zeroes were put there.
+                Ok(()) => IoFuture::new(self.slow(req, offset, None)).await,
                 Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
             }
         })

@@ -8,7 +8,6 @@ use super::members::Which;
 use super::owner::{Owner, Scratch, Source};
 use super::remote::LocalFuture;
 use super::write::{Stop, ones, strips_of};
-use crate::Consistency;
 use crate::config::ROW_BYTES;
 use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures};
@@ -96,7 +95,7 @@ impl Owner {
         }
         // Row by row: those that can be had, and those that cannot.
         let mut filled = Filled::Written;
-        let step = ROW_BYTES.min(self.shared.entry_limit(geometry.data)).min(geometry.strip_bytes);
+        let step = self.row_step();
         for offset in (0..geometry.strip_bytes).step_by(step as usize) {
             let rows = offset..geometry.strip_bytes.min(offset + step);
             match self.fill_rows(stripe, strip, slot, rows.clone()).await {
@@ -175,10 +174,7 @@ impl Owner {
 
     /// Whether a strip of data that is not there cannot be told by parity.
     fn is_unknown(&self, stripe: u64, strip: usize) -> bool {
-        let config = &self.shared.config;
-        let is_synced = self.shared.region(stripe) & NEED_SYNC == 0;
-        let is_trusted = is_synced || config.consistency == Consistency::Ppl;
-        !is_trusted && config.geometry.data > 1 && strip < config.geometry.data
+        !self.shared.can_compute(stripe) && strip < self.shared.config.geometry.data
     }
 
     async fn fill_zeroes(&self, stripe: u64, slot: usize) -> IoResult {
@@ -226,6 +222,34 @@ impl Owner {
         };
         self.recycle(scratch);
         result
+    }
+
+    /// Where a crash has left parity open, nothing can bring back data that a live member cannot read: such rows of a
+    /// stripe are noted as bad, and made whole with zeroes. The caller holds the rows.
+    pub(super) async fn give_up_unreadable(&self, stripe: u64) -> IoResult {
+        let geometry = &self.shared.config.geometry;
+        let step = self.row_step();
+        for offset in (0..geometry.strip_bytes).step_by(step as usize) {
+            let rows = offset..geometry.strip_bytes.min(offset + step);
+            let (mut scratch, mut unreadable) = (self.scratch(), 0);
+            let result = loop {
+                match self.try_give_up(&mut scratch, stripe, 0, rows.clone(), &mut unreadable).await {
+                    Ok(()) => break Ok(()),
+                    Err(Stop::Again) => {}
+                    Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
+                    Err(Stop::Error(error)) => break Err(error),
+                }
+            };
+            self.recycle(scratch);
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of each strip that are looked at by themselves when some of a strip cannot be brought back.
+    fn row_step(&self) -> u32 {
+        let geometry = &self.shared.config.geometry;
+        ROW_BYTES.min(self.shared.entry_limit(geometry.data)).min(geometry.strip_bytes)
     }
 
     /// As [`Owner::give_up`]; what the slot is to hold is in the scratch when it ends.

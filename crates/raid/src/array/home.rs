@@ -133,9 +133,12 @@ impl Home {
             if kind != Kind::Note || !failing.is_empty() {
                 table.begin_epoch(owner.core.random_u64());
             }
-            table.is_logging = table.is_logging || table.is_degraded();
+            let is_ppl = shared.config.consistency == Consistency::Ppl;
+            table.is_logging |= is_ppl || table.is_degraded();
             if kind == Kind::NewLog {
                 table.nonce = shared.new_nonce();
+                // Nothing is in flight. What was logged is void, and cannot undo what is written unlogged from here on.
+                table.is_logging = is_ppl || table.is_degraded();
             }
             // Of an array that is only read nobody is told: it is forgotten when it ends.
             let targets = if shared.is_read_only { Vec::new() } else { owner.targets() };
@@ -143,7 +146,11 @@ impl Home {
             let failures: Vec<(usize, IoError)> =
                 results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?))).collect();
             if failures.is_empty() {
+                let begins_to_log = table.is_logging && !shared.is_logging();
                 shared.set_table(table);
+                if begins_to_log && shared.config.geometry.data > 1 {
+                    owner.core.spawn(super::owner::clear_marks(self.owner.clone()));
+                }
                 failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
                 return Ok(());
             }

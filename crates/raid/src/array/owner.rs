@@ -31,6 +31,8 @@ const MEMORY_BYTES: usize = 64 << 20;
 const STOCK_BYTES: usize = 4 << 20;
 /// How long a region that nobody writes to keeps its mark, at least.
 const SWEEP_NS: u64 = 1_000_000_000;
+/// How long after a member has gone it is first looked again whether unlogged writes have ended.
+const FIRST_LOOK_NS: u64 = 100_000;
 /// Scratch lists that are kept for reuse.
 const SPARE_SCRATCH: usize = 64;
 /// Decoders that are kept: patterns of missing strips, each in a few readings.
@@ -388,6 +390,33 @@ pub(crate) async fn keep_regions(owner: Weak<Owner>) {
         {
             let _ = owner.members_failed(failures).await; // the next write finds out as well
         }
+    }
+}
+
+/// Takes the marks of writes away that were in flight when the array began to log, as soon as they have ended: parity
+/// fits there, and a crash from now on leaves nothing open.
+pub(crate) async fn clear_marks(owner: Weak<Owner>) {
+    let mut wait_ns = FIRST_LOOK_NS;
+    loop {
+        let Some(owner) = owner.upgrade() else { return };
+        let shared = &owner.shared;
+        if !shared.is_logging() || shared.is_frozen() {
+            return;
+        }
+        let is_left = shared.regions.sweep_idle();
+        // What a sync has cleared before is written with it.
+        while let Err(MemberFailures(failures)) = shared.regions.settle(&*owner).await {
+            if owner.members_failed(failures).await.is_err() {
+                return;
+            }
+        }
+        if !is_left {
+            return;
+        }
+        let core = owner.core.clone();
+        drop(owner);
+        core.sleep(wait_ns).await;
+        wait_ns = (2 * wait_ns).min(SWEEP_NS);
     }
 }
 

@@ -77,6 +77,13 @@ impl Owner {
         self.shared.check_frozen()?;
         let len = self.shared.config.geometry.strip_bytes;
         let mut strips = self.strips(stripe, *unreadable);
+        let lost = strips.live & !strips.readable;
+        if lost & strips.data_mask() & !*mended != 0 && !self.shared.can_compute(stripe) {
+            self.give_up_unreadable(stripe).await?;
+            *mended |= lost & strips.data_mask();
+            *unreadable &= !*mended;
+            return Err(Stop::Again);
+        }
         // Strips that cannot be read are brought back first.
         for strip in ones(strips.live & !strips.readable) {
             if *mended >> strip & 1 == 1 {

@@ -7,8 +7,9 @@ use super::patience::SharedPatience;
 use super::registry;
 use super::remote;
 use crate::log::Nonce;
+use crate::metadata::region_map::OPEN;
 use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap, Store, Table};
-use crate::{ArrayConfig, Code};
+use crate::{ArrayConfig, Code, Consistency};
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
 use std::future::Future;
@@ -37,6 +38,8 @@ pub(crate) struct Shared {
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
     is_frozen: AtomicBool,
+    /// What the committed table says; see [`Table::is_logging`].
+    is_logging: AtomicBool,
     owners: Mutex<Owners>,
     /// Moves with every change of the owners.
     owners_generation: AtomicU64,
@@ -65,13 +68,44 @@ impl Clock {
     }
 }
 
-/// A write into a region.
-pub(crate) struct RegionWrite<'a>(&'a Shared, u64);
+/// A write, from before the region map is asked until it has ended. Dropped before it has changed anything, it never
+/// was; dropped later without [`RegionWrite::end`], its region keeps its mark: parity may not fit there.
+pub(crate) struct RegionWrite<'a> {
+    shared: &'a Shared,
+    /// The region that must be marked as dirty meanwhile.
+    dirty: Option<u64>,
+    is_logged: bool,
+    has_changed: bool,
+}
 
 impl RegionWrite<'_> {
+    /// Whether the log stands for parity during this write. Decided once: a member that fails meanwhile does not
+    /// change it.
+    pub fn is_logged(&self) -> bool {
+        self.is_logged
+    }
+
+    /// Whether the region must be marked as dirty.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.is_some()
+    }
+
+    /// From here on members hold some of it, perhaps.
+    pub fn change(&mut self) {
+        self.has_changed = true;
+    }
+
     /// It is durable everywhere.
-    pub fn end(self) {
-        self.0.regions.end(self.1);
+    pub fn end(mut self) {
+        self.has_changed = false;
+    }
+}
+
+impl Drop for RegionWrite<'_> {
+    fn drop(&mut self) {
+        if let (Some(region), false) = (self.dirty, self.has_changed) {
+            self.shared.regions.end(region);
+        }
     }
 }
 
@@ -127,6 +161,7 @@ impl Shared {
             bad,
             store,
             log_identity: Mutex::new((Nonce(table.nonce), table.epoch)),
+            is_logging: AtomicBool::new(table.is_logging),
             committed: Mutex::new(table),
             counters: Counters::default(),
             samples: Samples::default(),
@@ -162,6 +197,7 @@ impl Shared {
     /// A table has been committed.
     pub fn set_table(&self, table: Table) {
         *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner) = (Nonce(table.nonce), table.epoch);
+        self.is_logging.store(table.is_logging, Ordering::SeqCst);
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = table;
     }
 
@@ -182,13 +218,35 @@ impl Shared {
         self.regions.get(self.config.region_of(stripe))
     }
 
-    /// A write into a stripe's region begins. Its mark is not taken away before it has ended; one that fails never
-    /// does.
+    /// Whether writes go through the log, and recovery will look there.
+    pub fn is_logging(&self) -> bool {
+        self.is_logging.load(Ordering::SeqCst)
+    }
+
+    /// A write into a stripe begins. Its region's mark, if it needs one, is not taken away before it has ended.
     #[inline]
-    pub fn begin_region(&self, stripe: u64) -> RegionWrite<'_> {
-        let region = self.config.region_of(stripe);
-        self.regions.begin(region);
-        RegionWrite(self, region)
+    pub fn begin_write(&self, stripe: u64) -> RegionWrite<'_> {
+        let write = |dirty, is_logged| RegionWrite { shared: self, dirty, is_logged, has_changed: false };
+        match self.config.consistency {
+            Consistency::None => write(None, false),
+            Consistency::Ppl => write(None, true),
+            Consistency::Bitmap => {
+                let region = self.config.region_of(stripe);
+                // In this order: who waits for unlogged writes to end after logging has begun sees this one.
+                self.regions.begin(region);
+                let is_logged = self.config.geometry.data > 1 && self.is_logging();
+                if is_logged {
+                    self.regions.end(region); // what is logged needs no mark: it is replayed
+                }
+                write((!is_logged).then_some(region), is_logged)
+            }
+        }
+    }
+
+    /// Whether what is missing of a stripe can be computed: a crash has not left its parity open.
+    #[inline]
+    pub fn can_compute(&self, stripe: u64) -> bool {
+        self.region(stripe) & OPEN == 0
     }
 
     /// Whether some block of a stripe is known to be bad.

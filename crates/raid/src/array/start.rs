@@ -28,6 +28,8 @@ pub struct Start {
     pub is_simulated: bool,
     /// Parity must be made again everywhere: a forced start.
     pub needs_sync: bool,
+    /// What is missing is computed even where a crash has left parity open: a forced start.
+    pub trusts_parity: bool,
 }
 
 impl Start {
@@ -46,7 +48,8 @@ impl Start {
             Some(StartMember { device: device(&found)?, found, layout })
         };
         let members = assembly.members.into_iter().map(member).collect();
-        Start { table, members, wall_ns, is_simulated, needs_sync: assembly.needs_sync }
+        let (needs_sync, trusts_parity) = (assembly.needs_sync, assembly.is_forced);
+        Start { table, members, wall_ns, is_simulated, needs_sync, trusts_parity }
     }
 }
 
@@ -143,6 +146,7 @@ struct Starting {
     store: Store,
     clock: Clock,
     needs_sync: bool,
+    trusts_parity: bool,
     /// Whether the table is durable on every member that it trusts.
     is_durable: bool,
     /// Whether the log is replayed and regions that were being written are marked.
@@ -188,7 +192,7 @@ impl Array {
 
 impl Starting {
     fn open(config: Arc<ArrayConfig>, start: Start) -> Result<Starting, StartError> {
-        let Start { table, members, wall_ns, is_simulated, needs_sync } = start;
+        let Start { table, members, wall_ns, is_simulated, needs_sync, trusts_parity } = start;
         let store = Store::new(config.geometry.members());
         let mut channels = Vec::new();
         for (slot, member) in members.iter().enumerate() {
@@ -209,6 +213,7 @@ impl Starting {
             store,
             clock,
             needs_sync,
+            trusts_parity,
             is_durable: false,
             is_recovered: false,
             is_read_only: false,
@@ -320,7 +325,7 @@ impl Starting {
         self.check_redundancy()?;
         let is_unlogged = self.config.consistency == Consistency::Bitmap && !self.table.is_logging;
         let is_dirty = is_unlogged && !self.table.is_clean && !self.is_recovered;
-        if is_dirty && self.config.geometry.data > 1 && !self.needs_sync {
+        if is_dirty && self.config.geometry.data > 1 && !self.trusts_parity {
             return Err(StartError::DirtyDegraded { name: self.config.name.clone(), slots });
         }
         self.commit(|_| ()).await
@@ -374,17 +379,33 @@ impl Starting {
         if was_logging && !self.table.is_clean {
             self.replay(&regions, &bad).await?;
         }
-        let has_dirty = self.config.consistency == Consistency::Bitmap && !self.table.is_clean;
-        if has_dirty || self.needs_sync {
-            let needs_sync = self.needs_sync;
-            let is_dirty = |_, bits| bits & region_map::DIRTY != 0 || needs_sync;
-            self.mark(&regions, region_map::NEED_SYNC, is_dirty).await?;
-            // Which copy of what was in flight counts is decided without those that are missing.
-            let is_degraded = self.table.is_degraded();
-            let is_open = |_, bits| is_degraded && bits & region_map::NEED_SYNC != 0;
-            self.mark(&regions, region_map::STALE, is_open).await?;
+        while let Err(MemberFailures(failures)) =
+            regions.change_all(&self.targets(), |_, bits| self.after_crash(bits)).await
+        {
+            self.fail(failures).await?;
         }
         Ok((regions, bad))
+    }
+
+    /// What a region's bits are when the array starts: writes that were in flight have ended.
+    fn after_crash(&self, bits: u8) -> u8 {
+        use region_map::{DIRTY, NEED_SYNC, OPEN, STALE};
+        let mut now = bits & !DIRTY;
+        if bits & DIRTY != 0 || self.needs_sync {
+            now |= NEED_SYNC;
+            // A mirror's copies are each as good as the other.
+            if self.config.consistency == Consistency::Bitmap && self.config.geometry.data > 1 {
+                now |= OPEN;
+            }
+        }
+        if self.trusts_parity {
+            now &= !OPEN;
+        }
+        // Which copy of what was in flight counts is decided without those that are missing.
+        if now & NEED_SYNC != 0 && self.table.is_degraded() {
+            now |= STALE;
+        }
+        now
     }
 
     /// Sets bits of all regions for which `is_chosen` holds, durably.

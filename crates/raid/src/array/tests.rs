@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::Consistency;
+use crate::metadata::region_map::{DIRTY, NEED_SYNC, OPEN};
 use crate::metadata::testing;
 use crate::metadata::{Layout, Store, Target, read_superblock};
 use crate::{Geometry, Level, Matrix};
@@ -60,6 +61,16 @@ async fn restart(config: &ArrayConfig, faults: &Faults, absent: &[usize], is_new
         let results = store.commit(&targets, &testing::table(config)).await;
         assert!(results.iter().all(|(_, result)| result.is_ok()));
     }
+    start_again(config, faults, absent, false).await
+}
+
+async fn start_again(
+    config: &ArrayConfig,
+    faults: &Faults,
+    absent: &[usize],
+    trusts_parity: bool,
+) -> Arc<Array> {
+    let layout = Layout::new(MEMBER_BYTES, config).unwrap();
     let mut members = Vec::new();
     let mut table: Option<crate::metadata::Table> = None;
     for (slot, fault) in faults.iter().enumerate() {
@@ -75,7 +86,7 @@ async fn restart(config: &ArrayConfig, faults: &Faults, absent: &[usize], is_new
         members.push(Some(StartMember { device: fault.clone(), layout, found }));
     }
     let table = table.unwrap().retry(1);
-    let start = Start { table, members, wall_ns: 1, is_simulated: true, needs_sync: false };
+    let start = Start { table, members, wall_ns: 1, is_simulated: true, needs_sync: false, trusts_parity };
     Array::start(start).await.unwrap()
 }
 
@@ -311,5 +322,73 @@ fn a_full_stripe_from_scattered_memory_has_the_parity_of_what_was_written() {
             faults[1].add(Rule::new(Action::Error(IoError::DeviceGone)));
             assert!(read(&*channel, len as u64, len).await.unwrap() == before);
         }
+    });
+}
+
+fn bitmap() -> ArrayConfig {
+    ArrayConfig { consistency: Consistency::Bitmap, ..config(Level::Raid5, 1, 3, 1) }
+}
+
+#[test]
+fn once_a_member_has_gone_nothing_is_dirty_and_a_crash_leaves_nothing_unreadable() {
+    reactor::run(async {
+        let (array, faults) = start(&bitmap(), &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        let before = read(&*channel, 0, 1 << 20).await.unwrap();
+        assert!(array.count_regions(DIRTY) > 0 && !array.table().is_logging);
+        array.fail(1).await.unwrap();
+        assert!(array.table().is_logging);
+        reactor::current().sleep(50_000_000).await;
+        assert_eq!(array.count_regions(DIRTY), 0);
+        drop((channel, array));
+        let array = restart(&bitmap(), &faults, &[1], false).await;
+        assert_eq!(array.count_regions(NEED_SYNC), 0);
+        assert!(read(&*array.open_channel().unwrap(), 0, 1 << 20).await.unwrap() == before);
+    });
+}
+
+#[test]
+fn a_write_that_starts_over_leaves_no_mark_when_it_has_ended() {
+    reactor::run(async {
+        let (array, faults) = start(&bitmap(), &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        faults[1].add(Rule { count: Some(2), ..Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]) });
+        for stripe in 0..4 {
+            write(&*channel, stripe * (48 << 10), 7, 4096).await.unwrap();
+        }
+        assert!(array.counters().read_errors.load(std::sync::atomic::Ordering::Relaxed) > 0);
+        assert!(!array.shared.regions.sweep_idle());
+        assert_eq!(array.count_regions(DIRTY), 0);
+    });
+}
+
+#[test]
+fn a_member_lost_after_a_crash_leaves_dirty_regions_without_it_until_a_start_is_forced() {
+    reactor::run(async {
+        let (array, faults) = start(&bitmap(), &[]).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        let before = read(&*channel, 0, 1 << 20).await.unwrap();
+        drop((channel, array));
+        let array = restart(&bitmap(), &faults, &[], false).await;
+        let channel = array.open_channel().unwrap();
+        assert!(array.count_regions(NEED_SYNC | OPEN) > 0 && array.count_regions(DIRTY) == 0);
+        assert!(read(&*channel, 0, 1 << 20).await.unwrap() == before);
+        array.fail(1).await.unwrap();
+        let blocks = (0..1 << 20).step_by(16 << 10);
+        let mut lost = Vec::new();
+        for offset in blocks {
+            match read(&*channel, offset, 4096).await {
+                Ok(bytes) => assert!(bytes == before[offset as usize..][..4096]),
+                Err(error) => lost.push((offset, error)),
+            }
+        }
+        assert!(lost.len() > 10 && lost.iter().all(|(_, error)| *error == IoError::Medium));
+        assert_eq!(write(&*channel, lost[0].0, 1, 4096).await, Err(IoError::Medium), "nobody could read it");
+        drop((channel, array));
+        let array = start_again(&bitmap(), &faults, &[1], true).await;
+        assert!(read(&*array.open_channel().unwrap(), 0, 1 << 20).await.unwrap() == before);
     });
 }

@@ -8,6 +8,7 @@ use super::owner::Owner;
 use super::remote::LocalFuture;
 use super::scrub::ScrubResult;
 use crate::Uuid;
+use crate::metadata::region_map::{NEED_SYNC, OPEN};
 use crate::metadata::{MemberFailures, Reason, Table};
 use block::{IoError, IoResult};
 use std::rc::Rc;
@@ -120,9 +121,11 @@ impl Array {
         self.shared.regions.count(bits)
     }
 
-    /// Clears bits of a region, in memory; members learn of it with the next write of the map.
+    /// Clears bits of a region, in memory; members learn of it with the next write of the map. What is in sync is not
+    /// open any more.
     pub fn clear_region(&self, region: u64, bits: u8) {
-        self.shared.regions.clear(region, bits);
+        let open = if bits & NEED_SYNC != 0 { OPEN } else { 0 };
+        self.shared.regions.clear(region, bits | open);
     }
 
     /// Writes what was cleared of the region map to the members.

@@ -123,11 +123,22 @@ impl Owner {
         self.shared.check_frozen()?;
         let strips = self.strips(rect.stripe, *unreadable);
         let plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
-        let region = self.shared.begin_region(rect.stripe);
-        self.mark_region(rect.stripe, strips.is_degraded()).await?;
+        let lost = strips.data_mask() & !strips.live;
+        let is_lost = matches!(source, Source::Lost);
+        if rect.mask() & lost != 0 && !is_lost && !self.shared.can_compute(rect.stripe) {
+            return Err(Stop::Error(IoError::Medium)); // only parity could hold it, and nobody could read it
+        }
+        let mut write = self.shared.begin_write(rect.stripe);
+        let dirty = if write.is_dirty() { DIRTY } else { 0 };
+        let is_marked = strips.is_degraded() && !mutant::is(Mutant::StaleNotMarked);
+        let stale = if is_marked { STALE } else { 0 };
+        self.set_region(rect.stripe, WRITTEN | dirty | stale).await?;
         self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
         self.partial_parity(scratch, rect, &plan);
-        let mut ticket = self.log(scratch, rect, &plan, &strips).await?;
+        let mut ticket = match write.is_logged() {
+            true => self.log(scratch, rect, &plan, &strips).await?,
+            false => None,
+        };
         self.new_parity(scratch, rect, &plan);
         if mutant::is(Mutant::NoSnapshot) {
             copy(scratch, rect, source, &self.shared.config.geometry);
@@ -135,16 +146,20 @@ impl Owner {
         if let Some(ticket) = ticket.take_if(|_| mutant::is(Mutant::RetireEarly)) {
             self.log.retire(ticket);
         }
+        if !write.is_logged() && strips.data > 1 && self.shared.is_logging() {
+            return Err(Stop::Again); // a member has gone: this can still be logged
+        }
+        write.change();
         self.write_new(scratch, rect, &plan, flags).await?;
         // Until then a member that was skipped may come back as a live one: recovery needs the entry.
         self.wait_until_out(rect.stripe).await?;
         if let Some(ticket) = ticket {
             self.log.retire(ticket);
         }
-        if !matches!(source, Source::Lost) {
+        if !is_lost {
             self.clear_bad(rect).await?;
         }
-        region.end();
+        write.end();
         Ok(())
     }
 
@@ -159,20 +174,6 @@ impl Owner {
             readable: live & !unreadable,
             is_synced: self.shared.region(stripe) & NEED_SYNC == 0,
         }
-    }
-
-    /// The region map says that the stripe is being written, durably.
-    pub(super) async fn mark_region(&self, stripe: u64, is_degraded: bool) -> IoResult {
-        let mut needed = WRITTEN;
-        // What is logged needs no mark: it is replayed.
-        let is_logged = self.shared.config.geometry.data > 1 && !self.shared.is_whole(stripe);
-        if self.shared.config.consistency == Consistency::Bitmap && !is_logged {
-            needed |= DIRTY;
-        }
-        if is_degraded && !mutant::is(Mutant::StaleNotMarked) {
-            needed |= STALE;
-        }
-        self.set_region(stripe, needed).await
     }
 
     async fn read_old(
@@ -317,14 +318,9 @@ impl Owner {
         plan: &Plan,
         strips: &Strips,
     ) -> Result<Option<Ticket>, Stop> {
-        let config = &self.shared.config;
         let is_full = plan.method == Method::Full;
-        let has_all_members = self.shared.is_whole(rect.stripe);
-        // In bitmap mode not for parity that is out of sync: once it is in sync nothing is logged, and a member that
-        // fails then must not bring the old entries back over what was written since.
-        let is_logged = config.consistency == Consistency::Ppl || !has_all_members;
-        let is_whole = has_all_members && strips.is_synced;
-        if strips.data == 1 || plan.parity == 0 || !is_logged || mutant::is(Mutant::BitmapOnly) {
+        let is_whole = self.shared.is_whole(rect.stripe) && strips.is_synced;
+        if strips.data == 1 || plan.parity == 0 || mutant::is(Mutant::BitmapOnly) {
             return Ok(None);
         }
         if is_full && is_whole && mutant::is(Mutant::FullStripesUnlogged) {
@@ -434,7 +430,7 @@ impl Owner {
             return Err(Stop::Error(*error));
         }
         // The stripe is consistent on the others. What is missing here must be known before anybody is told.
-        self.mark_region(rect.stripe, true).await?;
+        self.set_region(rect.stripe, WRITTEN | STALE).await?;
         for (tag, error) in failed {
             let (slot, which) = of_tag(tag);
             if mutant::is(Mutant::AckBeforeMemberOut) {
@@ -499,8 +495,9 @@ impl Owner {
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
         self.shared.check_frozen()?;
-        let geometry = &self.shared.config.geometry;
         let len = data.len() as u32;
+        // Now that the rows are locked: it may have been given up since the request was looked at.
+        self.shared.check_bad(stripe, strip, offset, len)?;
         let strips = self.strips(stripe, *unreadable);
         if strips.readable >> strip & 1 == 1 {
             self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?;
@@ -508,8 +505,7 @@ impl Owner {
             data.copy_from(scratch.bytes(strip));
             return Ok(());
         }
-        let is_trusted = strips.is_synced || self.shared.config.consistency == Consistency::Ppl;
-        if !is_trusted && geometry.data > 1 {
+        if !self.shared.can_compute(stripe) {
             return Err(Stop::Error(IoError::Medium));
         }
         self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?;
@@ -602,7 +598,7 @@ impl Owner {
         let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
         for (tag, error) in failed {
             let (slot, which) = of_tag(tag);
-            self.mark_region(stripe, true).await?; // it lacks what was computed
+            self.set_region(stripe, WRITTEN | STALE).await?; // it lacks what was computed
             self.shared.member_failed(slot, which, error).await?;
         }
         Ok(())

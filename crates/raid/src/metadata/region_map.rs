@@ -20,6 +20,9 @@ pub const DIRTY: u8 = 2;
 pub const NEED_SYNC: u8 = 4;
 /// Something was written while a member was out: that member lacks it.
 pub const STALE: u8 = 8;
+/// A crash has left parity open (consistency `bitmap`): what is missing cannot be computed before the next sync.
+/// Always with [`NEED_SYNC`].
+pub const OPEN: u8 = 16;
 
 const MAGIC: [u8; 8] = *b"FrstRmap";
 const HEAD_BYTES: usize = 64;
@@ -194,6 +197,31 @@ impl RegionMap {
         Ok(())
     }
 
+    /// Makes every region what `change` (number, bits) says, durably: all bits of a region, and all regions of a page,
+    /// at once. Not while anybody else changes the map.
+    ///
+    /// # Errors
+    /// As [`RegionMap::set`].
+    pub async fn change_all(
+        &self,
+        members: &(impl Targets + ?Sized),
+        change: impl Fn(u64, u8) -> u8,
+    ) -> Result<(), MemberFailures> {
+        for page in 0..self.pages.len() {
+            let first = page * REGIONS;
+            let regions = first..self.now.len().min(first + REGIONS);
+            let goal: Vec<u8> =
+                regions.map(|region| change(region as u64, self.get(region as u64))).collect();
+            let write = |wanted: &mut Vec<u8>| wanted[..goal.len()].copy_from_slice(&goal);
+            let is_done = |durable: &Vec<u8>| durable[..goal.len()] == goal;
+            self.pages[page].change(&self.format(page), members, write, is_done).await?;
+            for (now, bits) in self.now[first..].iter().zip(&goal) {
+                now.store(*bits, Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+
     /// Clears `bits` in a region, in memory. Members learn of it with the next write of the page; [`RegionMap::settle`]
     /// makes one.
     ///
@@ -242,6 +270,22 @@ impl RegionMap {
             }
         }
         cleared
+    }
+
+    /// As [`RegionMap::sweep`], whenever the last write was. Whether there are regions left in which writes are in
+    /// flight.
+    pub fn sweep_idle(&self) -> bool {
+        // What is in flight may not have its mark yet.
+        let is_busy = |region: usize| {
+            let ended = self.ended[region].load(Ordering::SeqCst);
+            self.begun[region].load(Ordering::SeqCst) != ended
+        };
+        let is_left = (0..self.now.len()).any(is_busy);
+        let mut memory = Vec::new();
+        for _ in 0..2 {
+            self.sweep(&mut memory);
+        }
+        is_left
     }
 
     /// Writes every page from which bits were cleared.

@@ -42,6 +42,8 @@ pub struct Assembly {
     pub losses: Vec<String>,
     /// Parity must be made again everywhere before it can be trusted: a forced start.
     pub needs_sync: bool,
+    /// The start was forced.
+    pub is_forced: bool,
 }
 
 /// A member that has missed writes.
@@ -225,6 +227,7 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
         spares: ours(spares, array),
         losses: Vec::new(),
         needs_sync: false,
+        is_forced: options.force,
     };
     line.into_iter().for_each(|candidate| assembly.place(candidate));
     assembly.losses.append(&mut losses);
