@@ -119,6 +119,7 @@ async fn assemble(
     let start = Start::new(assembly, WALL_NS, true, device);
     let array = Array::start(start).await.map_err(|error| match error {
         raid::array::StartError::TooFew { .. } => Refusal::TooFew,
+        raid::array::StartError::DirtyDegraded { .. } => Refusal::DirtyDegraded,
         error => other(error.to_string()),
     })?;
     let array = RunningArray(array);
@@ -197,17 +198,19 @@ impl RunningArray {
         let stripes = 0..config.geometry.stripes();
         let regions: BTreeSet<u64> =
             stripes.clone().filter(|s| is_open(*s)).map(|s| config.region_of(s)).collect();
-        // With a member out nothing is compared, and the scrub does not say so.
         if self.live().contains(&false) {
             return Ok(());
         }
         for region in regions {
             for stripe in stripes.clone().filter(|stripe| config.region_of(*stripe) == region) {
-                self.0.scrub_stripe(stripe, true).await.map_err(text("resync"))?;
+                let result = self.0.scrub_stripe(stripe, true).await.map_err(text("resync"))?;
+                if result.is_incomplete {
+                    return Err(format!("resync: stripe {stripe} lacks data"));
+                }
             }
             self.0.clear_region(region, NEED_SYNC);
         }
-        Ok(())
+        self.0.settle_regions().await.map_err(text("settling the region map"))
     }
 
     async fn scrub_all(&self, is_repairing: bool) -> Result<Scrubbed, String> {

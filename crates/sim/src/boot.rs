@@ -22,6 +22,12 @@ use std::task::Poll;
 /// Virtual time after which something hangs, in nanoseconds. Rebuilds of these small arrays take seconds.
 const HANGS_NS: u64 = 600_000_000_000;
 
+/// How long it takes until nothing is marked as dirty when a member has gone and nobody writes: generous for the slowest
+/// disks.
+const IDLE_NS: u64 = 20_000_000;
+/// The same while every member is live: two sweeps of a second, and the writes of the map.
+const LONG_IDLE_NS: u64 = 3_000_000_000;
+
 /// What the task of a boot knows.
 struct Session {
     world: Rc<World>,
@@ -161,6 +167,9 @@ impl Session {
             resync(&self.world, &*running).await;
         }
         self.work(boot, &running).await;
+        if self.world.draw().is_multiple_of(4) {
+            self.idle(&*running).await;
+        }
         if self.is_on() && !self.world.has_failed() {
             self.world.note_states(&running.live());
             self.verify(&client).await;
@@ -170,6 +179,17 @@ impl Session {
             self.stop(&*running).await;
         }
         !self.world.has_failed()
+    }
+
+    /// Nothing happens until the array has taken every mark away: sooner when a member has gone and it logs.
+    async fn idle(&self, running: &dyn Running) {
+        let is_degraded = running.live().contains(&false);
+        self.note("idle");
+        reactor::current().sleep(if is_degraded { IDLE_NS } else { LONG_IDLE_NS }).await;
+        if self.is_on() && is_degraded == running.live().contains(&false) {
+            self.world.note_idle();
+            self.world.note_logging(!is_degraded);
+        }
     }
 
     async fn stop(&self, running: &dyn Running) {
@@ -202,6 +222,7 @@ impl Session {
             match result {
                 Ok(running) => {
                     world.note_states(&running.live());
+                    world.note_logging(!running.live().contains(&false));
                     return Some(running);
                 }
                 Err(Refusal::DirtyDegraded) if !force && may_be_dirty => world.give_up_dirty(),
@@ -361,7 +382,11 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
         }
         Action::Fail(slot) if !world.is_lost(slot) && running.live()[slot] && world.may_lose(slot) => {
             world.note_loss(slot, true);
-            judge(world, "fail", running.fail(slot).await);
+            let result = running.fail(slot).await;
+            if result.is_ok() {
+                world.note_logging(false);
+            }
+            judge(world, "fail", result);
         }
         Action::MediumError(slot, at) if !world.is_lost(slot) && world.may_lose(slot) => {
             let disk = world.disk(slot);
@@ -406,7 +431,11 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
                 }
                 _ => world.replace(slot),
             };
+            world.note_logging(true); // from some moment on, if this was the last that was missing
             let result = running.add(slot, &disk).await;
+            if world.machine.is_on() {
+                world.note_logging(!running.live().contains(&false));
+            }
             if world.machine.is_on() && result.is_ok() {
                 world.note_live(slot);
                 world.count(|stats| stats.rebuilds += 1);

@@ -28,8 +28,12 @@ impl Client {
 
     /// A request that changes data has failed while there was power: only an array beyond help may do that.
     fn judge(&self, what: &str, lba: u64, count: u64, result: IoResult) {
+        // What only open parity could hold is not taken.
+        let is_refused =
+            |lba: u64| self.world.is_fragile(lba) && self.world.is_impaired(self.world.group_of(lba));
         if let Err(error) = result
             && !self.world.is_any_beyond()
+            && !(error == IoError::Medium && (lba..lba + count).any(is_refused))
         {
             self.world.fail(format!("{what} of sectors {lba}+{count} failed: {error}"));
         }
@@ -63,13 +67,13 @@ impl Client {
             Err(error) => {
                 let may_fail = |lba: u64, was_cut_off: bool| {
                     let group = self.world.group_of(lba);
-                    let is_open = was_cut_off || self.world.is_fragile();
+                    let is_open = was_cut_off || self.world.is_fragile(lba);
                     let is_excused = is_open && self.world.is_impaired(group);
                     self.world.is_any_beyond() || error == IoError::Medium && is_excused
                 };
                 let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
                 self.world.count(|stats| stats.unreadable += u64::from(count == unit));
-                oracle.end_failed_read(lba, count, ticket, error, may_fail)
+                oracle.end_failed_read(lba, count, ticket, error, count == unit, may_fail)
             }
         };
         if let Err(violation) = judged {

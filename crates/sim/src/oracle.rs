@@ -228,7 +228,8 @@ impl Oracle {
     }
 
     /// A read has failed. `may_fail` says of a sector, and of whether a write to it was cut off, if that is allowed. What
-    /// a write has mended while the read was in flight may have failed before that.
+    /// a write has mended while the read was in flight may have failed before that. `is_block`: the read was of one
+    /// logical block, which stays lost until it is written.
     ///
     /// # Errors
     /// When no sector of the range may be unreadable.
@@ -238,21 +239,23 @@ impl Oracle {
         count: u64,
         ticket: Ticket,
         error: IoError,
+        is_block: bool,
         may_fail: impl Fn(u64, bool) -> bool,
     ) -> Result<(), Violation> {
         self.reads.retain(|began| *began != ticket.0);
         let range = lba..lba + count;
-        let lost = range.clone().find(|lba| {
-            let sector = &self.sectors[*lba as usize];
-            sector.lost.was_so_at(ticket.0) || may_fail(*lba, sector.cut_off.was_so_at(ticket.0))
+        let is_lost = range.clone().any(|lba| {
+            let sector = &self.sectors[lba as usize];
+            sector.lost.was_so_at(ticket.0) || may_fail(lba, sector.cut_off.was_so_at(ticket.0))
         });
-        let Some(lost) = lost else {
+        if !is_lost {
             return Err(Violation(format!("sectors {lba}+{count}: unreadable ({error}), and must not be")));
-        };
-        if count == 1 {
-            let sector = &mut self.sectors[lost as usize];
-            let is_mended = sector.written > ticket.0;
-            sector.lost = if is_mended { Until(sector.written) } else { Until::OPEN };
+        }
+        if is_block {
+            for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
+                let is_mended = sector.written > ticket.0;
+                sector.lost = if is_mended { Until(sector.written) } else { Until::OPEN };
+            }
         }
         Ok(())
     }
@@ -260,6 +263,11 @@ impl Oracle {
     /// Whether something about the sector is still open: to be looked at after a crash.
     pub fn is_open(&self, lba: u64) -> bool {
         !self.sectors[lba as usize].more.is_empty()
+    }
+
+    /// Sectors may be unreadable until they are written.
+    pub fn excuse(&mut self, range: std::ops::Range<u64>) {
+        self.sectors[range.start as usize..range.end as usize].iter_mut().for_each(|s| s.lost = Until::OPEN);
     }
 
     /// From now on anything may be there, e.g. because the sector was damaged on purpose.
@@ -521,7 +529,7 @@ mod tests {
         bench.0.crash();
         let fail = |bench: &mut Bench, lba| {
             let ticket = bench.0.begin_read();
-            bench.0.end_failed_read(lba, 1, ticket, IoError::Medium, |_, was_cut_off| was_cut_off)
+            bench.0.end_failed_read(lba, 1, ticket, IoError::Medium, true, |_, was_cut_off| was_cut_off)
         };
         assert!(fail(&mut bench, 4).unwrap_err().0.contains("sectors 4+1: unreadable (medium error)"));
         assert_eq!(fail(&mut bench, LBA), Ok(()));
@@ -538,7 +546,7 @@ mod tests {
             bench.write(1);
             bench.0.crash();
             let fail = |bench: &mut Bench, ticket| {
-                bench.0.end_failed_read(LBA, 1, ticket, IoError::Medium, |_, was_cut_off| was_cut_off)
+                bench.0.end_failed_read(LBA, 1, ticket, IoError::Medium, true, |_, was_cut_off| was_cut_off)
             };
             if is_known {
                 let ticket = bench.0.begin_read();

@@ -63,6 +63,14 @@ struct SlotFate {
     has_reason: bool,
 }
 
+/// A write in flight.
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    lba: u64,
+    count: u64,
+    is_unlogged: bool,
+}
+
 /// All that a run is about.
 pub struct World {
     /// The array.
@@ -79,12 +87,18 @@ pub struct World {
     is_beyond: RefCell<Vec<bool>>,
     /// Groups in which a read has failed while a member could not be read.
     was_impaired: RefCell<Vec<bool>>,
-    /// Stripes that were being written when power went in a mode that logs nothing, until a resync.
+    /// Stripes that were being written when power went, and not logged, until a resync.
     torn: RefCell<BTreeSet<u64>>,
-    /// Parity may be open since a crash.
-    is_fragile: Cell<bool>,
-    /// Sectors that writes are working on: (first, count), by a number of the write.
-    writes: RefCell<Vec<(u64, u64)>>,
+    /// Whether writes that begin now need not be logged: mode `bitmap` with every member live.
+    is_unlogged: Cell<bool>,
+    /// Regions that may be marked as dirty: unlogged writes went there.
+    marked: RefCell<BTreeSet<u64>>,
+    /// Regions whose parity may be open since a crash.
+    fragile: RefCell<BTreeSet<u64>>,
+    /// Groups that have lost something while there were fragile regions.
+    was_hurt: RefCell<Vec<bool>>,
+    /// What writes are working on.
+    writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
     replacements: Cell<u64>,
     failure: RefCell<Option<String>>,
@@ -108,7 +122,10 @@ impl World {
             is_beyond: RefCell::new(vec![false; shape.geometry.groups]),
             was_impaired: RefCell::new(vec![false; shape.geometry.groups]),
             torn: RefCell::default(),
-            is_fragile: Cell::new(false),
+            is_unlogged: Cell::new(false),
+            marked: RefCell::default(),
+            fragile: RefCell::default(),
+            was_hurt: RefCell::new(vec![false; shape.geometry.groups]),
             writes: RefCell::default(),
             replacements: Cell::default(),
             failure: RefCell::default(),
@@ -230,6 +247,7 @@ impl World {
     pub fn note_loss(&self, slot: usize, is_lost: bool) {
         let mut slots = self.slots.borrow_mut();
         slots[slot].has_reason = true;
+        self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
         if is_lost && !slots[slot].is_lost {
             slots[slot].is_lost = true;
             self.count(|stats| stats.losses += 1);
@@ -238,6 +256,7 @@ impl World {
 
     /// The slot's member holds all data.
     pub fn note_live(&self, slot: usize) {
+        self.excuse_fragile(|group| group == self.shape.group_of(slot));
         self.slots.borrow_mut()[slot] = SlotFate::default();
         self.disk(slot).forgive();
     }
@@ -254,6 +273,9 @@ impl World {
                 self.note_loss(slot, true);
             }
             if *is_live && !self.disk(slot).is_dead() {
+                if fate.is_lost {
+                    self.excuse_fragile(|group| group == self.shape.group_of(slot));
+                }
                 self.slots.borrow_mut()[slot].is_lost = false;
             }
             // The member is out; or the array could do without the write, or power went before it was acknowledged.
@@ -263,13 +285,47 @@ impl World {
 
     /// A write works on sectors.
     pub fn note_write(&self, lba: u64, count: u64) {
-        self.writes.borrow_mut().push((lba, count));
+        let write = InFlight { lba, count, is_unlogged: self.is_unlogged.get() };
+        self.mark(&write);
+        self.writes.borrow_mut().push(write);
+    }
+
+    fn mark(&self, write: &InFlight) {
+        if write.is_unlogged {
+            let stripes = self.stripes_of(write);
+            self.marked.borrow_mut().extend(stripes.map(|stripe| self.region_of_stripe(stripe)));
+        }
+    }
+
+    fn stripes_of(&self, write: &InFlight) -> std::ops::RangeInclusive<u64> {
+        self.stripe_of(write.lba)..=self.stripe_of(write.lba + write.count - 1)
+    }
+
+    fn region_of_stripe(&self, stripe: u64) -> u64 {
+        stripe / self.shape.geometry.groups as u64 / self.shape.region_strips
+    }
+
+    /// From now on writes may be unlogged, those in flight too, or none is that begins now.
+    pub fn note_logging(&self, is_every_member_live: bool) {
+        let is_unlogged = is_every_member_live
+            && self.shape.consistency == raid::Consistency::Bitmap
+            && self.shape.geometry.data > 1;
+        self.is_unlogged.set(is_unlogged);
+        if is_unlogged {
+            self.writes.borrow_mut().iter_mut().for_each(|write| write.is_unlogged = true);
+            self.writes.borrow().iter().for_each(|write| self.mark(write));
+        }
+    }
+
+    /// No write has been under way for some time: nothing is marked any more.
+    pub fn note_idle(&self) {
+        self.marked.borrow_mut().clear();
     }
 
     /// It does not any more.
     pub fn note_written(&self, lba: u64, count: u64) {
         let mut writes = self.writes.borrow_mut();
-        if let Some(place) = writes.iter().position(|write| *write == (lba, count)) {
+        if let Some(place) = writes.iter().position(|write| (write.lba, write.count) == (lba, count)) {
             writes.swap_remove(place);
         }
     }
@@ -286,35 +342,60 @@ impl World {
 
     /// Power went, and everything has ended.
     pub fn note_crash(&self, was_stopped: bool) {
-        let geometry = &self.shape.geometry;
-        let writes = self.writes.take();
-        if self.shape.consistency == raid::Consistency::Bitmap && geometry.data > 1 && !was_stopped {
-            self.is_fragile.set(true);
-            for (lba, count) in writes {
-                self.torn.borrow_mut().extend(self.stripe_of(lba)..=self.stripe_of(lba + count - 1));
+        let (writes, mut marked) = (self.writes.take(), self.marked.take());
+        if !was_stopped {
+            self.fragile.borrow_mut().append(&mut marked);
+            for write in writes.iter().filter(|write| write.is_unlogged) {
+                self.torn.borrow_mut().extend(self.stripes_of(write));
+            }
+            let is_bad = |slot: usize| self.is_lost(slot) || self.disk(slot).has_medium_errors();
+            for (group, was_hurt) in self.was_hurt.borrow_mut().iter_mut().enumerate() {
+                *was_hurt |= self.slots_of(group).any(is_bad);
             }
         }
         self.oracle.borrow_mut().crash();
     }
 
-    /// Whether sectors need not be readable when a member of their group is lost: power went while regions were marked,
-    /// and no resync has made their parity right.
-    pub fn is_fragile(&self) -> bool {
-        self.is_fragile.get()
+    /// Whether a sector has no redundancy: power went while its region was marked, and no resync has made its parity
+    /// right. What a member of its group holds there is lost with the member.
+    pub fn is_fragile(&self, lba: u64) -> bool {
+        self.fragile.borrow().contains(&self.region_of_stripe(self.stripe_of(lba)))
     }
 
-    /// Every stripe's parity is right.
+    /// Every stripe's parity is right. Blocks that were lost before stay so until they are written.
     pub fn note_synced(&self) {
-        self.is_fragile.set(false);
+        let was_hurt = self.was_hurt.borrow().clone();
+        self.excuse_fragile(|group| was_hurt[group] || self.is_impaired(group));
+        self.fragile.borrow_mut().clear();
         self.torn.borrow_mut().clear();
+        self.was_hurt.borrow_mut().fill(false);
     }
 
-    /// The array is started by force: in stripes that were being written, blocks of lost members may be wrong.
-    pub fn give_up_dirty(&self) {
-        let sectors = self.shape.geometry.stripe_bytes() / SECTOR as u64;
-        for stripe in self.torn.take() {
-            self.oracle.borrow_mut().give_up(stripe * sectors, sectors);
+    /// What could not be brought back in fragile regions of some groups stays unreadable until it is written.
+    fn excuse_fragile(&self, is_chosen: impl Fn(usize) -> bool) {
+        let is_lost = |stripe: &u64| {
+            let is_fragile = self.fragile.borrow().contains(&self.region_of_stripe(*stripe));
+            is_fragile && is_chosen(self.shape.geometry.group(*stripe))
+        };
+        for stripe in (0..self.shape.geometry.stripes()).filter(is_lost) {
+            let sectors = self.sectors_of(stripe);
+            self.oracle.borrow_mut().excuse(sectors);
         }
+    }
+
+    fn sectors_of(&self, stripe: u64) -> std::ops::Range<u64> {
+        let sectors = self.shape.geometry.stripe_bytes() / SECTOR as u64;
+        stripe * sectors..(stripe + 1) * sectors
+    }
+
+    /// The array is started by force: in stripes that were being written, blocks of lost members may be wrong. All
+    /// others are right, and can be read.
+    pub fn give_up_dirty(&self) {
+        for stripe in self.torn.take() {
+            let sectors = self.sectors_of(stripe);
+            self.oracle.borrow_mut().give_up(sectors.start, sectors.end - sectors.start);
+        }
+        self.fragile.borrow_mut().clear();
     }
 }
 
