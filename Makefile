@@ -34,6 +34,7 @@ unit:
 
 simulate: ## About a minute of simulated crashes, and the seeds that once found something
 	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..25000 --jobs 2
+	$(SIM) --seeds 0..5000 --grow --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600)
 	$(SIM) --seconds $(SOAK_SECONDS) --jobs 2 --keep-going

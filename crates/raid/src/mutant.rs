@@ -45,11 +45,15 @@ pub enum Mutant {
     NoResync,
     /// A write that misses a member does not mark its region.
     StaleNotMarked,
+    /// An array that grows says so in the same superblock that says how large its members are.
+    GrowInOneStep,
+    /// What is added to an array that grows is taken for zeroes, whatever is there.
+    GrowWithoutZeroes,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 17] = [
+    pub const ALL: [Mutant; 19] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -67,7 +71,14 @@ impl Mutant {
         Mutant::ScrubTrustsData,
         Mutant::NoResync,
         Mutant::StaleNotMarked,
+        Mutant::GrowInOneStep,
+        Mutant::GrowWithoutZeroes,
     ];
+
+    /// Whether it can only show where arrays grow.
+    pub fn is_about_growth(self) -> bool {
+        matches!(self, Mutant::GrowInOneStep | Mutant::GrowWithoutZeroes)
+    }
 }
 
 #[cfg(feature = "mutants")]

@@ -11,7 +11,7 @@ use raid::metadata::region_map::NEED_SYNC;
 use raid::metadata::{
     self, AssembleOptions, EpochId, Found, Layout, Member, Store, Table, Target, read_superblock,
 };
-use raid::{ArrayConfig, Consistency, Uuid};
+use raid::{ArrayConfig, Consistency, Geometry, Uuid};
 use reactor::Core;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -36,10 +36,11 @@ fn random_uuid() -> Uuid {
     Uuid::from_random(random_bytes())
 }
 
-fn config(shape: &Shape) -> ArrayConfig {
+/// The configuration of an array of that shape.
+pub(crate) fn config(shape: &Shape, uuid: Uuid) -> ArrayConfig {
     let has_log = shape.consistency != Consistency::None;
     ArrayConfig {
-        uuid: random_uuid(),
+        uuid,
         name: "sim".into(),
         level: shape.level,
         geometry: shape.geometry,
@@ -53,7 +54,7 @@ fn config(shape: &Shape) -> ArrayConfig {
 }
 
 async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
-    let config = config(shape);
+    let config = config(shape, random_uuid());
     config.check().map_err(|error| error.to_string())?;
     let mut targets = Vec::new();
     for (slot, disk) in disks.iter().enumerate() {
@@ -133,7 +134,7 @@ async fn assemble(
 
 impl Subject for ArraySubject {
     fn capacity(&self, shape: &Shape) -> u64 {
-        shape.geometry.capacity()
+        Geometry { group_stripes: shape.most_stripes, ..shape.geometry }.capacity()
     }
 
     fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
@@ -242,10 +243,13 @@ impl Running for RunningArray {
 
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
         Box::pin(async move {
+            let geometry = self.0.config().geometry;
             let was_filling = self.0.slots()[slot].filled.is_some();
             match self.fill(slot, disk).await {
                 // What was being filled is another disk, which is gone: the array has let it go now.
                 Err(_) if was_filling && self.0.slots()[slot].filled.is_none() => self.fill(slot, disk).await,
+                // The array has grown since the disk was laid out.
+                Err(_) if self.0.config().geometry != geometry => self.fill(slot, disk).await,
                 result => result,
             }
         })
@@ -268,6 +272,10 @@ impl Running for RunningArray {
 
     fn resync(&self) -> Local<'_, Result<(), String>> {
         Box::pin(self.resync_all())
+    }
+
+    fn grow(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async move { self.0.grow(None).await.map(drop).map_err(|error| error.to_string()) })
     }
 
     fn stop(&self) -> Local<'_, Result<(), String>> {

@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::damage;
 use crate::disk::SimDisk;
 use crate::gate::{Gate, within};
+use crate::growth;
 use crate::machine::CrashAt;
 use crate::plan::{Action, Boot, Step};
 use crate::subject::{Refusal, Running, Scrubbed, Subject};
@@ -223,6 +224,7 @@ impl Session {
                 Ok(running) => {
                     world.note_states(&running.live());
                     world.note_logging(!running.live().contains(&false));
+                    world.note_capacity(running.device().limits().capacity);
                     return Some(running);
                 }
                 Err(Refusal::DirtyDegraded) if !force && may_be_dirty => world.give_up_dirty(),
@@ -359,6 +361,9 @@ async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Ste
                 );
             }
         };
+        if step.action.end().is_some_and(|end| end > world.sectors()) {
+            continue; // the array has not grown so far
+        }
         trace("begins");
         match step.action {
             Action::Read { lba, count } => client.read(lba, count).await,
@@ -442,6 +447,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             }
             judge(world, "add", result);
         }
+        Action::Grow(bytes) => growth::run(world, running, bytes).await,
         Action::Scrub if world.shape.geometry.parity > 0 && world.is_whole() => {
             resync(world, &**running).await;
             scrub(world, &**running).await;

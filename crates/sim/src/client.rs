@@ -165,7 +165,7 @@ impl Client {
 
     /// Reads everything, in parts of `most` sectors at most.
     pub async fn verify(&self, most: u64) {
-        let sectors = self.world.oracle.borrow().sectors();
+        let sectors = self.world.sectors();
         let mut lba = 0;
         while lba < sectors && self.is_on() && !self.world.has_failed() {
             let count = most.min(sectors - lba);

@@ -14,6 +14,7 @@ use crate::medium::Medium;
 use crate::rng::Rng;
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
+    SharedLimits,
 };
 use reactor::Core;
 use std::ops::Range;
@@ -45,7 +46,7 @@ pub struct SimDisk(Arc<Shared>);
 struct Shared {
     name: String,
     machine: Arc<Machine>,
-    limits: Limits,
+    limits: Arc<SharedLimits>,
     state: Mutex<State>,
 }
 
@@ -95,8 +96,15 @@ impl SimDisk {
             writes_to_failure: 0,
             has_failed_write: false,
         };
-        let (name, machine) = (name.into(), machine.clone());
+        let (name, machine, limits) = (name.into(), machine.clone(), SharedLimits::new(limits));
         SimDisk(Arc::new(Shared { name, machine, limits, state: Mutex::new(state) }))
+    }
+
+    /// The disk has `bytes` more from now on; they read as zeroes.
+    pub fn grow(&self, bytes: u64) {
+        let capacity = self.0.limits.capacity() + bytes;
+        self.lock().medium.grow(capacity);
+        self.0.limits.set_capacity(capacity);
     }
 
     /// The disk dies: every request is answered with "gone" until [`SimDisk::revive`].
@@ -129,8 +137,9 @@ impl SimDisk {
 
     /// These bytes cannot be read until they are rewritten. Rounded to whole blocks.
     pub fn add_medium_error(&self, range: Range<u64>) {
-        let block = u64::from(self.0.limits.block_size);
-        let range = range.start & !(block - 1)..range.end.next_multiple_of(block).min(self.0.limits.capacity);
+        let block = u64::from(self.0.limits.fixed().block_size);
+        let end = range.end.next_multiple_of(block).min(self.0.limits.capacity());
+        let range = range.start & !(block - 1)..end;
         self.lock().bad.push(range);
     }
 
@@ -184,7 +193,7 @@ impl SimDisk {
 
     /// Power has gone and every request has ended: the cache is lost. Call for every disk before power comes again.
     pub fn lose_cache(&self) {
-        self.lock().lose_power(self.0.limits.block_size);
+        self.lock().lose_power(self.0.limits.fixed().block_size);
     }
 
     /// What is stored, for tests and tools that look at a disk that is off.
@@ -236,8 +245,8 @@ impl Shared {
     fn finish(&self, req: &Request<'_>, offset: u64, boot: u64) -> IoResult {
         let mut state = self.lock();
         if !self.is_here(&state, boot) {
-            state.lose_power(self.limits.block_size);
-            state.tear(req, offset, self.limits.block_size);
+            state.lose_power(self.limits.fixed().block_size);
+            state.tear(req, offset, self.limits.fixed().block_size);
             return Err(IoError::DeviceGone);
         }
         match req.op {
@@ -247,13 +256,13 @@ impl Shared {
                 state.destage(count);
             }
             Op::Write | Op::WriteZeroes | Op::Discard if state.is_to_fail() => {
-                state.tear(req, offset, self.limits.block_size);
+                state.tear(req, offset, self.limits.fixed().block_size);
                 drop(state);
                 self.machine.note_write();
                 return Err(if self.machine.is_on() { IoError::Medium } else { IoError::DeviceGone });
             }
             Op::Write | Op::WriteZeroes | Op::Discard => {
-                state.finish_write(req, offset, &self.limits);
+                state.finish_write(req, offset, &self.limits.get());
                 drop(state);
                 self.machine.note_write();
                 if !self.machine.is_on() {
@@ -448,7 +457,7 @@ impl Device for SimDisk {
     }
 
     fn limits(&self) -> Limits {
-        self.0.limits.clone()
+        self.0.limits.get()
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {

@@ -127,6 +127,13 @@ impl Running for Kept {
         Box::pin(self.sync())
     }
 
+    fn grow(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async move {
+            self.jobs.idle().await;
+            self.array.grow().await
+        })
+    }
+
     fn stop(&self) -> Local<'_, Result<(), String>> {
         Box::pin(async move {
             self.jobs.stop().await;

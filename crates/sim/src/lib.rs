@@ -19,6 +19,7 @@ mod client;
 mod damage;
 mod disk;
 mod gate;
+mod growth;
 mod kept;
 mod machine;
 mod medium;

@@ -38,6 +38,9 @@ struct Args {
     /// That many simulated cores, whatever the seed says
     #[arg(long)]
     cores: Option<usize>,
+    /// Arrays grow
+    #[arg(long)]
+    grow: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -112,7 +115,8 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        Filter { levels: self.level.clone(), consistency: self.consistency, cores: self.cores }
+        let Args { consistency, cores, grow, .. } = *self;
+        Filter { levels: self.level.clone(), consistency, cores, grow }
     }
 
     /// The options that a replay needs, too.
@@ -121,7 +125,8 @@ impl Args {
         let mode = self.consistency.iter().map(|mode| format!(" --consistency {}", mode.name()));
         let mutant = self.mutant.iter().map(|name| format!(" --mutant {name}"));
         let cores = self.cores.iter().map(|cores| format!(" --cores {cores}"));
-        levels.chain(mode).chain(cores).chain(mutant).collect()
+        let grow = self.grow.then(|| " --grow".to_owned());
+        levels.chain(mode).chain(cores).chain(grow).chain(mutant).collect()
     }
 }
 
@@ -302,7 +307,8 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
     for mutant in raid::mutant::Mutant::ALL {
         raid::mutant::choose(Some(mutant));
         let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
-        search.run(&args.filter(), args.jobs, maker, false);
+        let filter = Filter { grow: args.grow || mutant.is_about_growth(), ..args.filter() };
+        search.run(&filter, args.jobs, maker, false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {
             Some((seed, outcome)) => {

@@ -14,6 +14,10 @@ impl Medium {
         Medium { pages: vec![None; capacity.div_ceil(PAGE as u64) as usize] }
     }
 
+    pub(crate) fn grow(&mut self, capacity: u64) {
+        self.pages.resize(capacity.div_ceil(PAGE as u64) as usize, None);
+    }
+
     /// Calls `part` with page number, bytes into the page, and the range's part there (bytes into the range, length).
     fn parts(offset: u64, len: usize, mut part: impl FnMut(usize, usize, usize, usize)) {
         let mut done = 0;

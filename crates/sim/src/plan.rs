@@ -39,6 +39,8 @@ pub struct Shape {
     pub may_lose_too_many: bool,
     /// Bytes of a disk.
     pub disk_bytes: u64,
+    /// Stripes of a group once all growth has happened.
+    pub most_stripes: u64,
 }
 
 /// One thing that happens.
@@ -96,6 +98,21 @@ pub enum Action {
     Replace(usize),
     /// Data and parity are compared.
     Scrub,
+    /// All disks become larger by so many bytes, and the array with them.
+    Grow(u64),
+}
+
+impl Action {
+    /// The sector behind the last one that it is about.
+    pub fn end(&self) -> Option<u64> {
+        match *self {
+            Action::Read { lba, count }
+            | Action::Write { lba, count, .. }
+            | Action::WriteZeroes { lba, count }
+            | Action::Discard { lba, count } => Some(lba + count),
+            _ => None,
+        }
+    }
 }
 
 /// An action, and who does it when.
@@ -149,6 +166,8 @@ pub struct Filter {
     pub consistency: Option<Consistency>,
     /// That many simulated cores.
     pub cores: Option<usize>,
+    /// Arrays grow.
+    pub grow: bool,
 }
 
 /// Workers that do I/O, at most.
@@ -227,6 +246,7 @@ impl Shape {
                 + 4 * u64::from(strip_bytes)
                 + geometry.group_stripes * u64::from(strip_bytes)
                 + 64 * 1024,
+            most_stripes: geometry.group_stripes,
         }
         .seeded(seed)
     }
@@ -268,7 +288,11 @@ impl Plan {
         }
         drawer.rng = rng.fork(5);
         boots.iter_mut().for_each(|boot| drawer.add_fault(boot));
-        Plan { seed, shape, boots }
+        let mut plan = Plan { seed, shape, boots };
+        if filter.grow {
+            crate::growth::draw(&mut plan);
+        }
+        plan
     }
 
     /// Every step that can be left out.

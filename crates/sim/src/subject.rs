@@ -76,6 +76,9 @@ pub trait Running {
     /// Makes parity right where a crash has left it open, as far as the array knows.
     fn resync(&self) -> Local<'_, Result<(), String>>;
 
+    /// Makes the array as large as its disks allow.
+    fn grow(&self) -> Local<'_, Result<(), String>>;
+
     /// Stops the array cleanly. Nothing is in flight.
     fn stop(&self) -> Local<'_, Result<(), String>>;
 }

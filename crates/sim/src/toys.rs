@@ -154,6 +154,10 @@ impl Running for ToyRunning {
         Box::pin(async { Ok(()) })
     }
 
+    fn grow(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
     fn stop(&self) -> Local<'_, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }

@@ -33,6 +33,8 @@ pub struct Stats {
     pub damages: u64,
     /// Blocks that could not be read and need not be.
     pub unreadable: u64,
+    /// Arrays that grew.
+    pub growths: u64,
     /// Runs that ended because more members were lost than parity covers.
     pub frozen: u64,
 }
@@ -50,6 +52,7 @@ impl Stats {
         self.failed_writes += other.failed_writes;
         self.damages += other.damages;
         self.unreadable += other.unreadable;
+        self.growths += other.growths;
         self.frozen += other.frozen;
     }
 }
@@ -101,6 +104,10 @@ pub struct World {
     writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
     replacements: Cell<u64>,
+    /// Bytes of a disk now.
+    disk_bytes: Cell<u64>,
+    /// Sectors that the array has at least.
+    sectors: Cell<u64>,
     failure: RefCell<Option<String>>,
     rng: RefCell<Rng>,
 }
@@ -111,7 +118,7 @@ impl World {
         let machine = Machine::new();
         let mut rng = Rng::new(seed).fork(3);
         let disks: Vec<SimDisk> = (0..shape.members())
-            .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw()))
+            .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), shape.disk_bytes))
             .collect();
         Rc::new(World {
             machine,
@@ -128,6 +135,8 @@ impl World {
             was_hurt: RefCell::new(vec![false; shape.geometry.groups]),
             writes: RefCell::default(),
             replacements: Cell::default(),
+            disk_bytes: Cell::new(shape.disk_bytes),
+            sectors: Cell::new(shape.geometry.capacity() / SECTOR as u64),
             failure: RefCell::default(),
             rng: RefCell::new(rng),
             shape: shape.clone(),
@@ -174,10 +183,38 @@ impl World {
     /// The slot gets a blank disk.
     pub fn replace(&self, slot: usize) -> SimDisk {
         let name = format!("disk{slot}.{}", self.replacements.replace(self.replacements.get() + 1));
-        let disk = new_disk(&self.shape, &self.machine, name, self.draw());
+        let disk = new_disk(&self.shape, &self.machine, name, self.draw(), self.disk_bytes.get());
         self.disks.borrow()[slot].kill();
         self.disks.borrow_mut()[slot] = disk.clone();
         disk
+    }
+
+    /// Every disk becomes larger.
+    pub fn grow_disks(&self, bytes: u64) {
+        self.disks.borrow().iter().for_each(|disk| disk.grow(bytes));
+        self.disk_bytes.set(self.disk_bytes.get() + bytes);
+    }
+
+    /// The array says how large it is. It may not have become smaller since it was asked last.
+    pub fn note_capacity(&self, bytes: u64) {
+        let (sectors, most) = (bytes / SECTOR as u64, self.oracle.borrow().sectors());
+        if sectors < self.sectors.get() || sectors > most {
+            self.fail(format!(
+                "the array has {sectors} sectors, it had {} and can have {most}",
+                self.sectors.get()
+            ));
+        }
+        self.sectors.set(sectors.min(most));
+    }
+
+    /// Sectors of the array.
+    pub fn sectors(&self) -> u64 {
+        self.sectors.get()
+    }
+
+    /// Whether there was a reason for the array to take some member out.
+    pub fn has_reason(&self) -> bool {
+        self.slots.borrow().iter().any(|slot| slot.has_reason)
     }
 
     /// Whether the slot's member is lost, or may be, as a write to it has failed.
@@ -399,9 +436,9 @@ impl World {
     }
 }
 
-fn new_disk(shape: &Shape, machine: &Arc<Machine>, name: String, seed: u64) -> SimDisk {
+fn new_disk(shape: &Shape, machine: &Arc<Machine>, name: String, seed: u64, capacity: u64) -> SimDisk {
     let config = DiskConfig {
-        capacity: shape.disk_bytes,
+        capacity,
         block_size: shape.block_size,
         has_volatile_cache: shape.has_volatile_cache,
         latency_ns: shape.latency_ns,

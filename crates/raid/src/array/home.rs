@@ -44,10 +44,10 @@ enum Kind {
 }
 
 /// One of a [`Permits`] of one, given back when dropped.
-struct Turn<'a>(&'a Permits);
+pub(super) struct Turn<'a>(&'a Permits);
 
 impl<'a> Turn<'a> {
-    async fn take(permits: &'a Permits) -> Turn<'a> {
+    pub async fn take(permits: &'a Permits) -> Turn<'a> {
         permits.acquire(1).await;
         Turn(permits)
     }
@@ -70,6 +70,19 @@ impl Home {
         };
         *owner.home.borrow_mut() = Some(Rc::new(home));
         owner.core.spawn(super::owner::keep_regions(Rc::downgrade(owner)));
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(super) fn owner(&self) -> Option<Rc<Owner>> {
+        self.owner.upgrade()
+    }
+
+    /// Whoever holds it keeps everybody from coming.
+    pub(super) fn quiet(&self) -> &Permits {
+        &self.quiet
     }
 
     /// Takes a member out. Returns when every live member knows.
@@ -248,6 +261,9 @@ impl Home {
             }
         };
         let prepare = async || {
+            if incoming.layout.check(shared.configs.newest()).is_err() {
+                return Err(IoError::NoSpace); // the array has grown since somebody looked
+            }
             if is_empty {
                 // While nobody sets a bit: from here on the device is one of those that a bit is durable on.
                 let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;

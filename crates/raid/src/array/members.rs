@@ -143,6 +143,15 @@ impl Members {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// Things lie elsewhere on a slot's device from now on; its data does not.
+    pub(crate) fn set_layout(&self, slot: usize, layout: Layout) {
+        if let Some(own) = &mut self.devices(slot)[0] {
+            assert_eq!(own.layout.data_offset, layout.data_offset, "data stays where it is");
+            own.layout = layout;
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// The incoming device is let go.
     pub(crate) fn stop_filling(&self, slot: usize) {
         self.slots[slot].is_filling.store(0, Ordering::Release);
@@ -294,13 +303,12 @@ impl MemberChannels {
         let mut slots = self.slots.borrow_mut();
         for (slot, mine) in slots.iter_mut().enumerate() {
             for (mine, theirs) in mine.iter_mut().zip(self.members.attached(slot)) {
-                let is_same = match (&*mine, &theirs) {
-                    (Some((device, _)), Some(attached)) => Arc::ptr_eq(device, &attached.device),
-                    (None, None) => true,
-                    _ => false,
-                };
-                if !is_same {
-                    *mine = theirs.and_then(open);
+                match (&mut *mine, theirs) {
+                    (Some((device, member)), Some(attached)) if Arc::ptr_eq(device, &attached.device) => {
+                        member.layout = attached.layout;
+                    }
+                    (None, None) => {}
+                    (_, theirs) => *mine = theirs.and_then(open),
                 }
             }
         }

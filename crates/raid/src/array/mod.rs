@@ -16,6 +16,7 @@ mod batch;
 mod channel;
 mod fill;
 mod gate;
+mod grow;
 mod home;
 mod latency;
 pub mod members;
@@ -33,6 +34,7 @@ mod upkeep;
 mod write;
 
 pub use fill::{Before, Filled};
+pub use grow::{GrowError, Growth};
 pub use latency::{Counts, Samples};
 pub use patience::{Patience, Soft};
 pub use scrub::ScrubResult;
@@ -71,9 +73,9 @@ pub struct SlotStatus {
 }
 
 impl Array {
-    /// The array's shape.
+    /// The array's shape, as large as it is now.
     pub fn config(&self) -> &Arc<ArrayConfig> {
-        &self.shared.config
+        self.shared.configs.newest()
     }
 
     /// What has happened since it was assembled.

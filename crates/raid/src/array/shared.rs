@@ -15,13 +15,15 @@ use reactor::CoreRef;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What all cores of a running array share.
 pub(crate) struct Shared {
     /// Its number in this process.
     pub id: u64,
+    /// As the array was when it started: nothing changes but how many stripes it has.
     pub config: Arc<ArrayConfig>,
+    pub configs: Configs,
     pub code: Code,
     pub members: Arc<Members>,
     pub limits: Arc<SharedLimits>,
@@ -45,6 +47,38 @@ pub(crate) struct Shared {
     owners_generation: AtomicU64,
     log_identity: Mutex<(Nonce, u64)>,
     clock: Clock,
+}
+
+/// The configuration of an array that grows, newest last. None goes away before the array does, so that they can be
+/// borrowed.
+pub(crate) struct Configs {
+    first: Arc<ArrayConfig>,
+    next: OnceLock<Box<Configs>>,
+}
+
+impl Configs {
+    pub fn new(config: Arc<ArrayConfig>) -> Configs {
+        Configs { first: config, next: OnceLock::new() }
+    }
+
+    /// What holds now.
+    pub fn newest(&self) -> &Arc<ArrayConfig> {
+        let mut newest = self;
+        while let Some(next) = newest.next.get() {
+            newest = next;
+        }
+        &newest.first
+    }
+
+    /// From now on another one holds. Called by one task at a time.
+    pub fn push(&self, config: ArrayConfig) {
+        let mut newest = self;
+        while let Some(next) = newest.next.get() {
+            newest = next;
+        }
+        let is_new = newest.next.set(Box::new(Configs::new(Arc::new(config)))).is_ok();
+        assert!(is_new, "an array grows once at a time");
+    }
 }
 
 /// What time it was when the array started, and where its randomness comes from.
@@ -153,6 +187,7 @@ impl Shared {
         Shared {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             code: config.code(),
+            configs: Configs::new(config.clone()),
             config,
             members,
             is_read_only: limits.get().read_only,

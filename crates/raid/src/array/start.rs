@@ -241,6 +241,9 @@ impl Starting {
                 let needed = member.layout.member_bytes;
                 return Err(unfit(format!("{} bytes, {needed} were in use", theirs.capacity)));
             }
+            if let Err(error) = member.layout.check(&self.config) {
+                return Err(unfit(error.to_string()));
+            }
             if theirs.read_only && !self.is_read_only {
                 return Err(unfit("it is read-only".into()));
             }

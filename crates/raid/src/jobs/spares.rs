@@ -165,14 +165,15 @@ impl Shared {
             return Err(JobError::Busy(slot));
         }
         let is_known = table.history.iter().any(|epoch| Some(epoch) == superblock.table.history.last());
-        let is_partial = is_known && since > 0 && superblock.table.generation + 1 >= since;
+        // The array may have grown since: then everything on it is laid out anew.
+        let is_laid_out = superblock.layout.check(&table.config).is_ok();
+        let is_partial = is_known && is_laid_out && since > 0 && superblock.table.generation + 1 >= since;
         let uuid = member.uuid;
         let before = match is_partial {
-            true if superblock.layout.check(&table.config).is_ok() => {
+            true => {
                 attached.layout = superblock.layout;
                 Before::Member
             }
-            true => return Err(unfit(&device, "its layout is not the array's")),
             false => {
                 self.label(&device, uuid, Some(table.config.uuid)).await?;
                 Before::Anything
@@ -216,10 +217,19 @@ impl Shared {
         {
             let mut state = self.lock();
             if let Some(place) = state.dedicated.iter().position(fits) {
-                return Some(state.dedicated.remove(place));
+                return self.laid_out(state.dedicated.remove(place));
             }
         }
-        self.options.spares.take(fits)
+        self.laid_out(self.options.spares.take(fits)?)
+    }
+
+    /// A device laid out for the array as it is now: it may have grown since the device was given.
+    fn laid_out(&self, mut incoming: Incoming) -> Option<Incoming> {
+        if incoming.attached.layout.check(self.array.config()).is_err() {
+            incoming.attached = self.attach(&incoming.attached.device).ok()?;
+            incoming.before = Before::Anything;
+        }
+        Some(incoming)
     }
 
     /// The device that was given for a slot.

@@ -79,7 +79,7 @@ pub(super) async fn write(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> I
 }
 
 /// Makes a range read as zeroes, durably, however slow that is.
-pub(super) async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
+pub(crate) async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
     match zero_cheaply(channel, limits, offset, len).await {
         Err(IoError::Unsupported) => {}
         result => return result,
@@ -97,7 +97,7 @@ pub(super) async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, le
 ///
 /// # Errors
 /// [`IoError::Unsupported`] when the device would have to be sent the zeroes; part of the range may be zeroes then.
-pub(super) async fn zero_cheaply(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
+pub(crate) async fn zero_cheaply(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
     let most = limits.max_write_zeroes.min(1 << 30) & !4095;
     if most == 0 {
         return Err(IoError::Unsupported);
@@ -113,7 +113,7 @@ pub(super) async fn zero_cheaply(channel: &dyn Channel, limits: &Limits, offset:
 }
 
 /// Waits for all of any number of futures. Polls each again on every wake: for control paths.
-pub(super) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
     std::future::poll_fn(|cx| {

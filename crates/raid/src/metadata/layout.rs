@@ -126,6 +126,25 @@ impl Layout {
         room.min(most_data) / u64::from(config.geometry.strip_bytes)
     }
 
+    /// The layout of the same member after its device has grown to `capacity` bytes, with all the room behind the data
+    /// that this gives. What lies before the data stays where it is; the last superblock copies move.
+    ///
+    /// The end stays where it is, too, unless the new copies lie wholly behind the old ones: those must be intact until
+    /// the new ones are.
+    #[must_use]
+    pub fn grown(&self, capacity: u64) -> Layout {
+        let end = capacity & !(PAGE_BYTES - 1);
+        let moves = end.saturating_sub(2 * COPY_BYTES) >= self.member_bytes;
+        let member_bytes = if moves { end } else { self.member_bytes };
+        let last_copies = member_bytes - 2 * COPY_BYTES;
+        Layout { member_bytes, data_bytes: last_copies - self.data_offset, ..*self }
+    }
+
+    /// The most bytes of data on a member of this layout that the region map has room for.
+    pub fn most_mapped(&self, region_bytes: u64) -> u64 {
+        region_bytes.saturating_mul(self.map_capacity().min(MAX_REGIONS))
+    }
+
     /// Everything but the data's length. Sums stay far below 2^64: each area is at most 2^48 bytes.
     fn areas(capacity: u64, config: &ArrayConfig) -> Layout {
         let member_bytes = capacity & !(PAGE_BYTES - 1);
@@ -282,6 +301,20 @@ mod tests {
         assert_eq!(capacity, 1 << 20);
         assert!(Layout::new(needed, &config).is_ok());
         assert_eq!(Layout::most_group_stripes(4096, &config), 0);
+    }
+
+    #[test]
+    fn a_member_that_grows_keeps_its_old_superblocks_until_the_new_ones_lie_behind_them() {
+        let config = config(2, 1);
+        let layout = Layout::new(1 << 20, &config).unwrap();
+        let ends = |capacity: u64| layout.grown(capacity).member_bytes;
+        assert_eq!(ends(1 << 20), 1 << 20);
+        assert_eq!(ends((1 << 20) + 2 * COPY_BYTES - 1), 1 << 20);
+        assert_eq!(ends((1 << 20) + 2 * COPY_BYTES), (1 << 20) + 2 * COPY_BYTES);
+        assert_eq!(ends(0), 1 << 20);
+        let grown = layout.grown(3 << 20);
+        assert_eq!(grown.data_offset + grown.data_bytes, grown.superblocks()[2]);
+        assert_eq!(grown.check(&config), Ok(()));
     }
 
     proptest! {

@@ -29,6 +29,7 @@ pub use assemble::{AssembleOptions, Assembly, Refusal, Rejected, Returning, asse
 pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange};
 pub use create::{CreateError, CreateOptions, Identities, create, create_with_spares};
 pub use io::{MemberFailures, Target, Targets};
+pub(crate) use io::{all, zero, zero_cheaply};
 pub use layout::{Layout, LayoutError};
 pub use region_map::RegionMap;
 pub use shape::Shape;

@@ -6,11 +6,11 @@
 //! cleared lazily: it is never wrong for one to be still set after a crash.
 
 use super::io::{self, MemberFailures, Target, Targets};
-use super::layout::{Layout, PAGE_BYTES, REGIONS_PER_PAGE};
+use super::layout::{Layout, MAX_REGIONS, PAGE_BYTES, REGIONS_PER_PAGE};
 use super::replicated::{Format, Replicated};
 use crate::{ArrayConfig, Consistency, Uuid};
 use block::IoError;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Something was written here; a region without it reads as zeroes on every member.
 pub const WRITTEN: u8 = 1;
@@ -33,6 +33,8 @@ const REGIONS: usize = REGIONS_PER_PAGE as usize;
 pub struct RegionMap {
     array: Uuid,
     initial: u8,
+    /// Regions of the array. There is room for more: all that members have pages for.
+    regions: AtomicU64,
     /// What holds now: durable, unless it is being cleared.
     now: Box<[AtomicU8]>,
     /// Writes begun in each region, and ended; they wrap. For [`RegionMap::sweep`].
@@ -50,11 +52,12 @@ impl RegionMap {
     }
 
     fn with(config: &ArrayConfig, initial: u8, pages: Box<[Replicated<Vec<u8>>]>) -> RegionMap {
-        let regions = config.regions() as usize;
+        let regions = pages.len() * REGIONS;
         let bits = |region: usize| pages[region / REGIONS].lock().durable[region % REGIONS];
         RegionMap {
             array: config.uuid,
             initial,
+            regions: AtomicU64::new(config.regions()),
             now: (0..regions).map(|region| AtomicU8::new(bits(region))).collect(),
             begun: (0..regions).map(|_| AtomicU32::new(0)).collect(),
             ended: (0..regions).map(|_| AtomicU32::new(0)).collect(),
@@ -93,7 +96,11 @@ impl RegionMap {
         }
         let lost =
             initial | WRITTEN | STALE | if config.consistency == Consistency::Bitmap { DIRTY } else { 0 };
-        let pages = (0..count).map(|page| newest(config.uuid, page, &found, initial, lost)).collect();
+        let room = live.iter().map(|target| target.layout.map_pages as usize).min().unwrap_or(0);
+        let room = room.min(MAX_REGIONS.div_ceil(REGIONS_PER_PAGE) as usize);
+        let used = (0..count).map(|page| newest(config.uuid, page, &found, initial, lost));
+        let free = (count..room).map(|_| Replicated::new(vec![initial; REGIONS], 0, 1));
+        let pages = used.chain(free).collect();
         let map = RegionMap::with(config, initial, pages);
         map.repair(&found).await.map(|()| map)
     }
@@ -101,7 +108,7 @@ impl RegionMap {
     /// Writes every page of which a member lacks the newest copy.
     async fn repair(&self, found: &[(&Target, Vec<u8>)]) -> Result<(), MemberFailures> {
         let mut failures: Vec<(usize, IoError)> = Vec::new();
-        for (i, page) in self.pages.iter().enumerate() {
+        for (i, page) in self.pages[..self.pages_in_use()].iter().enumerate() {
             let generation = page.lock().generation;
             for (target, area) in found {
                 let copies = [0, 1].map(|copy| decode(self.array, i, page_of(area, i, copy)));
@@ -119,7 +126,84 @@ impl RegionMap {
 
     /// Regions of the array.
     pub fn regions(&self) -> u64 {
+        self.regions.load(Ordering::Acquire)
+    }
+
+    /// Regions that the array can grow to.
+    pub fn room(&self) -> u64 {
         self.now.len() as u64
+    }
+
+    /// Makes regions beyond those of the array `bits` on all members, up to `regions`, so that the array can have so
+    /// many. They count from [`RegionMap::grow`] on.
+    ///
+    /// Members may hold pages there from an earlier try, or from another life. So each page is written whatever it
+    /// held, with a generation above all that are found.
+    ///
+    /// # Errors
+    /// As [`RegionMap::set`].
+    ///
+    /// # Panics
+    /// When there is no room for so many.
+    pub async fn prepare(
+        &self,
+        regions: u64,
+        bits: u8,
+        members: &(impl Targets + ?Sized),
+    ) -> Result<(), MemberFailures> {
+        assert!(regions <= self.room(), "{regions} regions with room for {}", self.room());
+        let old = self.regions() as usize;
+        let first_free = old.div_ceil(REGIONS);
+        for page in old / REGIONS..(regions as usize).div_ceil(REGIONS) {
+            let above = if page < first_free { 0 } else { self.newest_on(page, members).await? };
+            let from = old.saturating_sub(page * REGIONS).min(REGIONS);
+            let mut looks = 0;
+            let change = |wanted: &mut Vec<u8>| wanted[from..].fill(bits);
+            // The first look is before this write.
+            let is_done = |durable: &Vec<u8>| {
+                looks += 1;
+                looks > 1 && durable[from..].iter().all(|now| *now == bits)
+            };
+            {
+                let mut state = self.pages[page].lock();
+                state.generation = state.generation.max(above);
+            }
+            self.pages[page].change(&self.format(page), members, change, is_done).await?;
+        }
+        self.now[old..regions as usize].iter().for_each(|now| now.store(bits, Ordering::SeqCst));
+        Ok(())
+    }
+
+    /// The highest generation of a page that is not in use.
+    async fn newest_on(&self, page: usize, members: &(impl Targets + ?Sized)) -> Result<u64, MemberFailures> {
+        let (mut newest, mut failures) = (0, Vec::new());
+        for target in members.targets() {
+            for copy in [0, 1] {
+                let place = target.layout.map_page(page as u32, copy);
+                match io::read(&*target.channel, place, PAGE).await {
+                    Ok(bytes) => {
+                        let found = decode(self.array, page, bytes.as_slice());
+                        newest = found.map_or(newest, |(generation, _)| newest.max(generation));
+                    }
+                    // What cannot be read now must not be readable later.
+                    Err(IoError::Medium | IoError::Corrupt) => {
+                        let zeroed = io::write(&*target.channel, place, &[0; PAGE]).await;
+                        failures.extend(zeroed.err().map(|error| (target.slot, error)));
+                    }
+                    Err(error) => failures.push((target.slot, error)),
+                }
+            }
+        }
+        if failures.is_empty() { Ok(newest) } else { Err(MemberFailures(failures)) }
+    }
+
+    /// The array has so many regions from now on; they were made ready ([`RegionMap::prepare`]).
+    pub fn grow(&self, regions: u64) {
+        self.regions.store(regions, Ordering::Release);
+    }
+
+    fn pages_in_use(&self) -> usize {
+        (self.regions() as usize).div_ceil(REGIONS)
     }
 
     /// What a region is whose page was never written.
@@ -175,9 +259,9 @@ impl RegionMap {
         members: &(impl Targets + ?Sized),
         is_chosen: impl Fn(u64, u8) -> bool,
     ) -> Result<(), MemberFailures> {
-        for page in 0..self.pages.len() {
+        for page in 0..self.pages_in_use() {
             let first = page * REGIONS;
-            let chosen: Vec<usize> = (first..self.now.len().min(first + REGIONS))
+            let chosen: Vec<usize> = (first..(self.regions() as usize).min(first + REGIONS))
                 .filter(|region| is_chosen(*region as u64, self.get(*region as u64)))
                 .filter(|region| !self.has(*region as u64, bits))
                 .collect();
@@ -248,7 +332,7 @@ impl RegionMap {
     /// Clears [`DIRTY`], in memory, in every region that no write has touched since the last sweep, and says in how
     /// many. `memory` is what the last sweep left: empty for the first.
     pub fn sweep(&self, memory: &mut Vec<u32>) -> usize {
-        memory.resize(self.now.len(), 0);
+        memory.resize(self.regions() as usize, 0);
         let mut cleared = 0;
         for (region, before) in memory.iter_mut().enumerate() {
             // What has ended is counted first: a write in between looks as if it were in flight.
@@ -293,7 +377,7 @@ impl RegionMap {
     /// # Errors
     /// As [`RegionMap::set`].
     pub async fn settle(&self, members: &(impl Targets + ?Sized)) -> Result<(), MemberFailures> {
-        for (i, page) in self.pages.iter().enumerate() {
+        for (i, page) in self.pages[..self.pages_in_use()].iter().enumerate() {
             let is_settled = {
                 let page = page.lock();
                 page.wanted == page.durable
@@ -316,7 +400,7 @@ impl RegionMap {
     /// # Errors
     /// When the member cannot be written.
     pub async fn write_to(&self, target: &Target) -> block::IoResult {
-        for (i, page) in self.pages.iter().enumerate() {
+        for (i, page) in self.pages[..self.pages_in_use()].iter().enumerate() {
             page.write_to(&self.format(i), target).await?;
         }
         Ok(())
@@ -430,6 +514,33 @@ mod tests {
     fn big_disks(count: usize) -> Vec<Disk> {
         let power = crate::metadata::testing::Power::default();
         (0..count).map(|_| Disk::new(40 << 20, &power)).collect()
+    }
+
+    #[test]
+    fn regions_that_are_added_are_what_was_last_said_whatever_members_hold_there() {
+        run_simulated(8, |_| async {
+            let (large, disks) = (wide(), big_disks(3));
+            let mut small = large.clone();
+            small.geometry.group_stripes = 100;
+            let targets = targets(&large, &disks);
+            let last = large.regions() - 1;
+            // A try that ended before the array had grown, and a member with pages from another life.
+            let map = RegionMap::load(&small, 0, &targets).await.unwrap();
+            map.set(99, WRITTEN, &targets).await.unwrap();
+            map.prepare(large.regions(), WRITTEN | NEED_SYNC, &targets).await.unwrap();
+            map.prepare(large.regions(), STALE, &targets[..1]).await.unwrap();
+            assert_eq!((map.regions(), map.count(NEED_SYNC)), (100, 0));
+            let map = RegionMap::load(&small, 0, &targets).await.unwrap();
+            assert_eq!((map.get(0), map.get(99), map.regions()), (0, WRITTEN, 100));
+            assert!(map.room() > last);
+            map.prepare(large.regions(), 0, &targets).await.unwrap();
+            map.grow(large.regions());
+            map.set(last, WRITTEN, &targets).await.unwrap();
+            for map in [map, RegionMap::load(&large, NEED_SYNC, &targets).await.unwrap()] {
+                assert_eq!((map.get(99), map.get(100), map.get(REGIONS_PER_PAGE)), (WRITTEN, 0, 0));
+                assert_eq!((map.get(last), map.count(WRITTEN)), (WRITTEN, 2));
+            }
+        });
     }
 
     #[test]

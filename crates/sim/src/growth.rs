@@ -1,0 +1,92 @@
+//! Growth: disks become larger between or under requests, and the array with them.
+//!
+//! What is added is written and read like everything else. Power goes during growth as at any other time: afterwards
+//! the array has its old size or its new one, and the new one if growth was acknowledged.
+
+use crate::array::config;
+use crate::oracle::SECTOR;
+use crate::plan::{Action, Plan, Shape, Step};
+use crate::rng::Rng;
+use crate::subject::Running;
+use crate::world::World;
+use raid::Geometry;
+use raid::metadata::Layout;
+use std::rc::Rc;
+
+/// The least by which a disk grows: less is not worth moving superblocks for.
+const LEAST_BYTES: u64 = 24 << 10;
+
+/// The shape that an array has once its disks have grown by `bytes`.
+fn grown(shape: &Shape, bytes: u64) -> Geometry {
+    let strip = u64::from(shape.geometry.strip_bytes);
+    let layout = Layout::new(shape.disk_bytes, &config(shape, raid::Uuid::default()));
+    let data_bytes = layout.map(|layout| layout.grown(shape.disk_bytes + bytes).data_bytes);
+    let group_stripes = data_bytes.map_or(shape.geometry.group_stripes, |bytes| bytes / strip);
+    Geometry { group_stripes, ..shape.geometry }
+}
+
+/// Adds growth to a plan: once or twice, with requests to what is added.
+pub fn draw(plan: &mut Plan) {
+    let mut rng = Rng::new(plan.seed).fork(9);
+    let mut next_id = plan.ids().into_iter().max().unwrap_or(0) + 1;
+    let mut bytes = 0;
+    let mut first_boot = 0;
+    for _ in 0..rng.range(1, 3) {
+        let by = LEAST_BYTES + 4096 * rng.below(16);
+        let boot = rng.range(first_boot, plan.boots.len() as u64) as usize;
+        bytes += by;
+        let after = grown(&plan.shape, bytes);
+        let worker = plan.boots[boot].steps.iter().map(|step| step.worker + 1).max().unwrap_or(0);
+        let mut step = |worker: usize, delay_ns: u64, action: Action| {
+            next_id += 1;
+            Step { id: next_id - 1, worker, delay_ns, action }
+        };
+        let delay_ns = rng.log_uniform(20 * plan.shape.latency_ns);
+        plan.boots[boot].steps.push(step(worker, delay_ns, Action::Grow(by)));
+        for later in boot..plan.boots.len() {
+            for _ in 0..rng.below(6) {
+                let worker = if later == boot { worker } else { rng.below(worker as u64 + 1) as usize };
+                let action = request(&mut rng, &plan.shape, &after);
+                plan.boots[later].steps.push(step(worker, 0, action));
+            }
+        }
+        first_boot = boot as u64;
+        plan.shape.most_stripes = after.group_stripes;
+    }
+}
+
+/// A request around the old end or behind it.
+fn request(rng: &mut Rng, shape: &Shape, after: &Geometry) -> Action {
+    let unit = u64::from(shape.block_size) / SECTOR as u64;
+    let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
+    let (old, new) = (shape.geometry.capacity() / SECTOR as u64, after.capacity() / SECTOR as u64);
+    let from = old - stripe.min(old);
+    let lba = (from + rng.below(new - from)) / unit * unit;
+    let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(new - lba);
+    match rng.below(8) {
+        0 | 1 => Action::Read { lba, count },
+        2 => Action::WriteZeroes { lba, count },
+        3 => Action::Discard { lba, count },
+        _ => Action::Write { lba, count, is_fua: rng.one_in(4), change_ns: 0 },
+    }
+}
+
+/// All disks become larger, those that are not there too, and the array is told to use it.
+pub async fn run(world: &Rc<World>, running: &Rc<dyn Running>, bytes: u64) {
+    world.grow_disks(bytes);
+    let was_whole = world.is_whole() && !running.live().contains(&false);
+    let result = running.grow().await;
+    if !world.machine.is_on() {
+        return;
+    }
+    let has_reason = !was_whole || !world.is_whole() || world.has_reason() || world.is_any_beyond();
+    match result {
+        Ok(()) => {
+            world.note_capacity(running.device().limits().capacity);
+            world.count(|stats| stats.growths += 1);
+        }
+        // Somebody may be missing, or go meanwhile.
+        Err(_) if has_reason || running.live().contains(&false) => {}
+        Err(error) => world.fail(format!("growth: {error}")),
+    }
+}
