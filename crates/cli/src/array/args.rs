@@ -40,6 +40,8 @@ pub enum ArrayCommand {
     ReAdd(ReAddArgs),
     /// Copy a member to another device, which takes its place
     Replace(ReplaceArgs),
+    /// Make an array larger: its members have grown, or not all of them was used
+    Grow(GrowArgs),
     /// Compare the parity of a running array with its data
     Scrub(ScrubArgs),
     /// Let rebuild, resync and scrub of a running array stand still
@@ -226,6 +228,19 @@ pub struct ReplaceArgs {
     /// The device holds something: overwrite it
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+/// `freestone array grow`.
+#[derive(clap::Args, Debug)]
+pub struct GrowArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    /// Bytes of each member to use at most [default: all of the smallest]
+    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    pub size: Option<Size>,
     #[command(flatten)]
     pub place: Place,
 }

@@ -41,6 +41,7 @@ pub fn run(args: &ArrayArgs) -> Result<(), Error> {
         ArrayCommand::Add(args) => online.add(args),
         ArrayCommand::ReAdd(args) => online.re_add(args),
         ArrayCommand::Replace(args) => online.replace(args),
+        ArrayCommand::Grow(args) => online.grow(args),
         ArrayCommand::Scrub(args) => {
             online.command(&args.array, Command::Scrub { repair: args.repair }, "scrubbing")
         }

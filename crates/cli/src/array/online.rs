@@ -1,6 +1,8 @@
 //! Commands for an array that runs. Those that work without one go on in [`super::offline`].
 
-use super::args::{AddArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, ShowArgs};
+use super::args::{
+    AddArgs, GrowArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, ShowArgs,
+};
 use super::control::client::{self, Client};
 use super::control::protocol::{Command, Done};
 use super::{offline, text};
@@ -84,6 +86,17 @@ impl Online<'_> {
                 self.ask(client, array, command, "added")
             }
             None => offline::edit::add(args, self.output),
+        }
+    }
+
+    /// `freestone array grow`.
+    pub fn grow(&self, args: &GrowArgs) -> Result<(), Error> {
+        match self.find_or_place(&args.array, &args.place)? {
+            Some(client) => {
+                let command = Command::Grow { size: args.size.map(|size| size.0) };
+                self.ask(client, &args.array, command, "grown")
+            }
+            None => offline::grow::run(args, self.output),
         }
     }
 

@@ -11,15 +11,21 @@ use graph::kinds::raid::member;
 use raid::Uuid;
 use raid::admin::edit::{FAILED, failed_slots, remove};
 use raid::admin::report::ArrayReport;
-use raid::array::Array;
+use raid::array::{Array, Growth};
 use raid::jobs::{Jobs, Options, SparePool, is_called};
 use raid::metadata::{Table, probe};
 use reactor::{CoreRef, CoreStopped};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ends the server, as SIGTERM does.
-pub type Stop = Arc<dyn Fn() + Send + Sync>;
+/// What control sockets ask of the server. Called on threads of theirs.
+#[derive(Clone)]
+pub struct Requests {
+    /// Ends the server, as SIGTERM does.
+    pub stop: Arc<dyn Fn() + Send + Sync>,
+    /// Has it look at its devices' sizes again and tell clients, as SIGHUP does.
+    pub refresh: Arc<dyn Fn() + Send + Sync>,
+}
 
 /// An array, and who keeps it: rebuilds, resyncs, scrubs. Nobody does where it is only read.
 pub type Kept = (Arc<Array>, Option<Arc<Jobs>>);
@@ -59,13 +65,13 @@ pub fn listen(
     kept: &[Kept],
     stacks: &[Stack],
     core: &CoreRef,
-    stop: &Stop,
+    requests: &Requests,
     control: Option<&Path>,
 ) -> Result<Vec<ControlSocket>, Error> {
     let is_alone = kept.len() == 1 && stacks.len() == 1;
     let running = |(array, jobs): &Kept| {
-        let (array, jobs, core, stop) = (array.clone(), jobs.clone(), core.clone(), stop.clone());
-        let running = Running { array, jobs, core, stop, is_alone, last: Mutex::default() };
+        let (array, jobs, core, requests) = (array.clone(), jobs.clone(), core.clone(), requests.clone());
+        let running = Running { array, jobs, core, requests, is_alone, last: Mutex::default() };
         running.remember();
         Arc::new(running)
     };
@@ -116,7 +122,7 @@ struct Running {
     array: Arc<Array>,
     jobs: Option<Arc<Jobs>>,
     core: CoreRef,
-    stop: Stop,
+    requests: Requests,
     /// The server has no other devices.
     is_alone: bool,
     /// The device that each slot had last: people call a member that is out by it.
@@ -162,6 +168,7 @@ impl Controlled for Running {
             Command::Add { devices, force, global } => self.add(&devices, force, global)?,
             Command::ReAdd { devices } => self.re_add(&devices)?,
             Command::Replace { member, device, force } => self.replace(&member, &device, force)?,
+            Command::Grow { size } => self.grow(size)?,
             Command::Scrub { repair } => {
                 self.jobs()?.scrub(repair);
                 "a scrub begins".into()
@@ -215,7 +222,7 @@ impl Running {
         if !self.is_alone {
             return Err("its server serves other devices too: end the server instead (SIGTERM)".into());
         }
-        (self.stop)();
+        (self.requests.stop)();
         Ok("stopping".into())
     }
 
@@ -318,6 +325,15 @@ impl Running {
         let begun = self.core.block_on(move |_| async move { jobs.replace(slot, device).await });
         begun.map_err(gone)?.map_err(|error| error.to_string())?;
         Ok(format!("slot {slot} is copied to {name}"))
+    }
+
+    fn grow(&self, size: Option<u64>) -> Result<String, String> {
+        let array = self.array.clone();
+        let grown = self.core.block_on(move |_| async move { array.grow(size).await });
+        let Growth { before, after } = grown.map_err(gone)?.map_err(|error| error.to_string())?;
+        // Layers above and clients learn of it in their turn.
+        (self.requests.refresh)();
+        Ok(format!("{after} bytes, {before} before"))
     }
 
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.

@@ -113,9 +113,9 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     let server = Server::open(&plan)?;
     contain_truncation().map_err(|e| Error::Runtime(format!("cannot handle SIGBUS: {e}")))?;
     // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
-    let mut signals = Signals::install()?;
+    let signals = Signals::install()?;
     let mut server = server.start_exports(&plan)?;
-    server.start_controls(&signals.stop(), args.control.as_deref())?;
+    server.start_controls(&signals.requests(), args.control.as_deref())?;
     server.announce(output);
     notify_service_manager(sd_notify::NotifyState::Ready);
     loop {

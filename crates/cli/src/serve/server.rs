@@ -1,6 +1,6 @@
 //! What `serve` has open: cores, devices, exports; and how it comes and goes.
 
-use super::arrays::{self, Kept, Stop};
+use super::arrays::{self, Kept, Requests};
 use super::{ExportPlan, ServePlan};
 use crate::array::control::server::ControlSocket;
 use crate::error::Error;
@@ -45,12 +45,12 @@ impl Server {
         Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, cores, cpus })
     }
 
-    /// Listens for commands to the arrays; `stop` ends the server.
+    /// Listens for commands to the arrays; `requests` reaches the server.
     ///
     /// # Errors
     /// When nobody can listen at the `control` socket.
-    pub fn start_controls(&mut self, stop: &Stop, control: Option<&Path>) -> Result<(), Error> {
-        self.controls = arrays::listen(&self.arrays, &self.stacks, &self.cores.get(0), stop, control)?;
+    pub fn start_controls(&mut self, requests: &Requests, control: Option<&Path>) -> Result<(), Error> {
+        self.controls = arrays::listen(&self.arrays, &self.stacks, &self.cores.get(0), requests, control)?;
         Ok(())
     }
 

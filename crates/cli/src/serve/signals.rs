@@ -1,12 +1,13 @@
 //! What signals ask the server for.
 
-use super::arrays::Stop;
+use super::arrays::Requests;
 use crate::error::{EXIT_FAILURE, Error};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, Receiver, Sender};
 
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +20,13 @@ pub enum Signal {
     Report,
 }
 
-/// Signals as they come. A second signal to stop ends the process at once, whatever it is busy with.
-pub struct Signals(iterator::Signals);
+/// What is asked for, by signals and by other threads, as it comes. A second signal to stop ends the process at once,
+/// whatever it is busy with.
+pub struct Signals {
+    handle: iterator::Handle,
+    sender: Sender<Signal>,
+    receiver: Receiver<Signal>,
+}
 
 impl Signals {
     /// Takes the signals over.
@@ -36,21 +42,45 @@ impl Signals {
                 .map_err(failed)?;
             flag::register(signal, is_stopping.clone()).map_err(failed)?;
         }
-        iterator::Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map(Signals).map_err(failed)
+        let mut signals = iterator::Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(failed)?;
+        let (handle, (sender, receiver)) = (signals.handle(), mpsc::channel());
+        let signalled = sender.clone();
+        let forward = move || {
+            for signal in signals.forever() {
+                let _ = signalled.send(meaning(signal)); // nobody waits any more: the process is ending
+            }
+        };
+        reactor::spawn_thread("signals", forward).map_err(failed)?;
+        Ok(Signals { handle, sender, receiver })
     }
 
-    /// Ends the waiting as a signal to stop does; for other threads.
-    pub fn stop(&self) -> Stop {
-        let handle = self.0.handle();
-        Arc::new(move || handle.close())
+    /// What other threads may ask for as signals do.
+    pub fn requests(&self) -> Requests {
+        let request = |signal: Signal| -> Arc<dyn Fn() + Send + Sync> {
+            let sender = self.sender.clone();
+            Arc::new(move || {
+                let _ = sender.send(signal); // as above
+            })
+        };
+        Requests { stop: request(Signal::Stop), refresh: request(Signal::Refresh) }
     }
 
-    /// Waits for the next signal.
-    pub fn wait(&mut self) -> Signal {
-        match self.0.forever().next() {
-            Some(SIGHUP) => Signal::Refresh,
-            Some(SIGUSR1) => Signal::Report,
-            _ => Signal::Stop,
-        }
+    /// Waits for what is asked for next.
+    pub fn wait(&self) -> Signal {
+        self.receiver.recv().unwrap_or(Signal::Stop)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.handle.close();
+    }
+}
+
+fn meaning(signal: i32) -> Signal {
+    match signal {
+        SIGHUP => Signal::Refresh,
+        SIGUSR1 => Signal::Report,
+        _ => Signal::Stop,
     }
 }

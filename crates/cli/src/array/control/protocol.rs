@@ -72,6 +72,12 @@ pub enum Command {
         /// Whatever lies on the device may be overwritten.
         force: bool,
     },
+    /// Use what members have become larger by.
+    Grow {
+        /// Bytes of each member to use at most; all of the smallest without it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        size: Option<u64>,
+    },
     /// Compare parity with data.
     Scrub {
         /// Write what is wrong anew.

@@ -6,6 +6,7 @@ pub mod create;
 pub mod edit;
 pub mod examine;
 pub mod fill;
+pub mod grow;
 pub mod members;
 pub mod show;
 
