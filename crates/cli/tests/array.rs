@@ -165,6 +165,19 @@ fn a_killed_server_leaves_an_array_that_is_recovered_at_its_next_start() {
     check.extend(members.iter().map(String::as_str));
     let (said, code) = bench.failure(&check);
     assert!(said.contains("not stopped in good order") && code == 1, "{said}");
+    // What is to be replayed is listed, and stays there until somebody does it.
+    for _ in 0..2 {
+        let output = run_in(bench.dir.path(), &[&check[..], &["--json"]].concat());
+        let said = String::from_utf8(output.stdout).unwrap();
+        let events: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let log = events.iter().find(|event| event["event"] == "log").unwrap();
+        let entries: Vec<_> = events.iter().filter(|event| event["event"] == "log_entry").collect();
+        assert!(log["to_replay"] == entries.len() && log["entries"].as_u64() > Some(0), "{said}");
+        for entry in entries {
+            let has = |key: &str| entry[key].is_u64();
+            assert!(has("lane") && has("sequence") && has("stripe") && entry["strips"].is_array(), "{said}");
+        }
+    }
     let assembled = bench.json(&["array", "assemble", "--json", "--name", "data", "--scan", &bench.scan()]);
     assert_eq!(assembled[0]["was_clean"], false);
     check.push("--json");

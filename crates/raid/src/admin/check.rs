@@ -4,8 +4,11 @@
 
 use super::open::Selection;
 use super::verify::{Expectation, Findings, Observer, Subject, verify};
+use crate::log::{self, Nonce, PendingWrite, RecoverError, Recovery, RecoveryMember, Report};
 use crate::metadata::store::Copy;
-use crate::metadata::{BadBlocks, BadRange, MemberFailures, RegionMap, Store, Target, region_map};
+use crate::metadata::{
+    BadBlocks, BadRange, Layout, MemberFailures, MemberState, RegionMap, Store, Target, region_map,
+};
 use block::{Channel, DeviceError};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -45,6 +48,14 @@ pub enum CheckError {
     NotClean {
         /// The array.
         array: String,
+    },
+    /// The log cannot be read.
+    #[error("array {array}: {error}")]
+    Log {
+        /// The array.
+        array: String,
+        /// Why.
+        error: RecoverError,
     },
     /// A member cannot be opened on this core.
     #[error(transparent)]
@@ -110,6 +121,37 @@ pub async fn check(
         bad_blocks,
         parity,
     })
+}
+
+/// What a crash has left in the log: the writes that assembly would replay, in its order, and how many entries it
+/// would not. Nothing is written. On a core, with the members claimed.
+///
+/// # Errors
+/// When a member fails, or the log contradicts itself.
+pub async fn pending(selection: &Selection) -> Result<(Vec<PendingWrite>, Report), CheckError> {
+    let table = &selection.assembly.table;
+    let config = &table.config;
+    if table.is_clean || !table.is_logging {
+        return Ok(Default::default()); // whatever lies there is of no account
+    }
+    let mut members = Vec::new();
+    for (slot, device) in selection.devices.iter().enumerate() {
+        members.push(match (device, selection.layout(slot)) {
+            (Some(device), Some(Layout { log_offset, data_offset, .. })) if table.members[slot].is_in() => {
+                Some(RecoveryMember { channel: device.open_channel()?, log_offset, data_offset })
+            }
+            _ => None,
+        });
+    }
+    let is_live = |stripe: u64, slot: usize| match table.members[slot].state {
+        MemberState::Live => true,
+        MemberState::Rebuilding { cursor } => config.geometry.member_offset(stripe) < cursor,
+        MemberState::Missing { .. } => false,
+    };
+    let nonce = Nonce(table.nonce);
+    let recovery = Recovery { config, nonce, members: &members, is_live: &is_live };
+    let array = config.name.clone();
+    log::list(&recovery).await.map_err(|error| CheckError::Log { array, error })
 }
 
 /// The members that hold everything.

@@ -14,6 +14,7 @@ use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, Consistency};
 use block::{Channel, IoError};
 use reactor::{Buffer, BufferPool, MAX_BUFFER};
+use serde::Serialize;
 use std::rc::Rc;
 
 /// Bytes of lanes that are in memory at a time, if one is not longer.
@@ -139,6 +140,57 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
         }
     }
     Ok(report)
+}
+
+/// A write that the log holds and that recovery would replay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PendingWrite {
+    /// The log's lane.
+    pub lane: u16,
+    /// Its number in the lane.
+    pub sequence: u64,
+    /// The stripe.
+    pub stripe: u64,
+    /// First byte in each strip.
+    pub offset: u32,
+    /// Bytes of each strip.
+    pub len: u32,
+    /// The data strips that are written.
+    pub strips: Vec<usize>,
+    /// Whether the log has the new data as well, not only what parity needs.
+    pub has_data: bool,
+    /// The slots whose members hold a copy.
+    pub slots: Vec<usize>,
+}
+
+/// What [`recover`] would replay, in its order, and what it would find. Nothing is written.
+///
+/// # Errors
+/// See [`RecoverError`].
+pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report), RecoverError> {
+    let config = context.config;
+    let (mut pending, mut report) = (Vec::new(), Report::default());
+    if config.consistency == Consistency::None {
+        return Ok((pending, report));
+    }
+    let buffers = BufferPool::new(MEMORY.max(2 * config.lane_bytes as usize));
+    for lane in 0..config.lanes {
+        let copies = scan(context, lane, &buffers).await?;
+        for Chosen { write, copies } in choose(context, lane, copies, &mut report)? {
+            let Write { stripe, offset, len, modified, has_redo, .. } = write;
+            pending.push(PendingWrite {
+                lane,
+                sequence: copies[0].sequence,
+                stripe,
+                offset,
+                len,
+                strips: (0..config.geometry.data).filter(|strip| modified >> strip & 1 == 1).collect(),
+                has_data: has_redo,
+                slots: copies.iter().map(|copy| usize::from(copy.slot)).collect(),
+            });
+        }
+    }
+    Ok((pending, report))
 }
 
 /// The valid entries of a lane on all members that are there, in any order.

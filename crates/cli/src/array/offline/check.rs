@@ -5,9 +5,10 @@ use super::members::select;
 use crate::array::args::CheckArgs;
 use crate::error::Error;
 use crate::output::Output;
-use raid::admin::check::{Checked, check};
+use raid::admin::check::{Checked, check, pending};
 use raid::admin::open::{Selection, Wanted};
 use raid::admin::verify::{Difference, Findings, Observer, Outcome};
+use raid::log::PendingWrite;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::rc::Rc;
@@ -24,10 +25,13 @@ pub fn run(args: &CheckArgs, output: Output) -> Result<(), Error> {
     let mut selection = select(&args.members, &wanted)?;
     super::say_warnings(&selection.warnings, output);
     let mut was_recovered = false;
-    if !selection.assembly.table.is_clean && args.repair {
-        recover(selection)?;
-        was_recovered = true;
-        selection = select(&args.members, &wanted)?;
+    if !selection.assembly.table.is_clean {
+        selection = tell_log(selection, output)?;
+        if args.repair {
+            recover(selection)?;
+            was_recovered = true;
+            selection = select(&args.members, &wanted)?;
+        }
     }
     let (selection, repair) = (Rc::new(selection), args.repair);
     let subject = selection.clone();
@@ -37,6 +41,42 @@ pub fn run(args: &CheckArgs, output: Output) -> Result<(), Error> {
     })
     .map_err(|error| Error::Runtime(error.to_string()))?;
     conclude(&selection, &checked, was_recovered, output)
+}
+
+/// Lists what a crash has left in the log.
+fn tell_log(selection: Selection, output: Output) -> Result<Selection, Error> {
+    let (selection, found) = reactor::run(async move {
+        let found = pending(&selection).await;
+        (selection, found)
+    });
+    let (writes, report) = found.map_err(|error| Error::Runtime(error.to_string()))?;
+    for write in writes.iter().take(MAX_TOLD) {
+        let PendingWrite { lane, sequence, stripe, offset, len, .. } = write;
+        let strips: Vec<String> = write.strips.iter().map(usize::to_string).collect();
+        let data = if write.has_data { ", with its data" } else { "" };
+        let human = format!(
+            "log lane {lane}, entry {sequence}: stripe {stripe}, bytes {offset} to {} of strips {}{data}",
+            u64::from(*offset) + u64::from(*len),
+            strips.join(", ")
+        );
+        output.event("log_entry", human, serde_json::to_value(write).unwrap_or(Value::Null));
+    }
+    let others = report.stale + report.superseded + report.incomplete;
+    let human = format!(
+        "array {}: {} entries of the log are to be replayed, {others} are of no account",
+        selection.name(),
+        writes.len()
+    );
+    let fields = json!({
+        "array": selection.name(),
+        "to_replay": writes.len(),
+        "entries": report.entries,
+        "retired": report.stale,
+        "superseded": report.superseded,
+        "incomplete": report.incomplete,
+    });
+    output.event("log", human, fields);
+    Ok(selection)
 }
 
 fn conclude(
