@@ -184,9 +184,11 @@ pub(crate) fn open(
     if read_only {
         let array = reactor::run(async move { selection.start_read_only(wall_ns()).await });
         let array = array.map_err(|error| failed(error.into()))?;
+        array.set_patience(config.patience);
         return Ok(Opened { array, spares: Vec::new() });
     }
     let spares = selection.spares();
     let array = start(selection).map_err(failed)?;
+    array.set_patience(config.patience);
     Ok(Opened { array, spares })
 }

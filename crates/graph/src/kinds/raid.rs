@@ -5,6 +5,7 @@ use super::device::DeviceConfig;
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Spec, SpecError, Switch, Value, key};
 use drivers::io_uring;
+use raid::array::{Patience, Soft};
 use std::path::PathBuf;
 
 /// The kind.
@@ -29,6 +30,16 @@ pub static RAID: Kind = Kind {
             "start although members are missing that could have gone on without these [off]",
         ),
         key("force", "on|off", "start although data may be lost; the log says which [off]"),
+        key(
+            "soft-deadline-ms",
+            "N|auto|off",
+            "compute a read from the other members beside when a member takes that long; auto: 16 times the median [off]",
+        ),
+        key(
+            "hard-deadline-ms",
+            "N",
+            "a member that has not answered a read by then has failed, if the array can do without it [30000]",
+        ),
         key("direct", "on|off", "bypass the page cache of members given by path [on]"),
         READ_ONLY,
         ID,
@@ -50,6 +61,8 @@ pub struct RaidConfig {
     pub direct: bool,
     /// Refuse writes.
     pub read_only: bool,
+    /// How long members are waited for.
+    pub patience: Patience,
 }
 
 /// What a `raid` specification says.
@@ -72,6 +85,7 @@ impl RaidSpec {
             force: is_on("force", false)?,
             direct: is_on("direct", true)?,
             read_only: is_on("readonly", false)?,
+            patience: patience(&spec)?,
         };
         let members = spec.get("members")?.map(|Members(members)| members);
         match (&members, &config.scan, &config.name) {
@@ -83,6 +97,41 @@ impl RaidSpec {
             (None, None, _) => return Err(spec.refuse("one of members= and scan= is needed")),
         }
         Ok(RaidSpec { config, members: members.unwrap_or_default(), id: spec.get("id")? })
+    }
+}
+
+/// How long members are waited for.
+fn patience(spec: &Spec) -> Result<Patience, SpecError> {
+    let Deadline(soft) = spec.get_or("soft-deadline-ms", Deadline(Soft::Never))?;
+    let hard_ms: u64 = spec.get_or("hard-deadline-ms", Patience::HARD_NS / NS_PER_MS)?;
+    match (soft, hard_ms) {
+        (_, 0) => Err(spec.refuse("hard-deadline-ms= is at least 1")),
+        (Soft::After(soft_ns), _) if soft_ns / NS_PER_MS >= hard_ms => {
+            Err(spec.refuse("soft-deadline-ms= is less than hard-deadline-ms="))
+        }
+        _ => Ok(Patience { soft, hard_ns: hard_ms.saturating_mul(NS_PER_MS) }),
+    }
+}
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// `auto`, `off` or milliseconds.
+struct Deadline(Soft);
+
+impl Value for Deadline {
+    fn expected() -> String {
+        "auto, off or milliseconds from 1 on".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Some(Deadline(match text {
+            "auto" => Soft::Adaptive,
+            "off" => Soft::Never,
+            number => {
+                let ms: u64 = number.parse().ok().filter(|ms| *ms > 0)?;
+                Soft::After(ms.saturating_mul(NS_PER_MS))
+            }
+        }))
     }
 }
 
@@ -129,4 +178,24 @@ pub fn member(text: &str, direct: bool, read_only: bool) -> Result<DeviceConfig,
         config.make_read_only();
     }
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_are_off_unless_asked_for_and_in_order() {
+        let parse = |more: &str| RaidSpec::parse(&format!("raid:members=a+b{more}"));
+        let patience = |more: &str| parse(more).map_err(|e| e.to_string()).unwrap().config.patience;
+        assert_eq!(patience(""), Patience::default());
+        assert_eq!(patience(",soft-deadline-ms=auto").soft, Soft::Adaptive);
+        let both = patience(",soft-deadline-ms=20,hard-deadline-ms=5000");
+        assert_eq!(both, Patience { soft: Soft::After(20_000_000), hard_ns: 5_000_000_000 });
+        let refusal = |more: &str| parse(more).err().expect("a refusal").to_string();
+        assert!(refusal(",soft-deadline-ms=0").contains("expected auto, off or milliseconds from 1 on"));
+        assert!(refusal(",hard-deadline-ms=0").contains("hard-deadline-ms= is at least 1"));
+        let message = refusal(",soft-deadline-ms=50,hard-deadline-ms=50");
+        assert!(message.contains("soft-deadline-ms= is less than hard-deadline-ms="), "{message}");
+    }
 }
