@@ -193,6 +193,12 @@ impl RunningArray {
         array.finish_filling(slot, uuid).await.map_err(text("end of filling"))
     }
 
+    /// Whether the slot's member is that disk.
+    fn holds(&self, slot: usize, disk: &SimDisk) -> bool {
+        let [own, _] = self.0.members().attached(slot);
+        own.is_some_and(|own| own.device.name() == disk.name())
+    }
+
     async fn resync_all(&self) -> Result<(), String> {
         let config = self.0.config().clone();
         let is_open = |stripe: u64| self.0.region_bits(stripe) & NEED_SYNC != 0;
@@ -250,6 +256,8 @@ impl Running for RunningArray {
                 Err(_) if was_filling && self.0.slots()[slot].filled.is_none() => self.fill(slot, disk).await,
                 // The array has grown since the disk was laid out.
                 Err(_) if self.0.config().geometry != geometry => self.fill(slot, disk).await,
+                // So it was, and nothing of it was missing any more.
+                Ok(()) if was_filling && !self.holds(slot, disk) => self.fill(slot, disk).await,
                 result => result,
             }
         })

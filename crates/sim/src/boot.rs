@@ -469,7 +469,10 @@ fn judge(world: &World, what: &str, result: Result<(), String>) {
 async fn resync(world: &World, running: &dyn Running) {
     let is_whole = world.is_whole();
     match running.resync().await {
-        Ok(()) if world.machine.is_on() && is_whole => world.note_synced(),
+        // With a member out, which the array may know before us, nothing is compared.
+        Ok(()) if world.machine.is_on() && is_whole && !running.live().contains(&false) => {
+            world.note_synced()
+        }
         Ok(()) => {}
         Err(_) if !world.machine.is_on() || !world.is_whole() => {}
         Err(error) => world.fail(format!("resync: {error}")),

@@ -29,8 +29,7 @@ impl Client {
     /// A request that changes data has failed while there was power: only an array beyond help may do that.
     fn judge(&self, what: &str, lba: u64, count: u64, result: IoResult) {
         // What only open parity could hold is not taken.
-        let is_refused =
-            |lba: u64| self.world.is_fragile(lba) && self.world.is_impaired(self.world.group_of(lba));
+        let is_refused = |lba: u64| self.world.may_be_lost(lba);
         if let Err(error) = result
             && !self.world.is_any_beyond()
             && !(error == IoError::Medium && (lba..lba + count).any(is_refused))
@@ -67,8 +66,8 @@ impl Client {
             Err(error) => {
                 let may_fail = |lba: u64, was_cut_off: bool| {
                     let group = self.world.group_of(lba);
-                    let is_open = was_cut_off || self.world.is_fragile(lba);
-                    let is_excused = is_open && self.world.is_impaired(group);
+                    let is_excused =
+                        was_cut_off && self.world.is_impaired(group) || self.world.may_be_lost(lba);
                     self.world.is_any_beyond() || error == IoError::Medium && is_excused
                 };
                 let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;

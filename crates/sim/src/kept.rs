@@ -128,10 +128,7 @@ impl Running for Kept {
     }
 
     fn grow(&self) -> Local<'_, Result<(), String>> {
-        Box::pin(async move {
-            self.jobs.idle().await;
-            self.array.grow().await
-        })
+        self.array.grow()
     }
 
     fn stop(&self) -> Local<'_, Result<(), String>> {

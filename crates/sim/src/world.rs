@@ -381,6 +381,9 @@ impl World {
     pub fn note_crash(&self, was_stopped: bool) {
         let (writes, mut marked) = (self.writes.take(), self.marked.take());
         if !was_stopped {
+            if self.fragile.borrow().is_empty() {
+                self.was_hurt.borrow_mut().fill(false);
+            }
             self.fragile.borrow_mut().append(&mut marked);
             for write in writes.iter().filter(|write| write.is_unlogged) {
                 self.torn.borrow_mut().extend(self.stripes_of(write));
@@ -395,8 +398,15 @@ impl World {
 
     /// Whether a sector has no redundancy: power went while its region was marked, and no resync has made its parity
     /// right. What a member of its group holds there is lost with the member.
-    pub fn is_fragile(&self, lba: u64) -> bool {
+    fn is_fragile(&self, lba: u64) -> bool {
         self.fragile.borrow().contains(&self.region_of_stripe(self.stripe_of(lba)))
+    }
+
+    /// Whether a sector may have been lost because it has no redundancy: something of its group is lost, or was since
+    /// power went.
+    pub fn may_be_lost(&self, lba: u64) -> bool {
+        let group = self.group_of(lba);
+        self.is_fragile(lba) && (self.is_impaired(group) || self.was_hurt.borrow()[group])
     }
 
     /// Every stripe's parity is right. Blocks that were lost before stay so until they are written.

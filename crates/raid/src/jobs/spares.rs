@@ -234,9 +234,12 @@ impl Shared {
 
     /// The device that was given for a slot.
     pub(super) fn take_given(&self, slot: usize) -> Option<Incoming> {
-        let mut state = self.lock();
-        let place = state.given.iter().position(|(other, _)| *other == slot)?;
-        Some(state.given.remove(place).1)
+        let incoming = {
+            let mut state = self.lock();
+            let place = state.given.iter().position(|(other, _)| *other == slot)?;
+            state.given.remove(place).1
+        };
+        self.laid_out(incoming)
     }
 }
 

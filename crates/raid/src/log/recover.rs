@@ -174,8 +174,9 @@ pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report),
         return Ok((pending, report));
     }
     let buffers = BufferPool::new(MEMORY.max(2 * config.lane_bytes as usize));
+    let key = Key::new(&context.nonce);
     for lane in 0..config.lanes {
-        let copies = scan(context, lane, &buffers).await?;
+        let copies = scan(context, &key, lane, &buffers).await?;
         for Chosen { write, copies } in choose(context, lane, copies, &mut report)? {
             let Write { stripe, offset, len, modified, has_redo, .. } = write;
             pending.push(PendingWrite {
