@@ -8,7 +8,7 @@ use super::layout::{COPIES, COPY_BYTES, Layout};
 use super::superblock::{DecodeError, Label, Superblock, Table};
 use crate::mutant::{self, Mutant};
 use block::{Channel, IoError, IoResult};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// What was found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,17 +150,24 @@ fn choose(name: &str, capacity: u64, copies: [Result<Label, Copy>; COPIES]) -> R
 #[derive(Debug)]
 pub struct Store {
     next: Vec<AtomicU8>,
+    /// Whether the newest table stands at the member's end only. The front copies say where a member that has become
+    /// larger ended before: one of them must be whole at each moment.
+    lacks_front: Vec<AtomicBool>,
 }
 
 impl Store {
     /// For an array of so many slots, none of which has a superblock that matters yet.
     pub fn new(slots: usize) -> Store {
-        Store { next: (0..slots).map(|_| AtomicU8::new(0)).collect() }
+        Store {
+            next: (0..slots).map(|_| AtomicU8::new(0)).collect(),
+            lacks_front: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+        }
     }
 
     /// Remembers which copy of a member is the newest: to be called for every member that is taken into the array.
     pub fn note(&self, slot: usize, found: &Found) {
         self.next[slot].store(1 - (found.newest % 2) as u8, Ordering::Relaxed);
+        self.lacks_front[slot].store(found.newest >= COPIES / 2, Ordering::Relaxed);
     }
 
     /// Writes `table` to the given members, to all at once, and says how each of them ended, in the same order.
@@ -186,6 +193,10 @@ impl Store {
             let both = [set, 1 - set].map(|set| write_set(&**channel, layout, set, &bytes));
             let results = io::all(both).await;
             return (*slot, results[0].and(results[1]));
+        }
+        if self.lacks_front[*slot].swap(false, Ordering::Relaxed) {
+            // Over a copy that is broken or out of date; a bad block there is for the other set to make up for.
+            let _ = io::write(&**channel, layout.superblocks()[1 - set], &bytes).await;
         }
         let result = write_set(&**channel, layout, set, &bytes).await;
         if result.is_ok() {
@@ -357,6 +368,37 @@ mod tests {
             assert_eq!(zero_superblock(&*disks[0].channel(), 3 << 20).await, Ok(4));
             disks[0].edit(|bytes| bytes.truncate(1 << 20));
             assert!(found(&disks[0]).await.is_err());
+        });
+    }
+
+    #[test]
+    fn a_device_that_grew_is_found_after_two_commits_that_were_cut_off() {
+        run_simulated(6, |_| async {
+            let config = config(2, 1);
+            for round in 0..400u64 {
+                let (disks, power) = disks(1);
+                let targets = targets(&config, &disks);
+                let (store, table) = (Store::new(3), table(&config));
+                store.commit(&targets, &table).await;
+                store.commit(&targets, &table.next(0)).await;
+                disks[0].edit(|bytes| bytes.resize(3 << 20, 0));
+                disks[0].be_slow(1000);
+                // Copies have three sectors that matter: one is whole, the other is torn in those.
+                for cut in [9 + round % 2, [1, 2, 9, 10][round as usize / 2 % 4]] {
+                    let before = found(&disks[0]).await.unwrap();
+                    let Label::Member(superblock) = &before.label else { panic!() };
+                    let store = Store::new(3);
+                    store.note(0, &before);
+                    power.fail_after(cut);
+                    let mut table = superblock.table.next(9);
+                    // Something in another sector than the generation changes too.
+                    table.members[1].state = MemberState::Rebuilding { cursor: 1000 * cut + round };
+                    store.commit(&targets, &table).await;
+                    power.restore();
+                }
+                let last = found(&disks[0]).await;
+                assert!(last.is_ok_and(|last| newest(&last) >= 2), "{round}");
+            }
         });
     }
 
