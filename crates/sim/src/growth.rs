@@ -31,12 +31,16 @@ pub fn draw(plan: &mut Plan) {
     let mut next_id = plan.ids().into_iter().max().unwrap_or(0) + 1;
     let mut bytes = 0;
     let mut first_boot = 0;
+    // One after the other, as an administrator does it.
+    let mut last: Option<(usize, usize)> = None;
     for _ in 0..rng.range(1, 3) {
         let by = LEAST_BYTES + 4096 * rng.below(16);
         let boot = rng.range(first_boot, plan.boots.len() as u64) as usize;
         bytes += by;
         let after = grown(&plan.shape, bytes);
-        let worker = plan.boots[boot].steps.iter().map(|step| step.worker + 1).max().unwrap_or(0);
+        let free = plan.boots[boot].steps.iter().map(|step| step.worker + 1).max().unwrap_or(0);
+        let worker = last.filter(|(other, _)| *other == boot).map_or(free, |(_, worker)| worker);
+        last = Some((boot, worker));
         let mut step = |worker: usize, delay_ns: u64, action: Action| {
             next_id += 1;
             Step { id: next_id - 1, worker, delay_ns, action }

@@ -79,7 +79,13 @@ pub enum GrowError {
     /// A member cannot tell its size.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Members failed meanwhile, or something about them changed.
+    /// Somebody else has changed the array meanwhile.
+    #[error("array {array}: it was changed meanwhile: look at it and try again")]
+    Changed {
+        /// The array.
+        array: String,
+    },
+    /// Members failed meanwhile.
     #[error("array {array}: it could not grow: {error}")]
     Io {
         /// The array.
@@ -129,7 +135,12 @@ impl Array {
         let after = plan.config.geometry.capacity();
         self.owner();
         let grown = shared.at_home(move |home| Box::pin(async move { home.grow(&plan).await })).await;
-        grown.map_err(|error| GrowError::Io { array: shared.config.name.clone(), error })?;
+        let array = shared.config.name.clone();
+        match grown {
+            Ok(()) => {}
+            Err(IoError::Invalid) => return Err(GrowError::Changed { array }),
+            Err(error) => return Err(GrowError::Io { array, error }),
+        }
         tracing::info!(array = shared.config.name, before, after, "the array has grown");
         Ok(Growth { before, after })
     }
