@@ -70,6 +70,8 @@ pub enum Note {
     Acknowledged { write: u64 },
     /// So many members may be lost from now on.
     Redundancy(usize),
+    /// From now on a crash may cost blocks, or not any more: a member is lost while regions are marked as dirty.
+    Exposed(bool),
 }
 
 /// The log of all disks.

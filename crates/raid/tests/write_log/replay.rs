@@ -37,6 +37,8 @@ pub struct Moment {
     pub is_created: bool,
     /// Members that may be lost.
     pub redundancy: usize,
+    /// Whether blocks may be lost: never replaced by anything else.
+    is_exposed: bool,
 }
 
 /// What becomes of the writes that were under way, and of a member.
@@ -140,6 +142,7 @@ impl Moment {
         match note {
             Note::Created => self.is_created = true,
             Note::Redundancy(members) => self.redundancy = *members,
+            Note::Exposed(is_exposed) => self.is_exposed = *is_exposed,
             Note::Begin { write, tag, sectors } => {
                 self.open.insert(*write, (*tag, sectors.clone()));
             }
@@ -199,6 +202,7 @@ struct Expected {
     /// The tags that sectors may hold; one, unless they were being written.
     tags: BTreeMap<u64, Vec<u64>>,
     is_created: bool,
+    is_exposed: bool,
     has_missing: bool,
     force: bool,
 }
@@ -212,8 +216,8 @@ impl Expected {
                 tags.entry(sector).or_insert_with(|| vec![0]).push(*tag);
             }
         }
-        let (is_created, has_missing) = (moment.is_created, cut.missing.is_some());
-        Expected { tags, is_created, has_missing, force: cut.force }
+        let Moment { is_created, is_exposed, .. } = *moment;
+        Expected { tags, is_created, is_exposed, has_missing: cut.missing.is_some(), force: cut.force }
     }
 
     async fn judge(&self, disks: &[Arc<dyn Device>]) -> Result<(), String> {
@@ -222,6 +226,9 @@ impl Expected {
             result => result?,
         };
         let first = self.read(&array).await?;
+        if self.is_exposed {
+            return array.stop().await.map_err(|error| format!("stop: {error}"));
+        }
         let jobs = array.keep(Options::default()).map_err(|error| error.to_string())?;
         jobs.idle().await;
         jobs.stop().await;
@@ -246,7 +253,7 @@ impl Expected {
             match result {
                 Ok(()) => found.extend_from_slice(buffer.as_slice()),
                 // Cut off in the middle of a write, and then a member is missing.
-                Err(_) if self.has_missing && tags.len() > 1 => {
+                Err(_) if self.is_exposed || self.has_missing && tags.len() > 1 => {
                     found.extend_from_slice(&[0; SECTOR]);
                     continue;
                 }

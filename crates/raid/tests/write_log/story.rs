@@ -6,6 +6,7 @@ use raid::admin::open::{Candidate, Wanted, select};
 use raid::array::{Array, Start};
 use raid::jobs::Options;
 use raid::metadata::create::Identities;
+use raid::metadata::region_map::DIRTY;
 use raid::metadata::{CreateOptions, Shape, create};
 use raid::{Consistency, Level};
 use std::cell::Cell;
@@ -31,6 +32,8 @@ const STRIP: u64 = 4096;
 pub const WALL_NS: u64 = 1_700_000_000_000_000_000;
 /// Sectors that are written: small enough for most to be written again and again.
 const SECTORS: u64 = 144;
+/// After that long without writes no region is marked as dirty.
+const MARKS_GO_NS: u64 = 50_000_000;
 
 impl Plan {
     fn options(&self) -> CreateOptions {
@@ -151,7 +154,14 @@ pub async fn live(plan: Plan, log: Log) -> (usize, usize) {
     client.work(8).await;
 
     log.note(Note::Redundancy(plan.redundancy - 1));
+    let is_exposed = plan.consistency == Consistency::Bitmap && plan.level != Level::Raid1;
+    log.note(Note::Exposed(is_exposed));
     array.fail(1).await.expect("parity stands for it");
+    if is_exposed {
+        reactor::current().sleep(MARKS_GO_NS).await;
+        assert_eq!(array.count_regions(DIRTY), 0);
+        log.note(Note::Exposed(false));
+    }
     client.work(6).await;
 
     disks.push(new_disk(plan.members));
