@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{Server, failure_in, freestone, path_value, run_in, run_json, run_json_in};
+use common::{Server, failure_in, freestone, path_value, run_in, run_json_in, write};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const MEMBER_BYTES: u64 = 16 << 20;
@@ -73,15 +73,6 @@ impl Bench {
     fn scan(&self) -> String {
         self.path("members").to_str().unwrap().to_owned()
     }
-}
-
-/// Writes everywhere, checking whatever is read.
-fn write(socket: &Path) {
-    let device = format!("virtio-blk-vhost-user:{}", path_value("path", socket));
-    let args = ["bench", "--json", "--device", &device, "--rw", "randall", "--verify", "--queues", "2"];
-    let result = run_json(&[&args[..], &["--time", "0.5", "--ramp", "0"]].concat()).pop().unwrap();
-    assert!(result["verified"].as_u64() > Some(0), "{result}");
-    assert_eq!((&result["mismatches"], &result["failed"]), (&0.into(), &0.into()), "{result}");
 }
 
 fn members_list(members: &[String]) -> String {

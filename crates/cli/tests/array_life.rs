@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Server, failure_in, path_value, run_json, run_json_in};
+use common::{Server, failure_in, path_value, run_json, run_json_in, write};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -92,15 +92,6 @@ impl Bench {
             "{checked}"
         );
     }
-}
-
-/// Writes everywhere, checking whatever is read.
-fn write(socket: &Path) {
-    let device = format!("virtio-blk-vhost-user:{}", path_value("path", socket));
-    let args = ["bench", "--json", "--device", &device, "--rw", "randall", "--verify", "--queues", "2"];
-    let result = run_json(&[&args[..], &["--time", "0.3", "--ramp", "0"]].concat()).pop().unwrap();
-    assert!(result["verified"].as_u64() > Some(0), "{result}");
-    assert_eq!((&result["mismatches"], &result["failed"]), (&0.into(), &0.into()), "{result}");
 }
 
 fn device_of(shown: &Value, slot: usize) -> &str {

@@ -2,9 +2,8 @@
 
 mod common;
 
-use common::{Server, failure_in, path_value, run_json, run_json_in};
+use common::{Server, failure_in, path_value, run_json_in, write};
 use std::fs::File;
-use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 
@@ -12,15 +11,6 @@ fn resize(members: &[String], bytes: u64) {
     members
         .iter()
         .for_each(|member| File::options().write(true).open(member).unwrap().set_len(bytes).unwrap());
-}
-
-/// Writes everywhere, checking whatever is read.
-fn write(socket: &Path) {
-    let device = format!("virtio-blk-vhost-user:{}", path_value("path", socket));
-    let args = ["bench", "--json", "--device", &device, "--rw", "randall", "--verify", "--queues", "2"];
-    let result = run_json(&[&args[..], &["--time", "0.5", "--ramp", "0"]].concat()).pop().unwrap();
-    assert!(result["verified"].as_u64() > Some(0), "{result}");
-    assert_eq!((&result["mismatches"], &result["failed"]), (&0.into(), &0.into()), "{result}");
 }
 
 #[test]

@@ -156,3 +156,12 @@ fn read_events(stdout: ChildStdout) -> mpsc::Receiver<Value> {
 pub fn path_value(key: &str, path: &Path) -> String {
     format!("{key}={}", path.display().to_string().replace(',', ",,"))
 }
+
+/// Writes everywhere, checking whatever is read.
+pub fn write(socket: &Path) {
+    let device = format!("virtio-blk-vhost-user:{}", path_value("path", socket));
+    let args = ["bench", "--json", "--device", &device, "--rw", "randall", "--verify", "--queues", "2"];
+    let result = run_json(&[&args[..], &["--time", "0.5", "--ramp", "0"]].concat()).pop().unwrap();
+    assert!(result["verified"].as_u64() > Some(0), "{result}");
+    assert_eq!((&result["mismatches"], &result["failed"]), (&0.into(), &0.into()), "{result}");
+}
