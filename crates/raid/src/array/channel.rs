@@ -21,14 +21,6 @@ const STRIPES_AT_ONCE: usize = 8;
 /// Plain reads of which one's time is taken.
 const READS_PER_SAMPLE: u32 = 64;
 
-/// Whom a plain read asks.
-#[derive(Clone, Copy)]
-struct Chosen {
-    strip: usize,
-    slot: usize,
-    which: Which,
-}
-
 /// An array as one core sees it.
 pub(crate) struct ArrayChannel {
     owner: Rc<Owner>,
@@ -42,12 +34,13 @@ impl ArrayChannel {
         ArrayChannel { shared: owner.shared.clone(), owner, reads: Cell::new(0) }
     }
 
-    /// The strip and channel for a plain read of a stripe's data strip; `None` when it is not that simple.
+    /// Where a plain request to one data strip goes, and through which channel; `None` when it is not that simple.
     #[inline]
-    fn plain_reader(&self, stripe: u64, strip: usize, offset: u64) -> Option<(Chosen, MemberChannel)> {
+    fn plain_place(&self, offset: u64, len: u64) -> Option<(Place, MemberChannel)> {
         let shared = &self.shared;
         let geometry = &shared.config.geometry;
-        let mut strip = strip;
+        let located = geometry.locate(offset);
+        let (stripe, mut strip) = (located.stripe, located.strip);
         if geometry.data == 1 && geometry.parity > 0 {
             if shared.region(stripe) & NEED_SYNC != 0 {
                 return None; // copies may differ: the owner makes them the same before anybody sees one
@@ -64,23 +57,20 @@ impl ArrayChannel {
         if shared.is_frozen() || shared.has_bad(stripe) {
             return None;
         }
-        Some((Chosen { strip, slot, which }, self.owner.channels.get(slot, which)?))
+        let place = Place { stripe, strip, offset: located.offset, len: len as u32, slot, which };
+        Some((place, self.owner.channels.get(slot, which)?))
     }
 
     /// A request inside one strip that needs no parity: a read, or anything on an array without redundancy.
     #[inline]
     fn plain<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
-        let place = self.shared.config.geometry.locate(offset);
-        let Some((chosen, member)) = self.plain_reader(place.stripe, place.strip, offset) else {
+        let Some((place, member)) = self.plain_place(offset, req.len) else {
             return IoFuture::new(self.slow(req, offset, None));
         };
         if self.shared.patience.is_limited()
             && self.shared.config.geometry.parity > 0
             && self.owner.waiting.has_room(req.len)
         {
-            let Chosen { strip, slot, which } = chosen;
-            let (stripe, at, len) = (place.stripe, place.offset, req.len as u32);
-            let place = Place { stripe, strip, offset: at, len, slot, which };
             return IoFuture::new(self.limited(req, offset, place, member));
         }
         let position = self.owner.position(&member, place.stripe, place.offset);
@@ -89,21 +79,23 @@ impl ArrayChannel {
             return IoFuture::new(async move {
                 let result = member.channel.submit(req, position).await;
                 self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
-                match result {
-                    Ok(()) if !self.shared.has_bad(place.stripe) => Ok(()),
-                    Ok(()) => IoFuture::new(self.slow(req, offset, None)).await,
-                    Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
-                }
+                self.end_plain(result, req, offset, place.stripe).await
             });
         }
         IoFuture::new(async move {
-            match member.channel.submit(req, position).await {
-                Ok(()) if !self.shared.has_bad(place.stripe) => Ok(()),
-                // Some of the stripe was given up meanwhile, and zeroes were put there.
-                Ok(()) => IoFuture::new(self.slow(req, offset, None)).await,
-                Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
-            }
+            let result = member.channel.submit(req, position).await;
+            self.end_plain(result, req, offset, place.stripe).await
         })
+    }
+
+    /// The end of a plain request: good, or it goes the slow way.
+    #[inline]
+    async fn end_plain(&self, result: IoResult, req: &Request<'_>, offset: u64, stripe: u64) -> IoResult {
+        // Some of the stripe may have been given up meanwhile, and zeroes put there.
+        if result.is_ok() && !self.shared.has_bad(stripe) {
+            return Ok(());
+        }
+        IoFuture::new(self.slow(req, offset, result.err())).await
     }
 
     /// A read that a member may be late for.
@@ -114,10 +106,7 @@ impl ArrayChannel {
         if is_sampled {
             self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         }
-        match result {
-            Ok(()) => Ok(()),
-            Err(error) => IoFuture::new(self.slow(req, offset, Some(error))).await,
-        }
+        self.end_plain(result, req, offset, place.stripe).await
     }
 
     /// Whether the time of this read is taken: one in [`READS_PER_SAMPLE`].

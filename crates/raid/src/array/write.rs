@@ -533,14 +533,8 @@ impl Owner {
         let segment = scratch.old[0].as_ref().expect("just read").segment();
         scratch.batch.clear();
         for other in ones(strips.live & !(1 << strip)) {
-            let slot = self.shared.config.geometry.member(stripe, other);
-            for which in self.shared.members.takers(slot, stripe) {
-                let Some(member) = self.channels.get(slot, which) else { continue };
-                let position = self.position(&member, stripe, offset);
-                let tag = tag_of(slot, which);
-                // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
-                unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
-            }
+            // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+            unsafe { self.add_writes(scratch, stripe, other, offset, segment) };
         }
         scratch.batch.run().await;
         let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
@@ -582,17 +576,10 @@ impl Owner {
         strip: usize,
         offset: u32,
     ) -> Result<(), Stop> {
-        let geometry = &self.shared.config.geometry;
-        let slot = geometry.member(stripe, strip);
         let segment = scratch.strip(strip).as_ref().expect("computed before").segment();
         scratch.batch.clear();
-        for which in self.shared.members.takers(slot, stripe) {
-            let Some(member) = self.channels.get(slot, which) else { continue };
-            let position = self.position(&member, stripe, offset);
-            let tag = tag_of(slot, which);
-            // SAFETY: as in `read_strips`.
-            unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
-        }
+        // SAFETY: as in `read_strips`.
+        unsafe { self.add_writes(scratch, stripe, strip, offset, segment) };
         scratch.batch.run().await;
         self.shared.count_repair();
         let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
@@ -602,6 +589,28 @@ impl Owner {
             self.shared.member_failed(slot, which, error).await?;
         }
         Ok(())
+    }
+
+    /// Adds writes of a part of a strip to the batch: to its member, and to what is being filled in its place.
+    ///
+    /// # Safety
+    /// As for [`Batch::add`](super::batch::Batch::add).
+    unsafe fn add_writes(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        offset: u32,
+        segment: block::Segment,
+    ) {
+        let slot = self.shared.config.geometry.member(stripe, strip);
+        for which in self.shared.members.takers(slot, stripe) {
+            let Some(member) = self.channels.get(slot, which) else { continue };
+            let position = self.position(&member, stripe, offset);
+            let tag = tag_of(slot, which);
+            // SAFETY: by contract.
+            unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
+        }
     }
 }
 

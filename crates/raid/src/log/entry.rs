@@ -6,10 +6,9 @@
 //! ```
 //!
 //! All numbers are little-endian. An entry takes a multiple of 4096 bytes and may run over the end of its lane: it goes
-//! on at the lane's first byte. The header lies in one 512-byte sector, so that it is there or not; its CRC and that of
-//! the checksum of
-//! the payload tell a whole entry from a torn one. The payload is absent in a marker and, but for redo data, when all
-//! data strips are modified.
+//! on at the lane's first byte. The header lies in one 512-byte sector, so that it is there or not; its CRC and the
+//! checksum of the payload tell a whole entry from a torn one. The payload is absent in a marker and, but for redo
+//! data, when all data strips are modified.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
