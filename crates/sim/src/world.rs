@@ -252,21 +252,22 @@ impl World {
     }
 
     /// Whether the run may lose the slot's member now. When it may lose too many and does, the group is beyond help
-    /// from here on, and what was lost before does not come back: nobody could tell that it is stale.
+    /// from here on, and what was lost before does not come back, with this loss or a later one: nobody could tell
+    /// that it is stale.
     pub fn may_lose(&self, slot: usize) -> bool {
         let group = self.shape.group_of(slot);
-        if self.is_beyond(group) {
-            return true;
-        }
-        if self.is_covered(slot) {
-            return true;
-        }
-        if self.shape.may_lose_too_many {
+        if !self.is_beyond(group) {
+            if self.is_covered(slot) {
+                return true;
+            }
+            if !self.shape.may_lose_too_many {
+                return false;
+            }
             self.is_beyond.borrow_mut()[group] = true;
-            let is_lost_soon = |other: &usize| self.is_lost(*other) || self.disk(*other).is_failing();
-            self.slots_of(group).filter(is_lost_soon).for_each(|other| self.disk(other).kill());
         }
-        self.shape.may_lose_too_many
+        let is_lost_soon = |other: &usize| self.is_lost(*other) || self.disk(*other).is_failing();
+        self.slots_of(group).filter(is_lost_soon).for_each(|other| self.disk(other).kill());
+        true
     }
 
     /// Whether parity covers the loss of the slot's member, besides what is lost already.
