@@ -53,12 +53,15 @@ impl RegionMap {
 
     fn with(config: &ArrayConfig, initial: u8, pages: Box<[Replicated<Vec<u8>>]>) -> RegionMap {
         let regions = pages.len() * REGIONS;
-        let bits = |region: usize| pages[region / REGIONS].lock().durable[region % REGIONS];
+        let mut now = Vec::with_capacity(regions);
+        for page in &pages {
+            now.extend(page.lock().durable.iter().map(|bits| AtomicU8::new(*bits)));
+        }
         RegionMap {
             array: config.uuid,
             initial,
             regions: AtomicU64::new(config.regions()),
-            now: (0..regions).map(|region| AtomicU8::new(bits(region))).collect(),
+            now: now.into(),
             begun: (0..regions).map(|_| AtomicU32::new(0)).collect(),
             ended: (0..regions).map(|_| AtomicU32::new(0)).collect(),
             pages,
@@ -281,8 +284,8 @@ impl RegionMap {
         Ok(())
     }
 
-    /// Makes every region what `change` (number, bits) says, durably: all bits of a region, and all regions of a page,
-    /// at once. Not while anybody else changes the map.
+    /// Makes every region of the array what `change` (number, bits) says, durably: all bits of a region, and all regions
+    /// of a page, at once. Not while anybody else changes the map.
     ///
     /// # Errors
     /// As [`RegionMap::set`].
@@ -291,9 +294,9 @@ impl RegionMap {
         members: &(impl Targets + ?Sized),
         change: impl Fn(u64, u8) -> u8,
     ) -> Result<(), MemberFailures> {
-        for page in 0..self.pages.len() {
+        for page in 0..self.pages_in_use() {
             let first = page * REGIONS;
-            let regions = first..self.now.len().min(first + REGIONS);
+            let regions = first..(self.regions() as usize).min(first + REGIONS);
             let goal: Vec<u8> =
                 regions.map(|region| change(region as u64, self.get(region as u64))).collect();
             let write = |wanted: &mut Vec<u8>| wanted[..goal.len()].copy_from_slice(&goal);
