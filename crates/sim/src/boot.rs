@@ -222,7 +222,7 @@ impl Session {
                 world.shape.consistency == Consistency::Bitmap && world.shape.geometry.data > 1;
             match result {
                 Ok(running) => {
-                    world.note_states(&running.live());
+                    world.note_assembled(&running.live());
                     world.note_logging(!running.live().contains(&false));
                     world.note_capacity(running.device().limits().capacity);
                     return Some(running);

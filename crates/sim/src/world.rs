@@ -302,7 +302,6 @@ impl World {
     /// The array says which members are live.
     pub fn note_states(&self, live: &[bool]) {
         for (slot, is_live) in live.iter().enumerate() {
-            self.count(|stats| stats.failed_writes += u64::from(self.disk(slot).has_failed_write()));
             let fate = self.slots.borrow()[slot];
             if !is_live && !fate.has_reason {
                 self.fail(format!("the array took out the member in slot {slot} for no reason"));
@@ -316,8 +315,17 @@ impl World {
                 }
                 self.slots.borrow_mut()[slot].is_lost = false;
             }
-            // The member is out; or the array could do without the write, or power went before it was acknowledged.
-            self.disk(slot).forgive();
+        }
+    }
+
+    /// The array has been assembled, and says which members are live. What became of writes that failed is known now:
+    /// the member is out; or the array could do without the write, or power went before it was acknowledged. While the
+    /// array runs nobody can tell: it takes the member out when the other writes of the stripe have ended, or later.
+    pub fn note_assembled(&self, live: &[bool]) {
+        self.note_states(live);
+        for disk in self.disks.borrow().iter() {
+            self.count(|stats| stats.failed_writes += u64::from(disk.has_failed_write()));
+            disk.forgive();
         }
     }
 
@@ -456,4 +464,31 @@ fn new_disk(shape: &Shape, machine: &Arc<Machine>, name: String, seed: u64, capa
         seed,
     };
     SimDisk::new(name, machine, &config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Filter, Plan};
+    use block::{Device, Flags, Op};
+
+    #[test]
+    fn a_member_of_which_a_write_has_failed_counts_as_lost_until_the_array_has_been_assembled_again() {
+        let filter = Filter { levels: vec![raid::Level::Raid5], ..Filter::default() };
+        let shape = Plan::draw(1, &filter).shape;
+        reactor::run_simulated(1, move |_| async move {
+            let world = World::new(1, &shape, shape.geometry.capacity());
+            world.machine.power_on();
+            world.disk(1).fail_write(1);
+            let channel = world.disk(1).open_channel().unwrap();
+            let buffer = reactor::current().buffers().take(4096).await;
+            let (_, result) = buffer.transfer(&*channel, Op::Write, Flags::FUA, 0).await;
+            assert_eq!(result, Err(block::IoError::Medium));
+            let live = vec![true; shape.members()];
+            world.note_states(&live);
+            assert!(world.is_lost(1) && !world.is_covered(0), "the array may be about to take it out");
+            world.note_assembled(&live);
+            assert!(!world.is_lost(1) && world.is_covered(0));
+        });
+    }
 }
