@@ -401,6 +401,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             let at = (end - data + at).saturating_sub(64 << 10);
             disk.add_medium_error(at..at + 4096);
             world.note_loss(slot, false);
+            world.note_giving_up(slot);
         }
         Action::FailWrite(slot, number) if !world.is_lost(slot) && world.is_covered(slot) => {
             world.note_loss(slot, false);
@@ -437,6 +438,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
                 _ => world.replace(slot),
             };
             world.note_logging(true); // from some moment on, if this was the last that was missing
+            world.note_giving_up(slot);
             let result = running.add(slot, &disk).await;
             if world.machine.is_on() {
                 world.note_logging(!running.live().contains(&false));

@@ -100,6 +100,9 @@ pub struct World {
     fragile: RefCell<BTreeSet<u64>>,
     /// Groups that have lost something while there were fragile regions.
     was_hurt: RefCell<Vec<bool>>,
+    /// Groups in which the array may have noted blocks as bad in this boot: it has filled something, or met blocks that a
+    /// member cannot read.
+    gives_up: RefCell<Vec<bool>>,
     /// What writes are working on.
     writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
@@ -133,6 +136,7 @@ impl World {
             marked: RefCell::default(),
             fragile: RefCell::default(),
             was_hurt: RefCell::new(vec![false; shape.geometry.groups]),
+            gives_up: RefCell::new(vec![false; shape.geometry.groups]),
             writes: RefCell::default(),
             replacements: Cell::default(),
             disk_bytes: Cell::new(shape.disk_bytes),
@@ -323,10 +327,20 @@ impl World {
     /// array runs nobody can tell: it takes the member out when the other writes of the stripe have ended, or later.
     pub fn note_assembled(&self, live: &[bool]) {
         self.note_states(live);
-        for disk in self.disks.borrow().iter() {
+        for (slot, disk) in self.disks.borrow().iter().enumerate() {
             self.count(|stats| stats.failed_writes += u64::from(disk.has_failed_write()));
             disk.forgive();
+            // A keeper goes on with what was being filled.
+            if disk.has_medium_errors() || self.shape.has_keeper && !live[slot] {
+                self.note_giving_up(slot);
+            }
         }
+    }
+
+    /// A slot is being filled, or its disk cannot read some block: what open parity cannot bring back in its group is
+    /// noted as bad from now on, and stays so, however the array is started.
+    pub fn note_giving_up(&self, slot: usize) {
+        self.gives_up.borrow_mut()[self.shape.group_of(slot)] = true;
     }
 
     /// A write works on sectors.
@@ -389,6 +403,8 @@ impl World {
     /// Power went, and everything has ended.
     pub fn note_crash(&self, was_stopped: bool) {
         let (writes, mut marked) = (self.writes.take(), self.marked.take());
+        self.excuse_fragile(|group| self.gives_up.borrow()[group]);
+        self.gives_up.borrow_mut().fill(false);
         if !was_stopped {
             if self.fragile.borrow().is_empty() {
                 self.was_hurt.borrow_mut().fill(false);
@@ -490,5 +506,33 @@ mod tests {
             world.note_assembled(&live);
             assert!(!world.is_lost(1) && world.is_covered(0));
         });
+    }
+
+    /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
+    fn may_be_unreadable_by_force(was_filling: bool) -> bool {
+        let levels = vec![raid::Level::Raid6];
+        let consistency = Some(raid::Consistency::Bitmap);
+        let shape = Plan::draw(1, &Filter { levels, consistency, ..Filter::default() }).shape;
+        let world = World::new(1, &shape, shape.geometry.capacity());
+        world.note_logging(true);
+        world.note_write(0, 1);
+        world.note_written(0, 1);
+        world.note_crash(false);
+        world.note_loss(0, true);
+        if was_filling {
+            world.note_giving_up(0);
+        }
+        world.note_crash(false);
+        world.give_up_dirty();
+        let mut oracle = world.oracle.borrow_mut();
+        let ticket = oracle.begin_read();
+        let is_excused = |lba: u64, _| world.may_be_lost(lba);
+        oracle.end_failed_read(0, 1, ticket, block::IoError::Medium, true, is_excused).is_ok()
+    }
+
+    #[test]
+    fn after_a_start_by_force_only_what_a_fill_had_given_up_may_be_unreadable() {
+        assert!(may_be_unreadable_by_force(true));
+        assert!(!may_be_unreadable_by_force(false));
     }
 }
