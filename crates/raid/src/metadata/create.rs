@@ -9,7 +9,7 @@ use super::region_map::{NEED_SYNC, WRITTEN};
 use super::shape::Shape;
 use super::signatures::{Signature, probe};
 use super::store::{Store, write_label, zero_superblock};
-use super::superblock::{EpochId, Label, Member, Spare, Table};
+use super::superblock::{EpochId, FIRST_GENERATION, Label, Member, Spare, Table};
 use crate::config::ROW_BYTES;
 use crate::{ArrayConfig, Consistency, Uuid};
 use block::{Channel, Device, DeviceError, IoError, Limits};
@@ -312,7 +312,7 @@ fn first_table(config: ArrayConfig, is_zero: bool, options: &CreateOptions) -> T
     };
     let id = u128::from_le_bytes(identities.bits()) as u64;
     Table {
-        generation: 1,
+        generation: FIRST_GENERATION,
         settled: 0,
         epoch: 1,
         history: vec![EpochId { epoch: 1, id }],

@@ -6,7 +6,7 @@
 //! members that is missing and could have gone on alone is asked for.
 
 use super::store::Found;
-use super::superblock::{Label, MemberState, Reason, Relation, Superblock, Table};
+use super::superblock::{FIRST_GENERATION, Label, Member, MemberState, Reason, Relation, Superblock, Table};
 use crate::{Consistency, Geometry, Matrix, Uuid};
 use std::collections::HashMap;
 
@@ -114,6 +114,16 @@ pub enum Refusal {
         /// The array: name and UUID.
         array: String,
     },
+    /// Only devices that were to become members are here.
+    #[error(
+        "array {array}: {devices} were being added to it and never became members; none of its own members is here"
+    )]
+    Adding {
+        /// The array: name and UUID.
+        array: String,
+        /// The devices.
+        devices: String,
+    },
     /// More members are missing than parity can replace.
     #[error(
         "array {array}: group {group} needs {needed} of its {members} members and has {present}: {missing}"
@@ -204,11 +214,9 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
         is_ours
     });
     refuse_duplicates(&candidates)?;
+    let candidates = drop_newcomers(candidates, &mut rejected)?;
     let Choice { line, others, mut losses } = choose_line(candidates, options.force)?;
     let table = line[0].table().clone();
-    if table.is_creating {
-        return Err(Refusal::Creating { array: describe(&table) });
-    }
     rejected.extend(others.into_iter().map(|other| Rejected {
         why: format!(
             "it went on without the others: generation {} of another line (the array is at {})",
@@ -293,6 +301,42 @@ fn refuse_duplicates(candidates: &[Candidate]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Drops devices that were to become members and did not: their tables say so, and no finished table that came after
+/// knows them. Of an array that was never finished nothing is left.
+///
+/// New members are given their superblocks first, and become members with a table that all of them and all that were
+/// there before are to have: whichever member has it speaks for those that do not have it yet.
+fn drop_newcomers(
+    candidates: Vec<Candidate>,
+    rejected: &mut Vec<Rejected>,
+) -> Result<Vec<Candidate>, Refusal> {
+    let (newcomers, mut kept): (Vec<Candidate>, Vec<Candidate>) =
+        candidates.into_iter().partition(|candidate| candidate.table().is_creating);
+    if let (Some(newcomer), true) = (newcomers.first(), kept.is_empty()) {
+        let array = describe(newcomer.table());
+        if newcomer.generation() == FIRST_GENERATION {
+            return Err(Refusal::Creating { array });
+        }
+        return Err(Refusal::Adding { array, devices: names(&newcomers) });
+    }
+    let finished = kept.len();
+    for newcomer in newcomers {
+        let knows = |other: &Candidate| {
+            let is_it = |member: &Member| member.uuid == newcomer.superblock.member;
+            newcomer.table().relation_to(other.table()) == Relation::Ancestor
+                && other.table().members.iter().any(is_it)
+        };
+        match kept[..finished].iter().any(knows) {
+            true => kept.push(newcomer),
+            false => rejected.push(Rejected {
+                name: newcomer.found.name,
+                why: "it was being added to the array and never became a member".into(),
+            }),
+        }
+    }
+    Ok(kept)
+}
+
 /// Sorts the candidates into lines and picks the one to go on with.
 ///
 /// A line whose newest table trusts a member that is here on another line was never committed: nothing depends on it.
@@ -337,8 +381,12 @@ fn choose_line(mut candidates: Vec<Candidate>, force: bool) -> Result<Choice, Re
 }
 
 fn side(line: &[Candidate]) -> String {
-    let names: Vec<&str> = line.iter().map(|candidate| candidate.found.name.as_str()).collect();
-    format!("{} (generation {})", names.join(", "), line[0].generation())
+    format!("{} (generation {})", names(line), line[0].generation())
+}
+
+fn names(candidates: &[Candidate]) -> String {
+    let names: Vec<&str> = candidates.iter().map(|candidate| candidate.found.name.as_str()).collect();
+    names.join(", ")
 }
 
 fn common_epoch(a: &Table, b: &Table) -> u64 {

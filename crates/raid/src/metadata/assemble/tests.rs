@@ -297,6 +297,86 @@ fn nothing_and_an_array_that_was_never_finished_are_refused() {
     assert!(assemble(found, &DEFAULT).is_ok(), "the second table came as far as one member");
 }
 
+/// An array of two slots, the table that two devices got that are to become slots 2 and 3, and the one after it, which
+/// makes them members.
+fn growing() -> [Table; 3] {
+    let before = table(&config(1, 1)).next(0).next(0);
+    let mut creating = before.retry(0);
+    creating.settled = before.generation;
+    creating.config.geometry.groups = 2;
+    creating.members.extend([2, 3].map(|slot| Member::live(member_uuid(slot))));
+    creating.is_creating = true;
+    let mut after = creating.retry(0);
+    after.is_creating = false;
+    after.begin_epoch(9);
+    [before, creating, after]
+}
+
+#[test]
+fn devices_that_never_became_members_are_left_out_of_the_array_as_it_was() {
+    let [before, creating, _] = growing();
+    let found =
+        |old: &Table| vec![device(2, &creating), device(0, old), device(1, old), device(3, &creating)];
+    let started = assemble(found(&before), &DEFAULT).unwrap();
+    assert_eq!((&started.table, started.members.len()), (&before, 2));
+    let left_out: Vec<_> = started.rejected.iter().map(|rejected| rejected.name.as_str()).collect();
+    assert_eq!(left_out, ["disk2", "disk3"]);
+    assert!(started.rejected[0].why.ends_with("never became a member"), "{:?}", started.rejected);
+    // It went on: with a table of the same generation, and later.
+    let opened = started.opening_table(7, 0);
+    assert_eq!(opened.generation, creating.generation);
+    for later in [opened.clone(), opened.next(0), (0..9).fold(opened, |table, _| table.next(0))] {
+        let again = assemble(found(&later), &DEFAULT).unwrap();
+        assert_eq!((&again.table, again.rejected.len()), (&later, 2));
+        assert!(again.members.iter().all(Option::is_some));
+    }
+    let text = refusal(vec![device(2, &creating), device(3, &creating)]);
+    assert!(text.contains("disk2, disk3 were being added to it"), "{text}");
+}
+
+#[test]
+fn whichever_member_has_the_table_with_new_members_speaks_for_all() {
+    let [before, creating, after] = growing();
+    for has_it in 0..4 {
+        let table = |slot: usize| match slot {
+            slot if slot == has_it => &after,
+            0 | 1 => &before,
+            _ => &creating,
+        };
+        let assembly = assemble((0..4).map(|slot| device(slot, table(slot))).collect(), &DEFAULT).unwrap();
+        assert_eq!(assembly.table, after);
+        assert!(assembly.members.iter().all(Option::is_some) && assembly.rejected.is_empty());
+        // Its own member is lost, and the others go on as they were.
+        let others = (0..4).filter(|slot| *slot != has_it);
+        let others: Vec<_> = others.map(|slot| device(slot, table(slot))).collect();
+        let run = AssembleOptions { run: true, ..DEFAULT };
+        let gone_on = assemble(others.clone(), &run).unwrap();
+        assert_eq!((&gone_on.table, gone_on.rejected.len()), (&before, if has_it < 2 { 2 } else { 1 }));
+        // It comes back to an array that has never heard of its table.
+        let opened = gone_on.opening_table(8, 0);
+        let mut found = vec![device(has_it, &after)];
+        found.extend([0, 1].into_iter().filter(|slot| *slot != has_it).map(|slot| device(slot, &opened)));
+        found.extend([2, 3].into_iter().filter(|slot| *slot != has_it).map(|slot| device(slot, &creating)));
+        let back = assemble(found, &DEFAULT).unwrap();
+        assert_eq!(back.table, opened, "{has_it}");
+        assert!(back.missing.is_empty(), "{has_it}: {:?}", back.missing);
+        assert_eq!(back.rejected.len(), if has_it < 2 { 3 } else { 2 }, "{:?}", back.rejected);
+    }
+}
+
+#[test]
+fn a_new_member_that_was_declared_out_at_once_comes_back_like_any_other() {
+    let [before, creating, after] = growing();
+    let mut without_3 = after.retry(0);
+    without_3.begin_epoch(10);
+    without_3.take_out(3, Reason::WriteError);
+    let found = vec![device(0, &without_3), device(1, &before), device(2, &creating), device(3, &creating)];
+    let assembly = assemble(found, &DEFAULT).unwrap();
+    assert_eq!((&assembly.table, assembly.missing.len()), (&without_3, 0));
+    let [returning] = &assembly.returning[..] else { panic!("{:?}", assembly.rejected) };
+    assert!((returning.slot, returning.is_partial) == (3, false));
+}
+
 /// An array as it lives: what its members' superblocks say, and what the newest acknowledged write on each is.
 struct Model {
     tables: Vec<Table>,

@@ -19,6 +19,8 @@ use std::cmp::Ordering;
 
 /// Ancestors that a table remembers.
 pub const HISTORY: usize = 32;
+/// The generation of an array's first table.
+pub const FIRST_GENERATION: u64 = 1;
 /// Longest name of a host in bytes.
 pub const MAX_OWNER_BYTES: usize = 64;
 
@@ -81,7 +83,7 @@ pub struct Table {
     pub nonce: [u8; 16],
     /// Nothing was in flight when the array was stopped.
     pub is_clean: bool,
-    /// The array is being made: it must not be assembled.
+    /// The array, or this device's part of it, is being made: it counts only where a finished table trusts it.
     pub is_creating: bool,
     /// Writes go through the log: always with `ppl`, with `bitmap` while a member is missing.
     pub is_logging: bool,
