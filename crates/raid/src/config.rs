@@ -239,7 +239,7 @@ impl ArrayConfig {
     /// # Errors
     /// Names what is wrong and its value.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let Geometry { groups, data, parity, strip_bytes, group_stripes } = self.geometry;
+        let Geometry { groups, data, parity, strip_bytes, group_stripes, zones } = self.geometry;
         let fail = |text: String| Err(ConfigError(text));
         let (group_members, members) = (data + parity, groups * (data + parity));
         if groups == 0 || data == 0 || group_members > MAX_GROUP_MEMBERS || members > MAX_MEMBERS {
@@ -258,6 +258,12 @@ impl ArrayConfig {
         if group_stripes == 0 || group_stripes.checked_mul((strip_bytes as u64) * (members as u64)).is_none()
         {
             return fail(format!("{group_stripes} stripes"));
+        }
+        if !zones.is_empty() && (zones.groups() != groups || zones.rows() > group_stripes) {
+            let (known, rows) = (zones.groups(), zones.rows());
+            return fail(format!(
+                "zones of {known} groups of {rows} stripes: there are {groups} of {group_stripes}"
+            ));
         }
         if !self.block_size.is_power_of_two() || !(512..=ROW_BYTES).contains(&self.block_size) {
             return fail(format!(

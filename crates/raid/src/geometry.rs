@@ -8,7 +8,13 @@
 //!             D2 P0 D0 D1
 //! ```
 //!
+//! Groups that are added later have stripes of their own behind the others ([`Zones`]). Nothing but [`Geometry`] knows.
+//!
 //! The layout of RAID 5 and 6 is md's left-symmetric. Strips of a stripe are numbered: data `0..k`, parity `k..k+m`.
+
+mod zones;
+
+pub use zones::{MAX_ZONES, Zone, Zones};
 
 /// The shape of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +29,8 @@ pub struct Geometry {
     pub strip_bytes: u32,
     /// Stripes of a group.
     pub group_stripes: u64,
+    /// How stripes are numbered where groups have come later; [`Zones::NONE`] for most arrays.
+    pub zones: Zones,
 }
 
 /// Where a byte of the array lies.
@@ -114,8 +122,60 @@ impl Geometry {
         self.split(stripe).0
     }
 
+    /// The stripe in a row of a group: the other way round from [`Geometry::group`] and [`Geometry::member_offset`].
+    #[inline]
+    pub fn stripe(&self, group: usize, row: u64) -> u64 {
+        match self.zones.is_empty() {
+            true => row * self.groups as u64 + group as u64,
+            false => self.zones.join(group, row),
+        }
+    }
+
+    /// The stripe that comes after `step` others on a walk over all of them row by row, each row over all groups: the
+    /// order in which members are filled and scrubbed, so that what is done is the first part of every member.
+    #[inline]
+    pub fn stripe_at_step(&self, step: u64) -> u64 {
+        match self.zones.is_empty() {
+            true => step,
+            false => self.zones.join((step % self.groups as u64) as usize, step / self.groups as u64),
+        }
+    }
+
+    /// How many stripes come before one on the walk; see [`Geometry::stripe_at_step`].
+    #[inline]
+    pub fn step_of(&self, stripe: u64) -> u64 {
+        if self.zones.is_empty() {
+            return stripe;
+        }
+        let (group, row) = self.zones.split(stripe);
+        row * self.groups as u64 + group as u64
+    }
+
+    /// Bytes of every member's data that lie before a step of the walk.
+    #[inline]
+    pub fn step_offset(&self, step: u64) -> u64 {
+        step / self.groups as u64 * u64::from(self.strip_bytes)
+    }
+
+    /// The shape with so many groups more, whose stripes come behind all that there are. `None` when there are too many
+    /// zones already.
+    pub fn with_groups_added(&self, added: usize) -> Option<Geometry> {
+        let (old, new) = (u16::try_from(self.groups).ok()?, u16::try_from(added).ok()?);
+        let mut list: Vec<Zone> = self.zones.list().collect();
+        let rows = self.group_stripes.checked_sub(self.zones.rows())?;
+        if rows > 0 {
+            list.push(Zone { first_group: 0, groups: old, rows });
+        }
+        list.push(Zone { first_group: old, groups: new, rows: self.group_stripes });
+        Some(Geometry { groups: self.groups + added, zones: Zones::new(&list)?, ..*self })
+    }
+
+    /// The group of a stripe, and its row there.
     #[inline]
     fn split(&self, stripe: u64) -> (usize, u64) {
+        if !self.zones.is_empty() {
+            return self.zones.split(stripe);
+        }
         match self.groups {
             1 => (0, stripe),
             groups => ((stripe % groups as u64) as usize, stripe / groups as u64),
@@ -126,8 +186,10 @@ impl Geometry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    const RAID5: Geometry = Geometry { groups: 1, data: 3, parity: 1, strip_bytes: 4096, group_stripes: 8 };
+    const RAID5: Geometry =
+        Geometry { groups: 1, data: 3, parity: 1, strip_bytes: 4096, group_stripes: 8, zones: Zones::NONE };
 
     #[test]
     fn raid_5_is_laid_out_as_md_does() {
@@ -142,7 +204,8 @@ mod tests {
         for (groups, data, parity) in
             [(1, 1, 1), (3, 1, 2), (1, 4, 0), (2, 5, 1), (2, 6, 2), (1, 21, 3), (1, 4, 4)]
         {
-            let geometry = Geometry { groups, data, parity, strip_bytes: 16384, group_stripes: 100 };
+            let geometry =
+                Geometry { groups, data, parity, strip_bytes: 16384, group_stripes: 100, zones: Zones::NONE };
             for stripe in 0..geometry.stripes() {
                 let members: Vec<usize> = (0..data + parity).map(|s| geometry.member(stripe, s)).collect();
                 for (strip, member) in members.iter().enumerate() {
@@ -164,5 +227,97 @@ mod tests {
         assert_eq!(place(3 * 4096 - 1), Place { stripe: 0, strip: 2, offset: 4095 });
         assert_eq!(place(3 * 4096), Place { stripe: 1, strip: 0, offset: 0 });
         assert_eq!(RAID5.capacity(), 8 * 3 * 4096);
+    }
+
+    #[test]
+    fn a_group_that_is_added_comes_behind_the_others_and_then_takes_its_turn() {
+        let old = Geometry { groups: 2, group_stripes: 3, ..RAID5 };
+        let added = old.with_groups_added(1).unwrap();
+        let grown = Geometry { group_stripes: 5, ..added };
+        let groups = |geometry: &Geometry| -> Vec<usize> {
+            (0..geometry.stripes()).map(|stripe| geometry.group(stripe)).collect()
+        };
+        assert_eq!(groups(&added), [0, 1, 0, 1, 0, 1, 2, 2, 2]);
+        assert_eq!(groups(&grown), [0, 1, 0, 1, 0, 1, 2, 2, 2, 0, 1, 2, 0, 1, 2]);
+        let rows: Vec<u64> = (0..15).map(|stripe| grown.member_offset(stripe) / 4096).collect();
+        assert_eq!(rows, [0, 0, 1, 1, 2, 2, 0, 1, 2, 3, 3, 3, 4, 4, 4]);
+        // Where a stripe lies that was added by size does not depend on how many there were when it was asked.
+        assert!((0..15).all(|stripe| added.member(stripe, 2) == grown.member(stripe, 2)));
+        let walk: Vec<u64> = (0..9).map(|step| added.stripe_at_step(step)).collect();
+        assert_eq!(walk, [0, 1, 6, 2, 3, 7, 4, 5, 8]);
+        assert_eq!(added.capacity(), old.capacity() / 2 * 3);
+    }
+
+    #[test]
+    fn zones_that_make_no_sense_are_refused() {
+        let zone = |first_group, groups, rows| Zone { first_group, groups, rows };
+        let good = [zone(0, 2, 3), zone(2, 1, 3)];
+        assert_eq!(Zones::new(&good).map(|zones| (zones.groups(), zones.rows())), Some((3, 3)));
+        for bad in [
+            &[zone(0, 2, 3)][..],
+            &[zone(0, 2, 3), zone(2, 1, 2)],
+            &[zone(0, 2, 3), zone(3, 1, 3)],
+            &[zone(0, 2, 3), zone(1, 1, 3)],
+            &[zone(0, 2, 3), zone(1, 2, 3)],
+            &[zone(0, 2, 0), zone(2, 1, 0)],
+            &[zone(0, 0, 3), zone(0, 1, 3)],
+            &[zone(0, 2, u64::MAX), zone(2, 1, u64::MAX)],
+            &[zone(0, 2, 3), zone(2, u16::MAX, 3)],
+            &[zone(0, 1, 1); 6],
+        ] {
+            assert_eq!(Zones::new(bad), None, "{bad:?}");
+        }
+    }
+
+    /// How an array grew: groups that were added, or rows.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Groups(usize),
+        Rows(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![(1usize..4).prop_map(Step::Groups), (1u64..9).prop_map(Step::Rows)];
+        proptest::collection::vec(step, 0..8)
+    }
+
+    proptest! {
+        #[test]
+        fn a_stripe_keeps_its_place_however_an_array_grows(groups in 1usize..4, rows in 1u64..9, steps in steps()) {
+            let mut geometry = Geometry { groups, group_stripes: rows, ..RAID5 };
+            for step in steps {
+                let old = geometry;
+                geometry = match step {
+                    Step::Rows(rows) => Geometry { group_stripes: old.group_stripes + rows, ..old },
+                    Step::Groups(added) => match old.with_groups_added(added) {
+                        Some(grown) => grown,
+                        None => {
+                            prop_assert!(old.zones.list().count() + 2 > MAX_ZONES);
+                            old
+                        }
+                    },
+                };
+                for stripe in 0..old.stripes() {
+                    let place = |geometry: &Geometry| (geometry.group(stripe), geometry.member_offset(stripe));
+                    prop_assert_eq!(place(&old), place(&geometry));
+                }
+                let list: Vec<Zone> = geometry.zones.list().collect();
+                prop_assert_eq!(Zones::new(&list), Some(geometry.zones));
+            }
+            let mut seen = std::collections::BTreeSet::new();
+            for stripe in 0..geometry.stripes() {
+                let (group, row) = geometry.split(stripe);
+                prop_assert!(group < geometry.groups && row < geometry.group_stripes);
+                prop_assert!(seen.insert((group, row)));
+                prop_assert_eq!(geometry.stripe(group, row), stripe);
+                prop_assert_eq!(geometry.stripe_at_step(geometry.step_of(stripe)), stripe);
+                prop_assert_eq!(geometry.step_offset(geometry.step_of(stripe)), geometry.member_offset(stripe));
+                for strip in 0..geometry.group_members() {
+                    prop_assert_eq!(geometry.strip_on(stripe, geometry.member(stripe, strip)), Some(strip));
+                }
+            }
+            let walk: Vec<u64> = (0..geometry.stripes()).map(|step| geometry.stripe_at_step(step)).collect();
+            prop_assert!(walk.windows(2).all(|pair| geometry.member_offset(pair[0]) <= geometry.member_offset(pair[1])));
+        }
     }
 }

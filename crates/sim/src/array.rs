@@ -182,8 +182,9 @@ impl RunningArray {
             if cursor >= stripes {
                 break;
             }
-            if config.geometry.group(cursor) == slot / config.geometry.group_members() {
-                array.fill_stripe(slot, cursor).await.map_err(text("filling"))?;
+            let stripe = config.geometry.stripe_at_step(cursor);
+            if config.geometry.group(stripe) == slot / config.geometry.group_members() {
+                array.fill_stripe(slot, stripe).await.map_err(text("filling"))?;
             }
             array.advance(slot, cursor + 1);
             if (cursor + 1).is_multiple_of(CHECKPOINT_STRIPES) {

@@ -3,7 +3,7 @@
 use crate::machine::CrashAt;
 use crate::oracle::SECTOR;
 use crate::rng::Rng;
-use raid::{Consistency, Geometry, Level, Matrix};
+use raid::{Consistency, Geometry, Level, Matrix, Zones};
 use std::collections::BTreeSet;
 
 /// The array of a run.
@@ -219,6 +219,7 @@ impl Shape {
             parity: parity as usize,
             strip_bytes,
             group_stripes: rng.range(2, 7),
+            zones: Zones::NONE,
         };
         let lanes = rng.pick(&[1, 2, 3]);
         let block_size = rng.pick(&[512, 512, 4096]);

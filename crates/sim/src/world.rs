@@ -362,7 +362,8 @@ impl World {
     }
 
     fn region_of_stripe(&self, stripe: u64) -> u64 {
-        stripe / self.shape.geometry.groups as u64 / self.shape.region_strips
+        let geometry = &self.shape.geometry;
+        geometry.member_offset(stripe) / u64::from(geometry.strip_bytes) / self.shape.region_strips
     }
 
     /// From now on writes may be unlogged, those in flight too, or none is that begins now.

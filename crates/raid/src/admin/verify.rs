@@ -163,7 +163,7 @@ enum Verdict {
 impl Check<'_> {
     async fn window(&mut self, group: usize, first: u64, count: u64, observer: &mut dyn Observer) {
         let geometry = self.subject.config.geometry;
-        let stripe_of = |i: u64| (first + i) * geometry.groups as u64 + group as u64;
+        let stripe_of = |i: u64| geometry.stripe(group, first + i);
         if (0..count).all(|i| (self.subject.expect)(stripe_of(i)) == Expectation::Nothing) {
             self.findings.stripes_unwritten += count;
             return;

@@ -253,7 +253,7 @@ impl Home {
     pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached, cursor: u64) -> IoResult {
         let shared = &self.shared;
         let is_empty = !shared.members.is_live(slot);
-        let cursor_bytes = shared.config.geometry.member_offset(cursor);
+        let cursor_bytes = shared.config.geometry.step_offset(cursor);
         let change = |table: &mut Table| {
             if is_empty {
                 let state = MemberState::Rebuilding { cursor: cursor_bytes };
@@ -313,7 +313,7 @@ impl Home {
     /// Remembers how far a rebuild is.
     pub async fn checkpoint(&self, slot: usize, cursor: u64) -> IoResult {
         let _turn = Turn::take(&self.commit).await;
-        let cursor = self.shared.config.geometry.member_offset(cursor);
+        let cursor = self.shared.config.geometry.step_offset(cursor);
         let change = |table: &mut Table| {
             if let MemberState::Rebuilding { cursor: place } = &mut table.members[slot].state {
                 *place = cursor;

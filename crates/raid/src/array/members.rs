@@ -4,9 +4,11 @@
 //! (a rebuild) or beside a live device (a replacement). An incoming device counts for the stripes that are done:
 //!
 //! ```text
-//!   stripe:   0 ───────────── cursor ──── cursor + WINDOW ─────────────
+//!   step:     0 ───────────── cursor ──── cursor + WINDOW ─────────────
 //!             all done         a bit each   none done
 //! ```
+//!
+//! Steps are those of the walk over all stripes, row by row ([`Geometry::stripe_at_step`]).
 //!
 //! Only the owner of a stripe sets its bit, while it holds the stripe's rows; so for the owner the answer is exact, and
 //! for others it errs towards "not done".
@@ -19,7 +21,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Stripes of the array beyond the cursor that may be done.
+/// Steps beyond the cursor that may be done.
 pub const WINDOW: u64 = 1024;
 
 /// What a slot's device may be used for.
@@ -123,7 +125,7 @@ impl Members {
         }
     }
 
-    /// Puts an incoming device beside a slot's own, filled up to stripe `cursor`.
+    /// Puts an incoming device beside a slot's own, filled up to step `cursor`.
     pub(crate) fn start_filling(&self, slot: usize, incoming: Attached, cursor: u64) {
         let place = &self.slots[slot];
         self.devices(slot)[1] = Some(incoming);
@@ -165,7 +167,7 @@ impl Members {
         self.slots[slot].is_filling.load(Ordering::Acquire) != 0
     }
 
-    /// Stripes below this one are done on the incoming device.
+    /// Steps below this one are done on the incoming device.
     pub fn cursor(&self, slot: usize) -> u64 {
         self.slots[slot].cursor.load(Ordering::Acquire)
     }
@@ -176,32 +178,31 @@ impl Members {
         if !self.is_filling(slot) {
             return false;
         }
-        let place = &self.slots[slot];
+        let (place, step) = (&self.slots[slot], self.config.geometry.step_of(stripe));
         let cursor = place.cursor.load(Ordering::Acquire);
-        if stripe < cursor || stripe >= cursor + WINDOW {
-            return stripe < cursor;
+        if step < cursor || step >= cursor + WINDOW {
+            return step < cursor;
         }
-        let (word, bit) = (((stripe % WINDOW) / 64) as usize, 1 << (stripe % 64));
+        let (word, bit) = (((step % WINDOW) / 64) as usize, 1 << (step % 64));
         // The cursor moves before bits behind it are cleared.
-        place.window[word].load(Ordering::Acquire) & bit != 0 || stripe < place.cursor.load(Ordering::Acquire)
+        place.window[word].load(Ordering::Acquire) & bit != 0 || step < place.cursor.load(Ordering::Acquire)
     }
 
     /// A stripe is done on the incoming device. Called by its owner, who holds its rows.
     pub(crate) fn set_done(&self, slot: usize, stripe: u64) {
-        let place = &self.slots[slot];
+        let (place, step) = (&self.slots[slot], self.config.geometry.step_of(stripe));
         let cursor = place.cursor.load(Ordering::Acquire);
-        assert!((cursor..cursor + WINDOW).contains(&stripe), "stripe {stripe} with the cursor at {cursor}");
-        place.window[((stripe % WINDOW) / 64) as usize].fetch_or(1 << (stripe % 64), Ordering::AcqRel);
+        assert!((cursor..cursor + WINDOW).contains(&step), "step {step} with the cursor at {cursor}");
+        place.window[((step % WINDOW) / 64) as usize].fetch_or(1 << (step % 64), Ordering::AcqRel);
     }
 
-    /// Moves the cursor; every stripe below it is done. Called by one task at a time.
+    /// Moves the cursor; every step below it is done. Called by one task at a time.
     pub(crate) fn advance(&self, slot: usize, cursor: u64) {
         let place = &self.slots[slot];
         let old = place.cursor.swap(cursor, Ordering::AcqRel);
         assert!(old <= cursor && cursor - old <= WINDOW, "the cursor goes from {old} to {cursor}");
-        for stripe in old..cursor {
-            place.window[((stripe % WINDOW) / 64) as usize]
-                .fetch_and(!(1 << (stripe % 64)), Ordering::AcqRel);
+        for step in old..cursor {
+            place.window[((step % WINDOW) / 64) as usize].fetch_and(!(1 << (step % 64)), Ordering::AcqRel);
         }
     }
 

@@ -68,7 +68,8 @@ pub struct SlotStatus {
     pub device: Option<String>,
     /// What its device may be used for.
     pub state: SlotState,
-    /// Stripes of the array that a device that is being filled holds.
+    /// Steps of the walk over all stripes ([`crate::Geometry::stripe_at_step`]) that a device that is being filled has
+    /// behind it.
     pub filled: Option<u64>,
 }
 

@@ -565,6 +565,7 @@ impl Starting {
             own.push(attached.clone().filter(|_| state == MemberState::Live));
             if let (Some(attached), MemberState::Rebuilding { cursor }) = (attached, state) {
                 let rows = cursor / u64::from(config.geometry.strip_bytes);
+                // In steps of the walk: as many as there are groups in each row.
                 filling.push((slot, attached, rows * config.geometry.groups as u64));
             }
         }

@@ -5,7 +5,7 @@ use crate::config::Consistency;
 use crate::metadata::region_map::{DIRTY, NEED_SYNC, OPEN};
 use crate::metadata::testing;
 use crate::metadata::{Layout, Store, Target, read_superblock};
-use crate::{Geometry, Level, Matrix};
+use crate::{Geometry, Level, Matrix, Zones};
 use block::{Flags, Op, Request};
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
@@ -29,7 +29,7 @@ pub(super) fn config(level: Level, groups: usize, data: usize, parity: usize) ->
     let group_stripes = (40 << 20) / u64::from(strip_bytes) / groups as u64 / data as u64 + 3;
     ArrayConfig {
         level,
-        geometry: Geometry { groups, data, parity, strip_bytes, group_stripes },
+        geometry: Geometry { groups, data, parity, strip_bytes, group_stripes, zones: Zones::NONE },
         matrix,
         consistency,
         region_bytes: 1 << 20,

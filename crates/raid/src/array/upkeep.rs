@@ -36,7 +36,8 @@ impl Array {
     }
 
     /// Fills one stripe of a slot that is being filled, on the stripe's owner. Stripes may be filled in any order
-    /// inside the window from the slot's cursor on.
+    /// inside the window from the slot's cursor on, which counts steps of the walk
+    /// ([`crate::Geometry::stripe_at_step`]).
     ///
     /// # Errors
     /// When the stripe cannot be read, or the device cannot be written.
@@ -53,12 +54,12 @@ impl Array {
             .await
     }
 
-    /// Every stripe below `cursor` is filled.
+    /// Every stripe before step `cursor` of the walk is filled.
     pub fn advance(&self, slot: usize, cursor: u64) {
         self.shared.members.advance(slot, cursor);
     }
 
-    /// Remembers durably that every stripe below the slot's cursor is filled.
+    /// Remembers durably that every stripe before the slot's cursor is filled.
     ///
     /// # Errors
     /// What the commit says.

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 /// What has ended.
 enum Ended {
-    Stripe(u64, Result<Filled, IoError>),
+    Step(u64, Result<Filled, IoError>),
     Checkpoint(IoResult),
 }
 
@@ -22,11 +22,11 @@ struct Fill {
     uuid: Uuid,
     before: Before,
     kind: Kind,
-    /// The next stripe to begin.
+    /// The next step of the walk over all stripes ([`crate::Geometry::stripe_at_step`]) to begin.
     next: u64,
-    /// Every stripe below is done.
+    /// Every step below is done.
     cursor: u64,
-    /// Stripes above the cursor that are done.
+    /// Steps above the cursor that are done.
     done: BTreeSet<u64>,
     is_checkpointing: bool,
     checkpoint_ns: u64,
@@ -78,7 +78,7 @@ impl Keeper {
         let geometry = array.config().geometry;
         let strip_bytes = u64::from(geometry.strip_bytes);
         let group = fill.slot / geometry.group_members();
-        let is_ours = |stripe: u64| geometry.group(stripe) == group;
+        let is_ours = |step: u64| geometry.group(geometry.stripe_at_step(step)) == group;
         let before = fill.before;
         // A guess, for the throttle: what counts is decided under the stripe's lock.
         let is_work = |stripe: u64| {
@@ -86,7 +86,7 @@ impl Keeper {
             before != Before::Member || bits & (STALE | NEED_SYNC) != 0
         };
         let (slot, window) = (fill.slot, self.window());
-        let mut meter = Meter::new(self.core.now_ns(), geometry.member_offset(fill.cursor));
+        let mut meter = Meter::new(self.core.now_ns(), geometry.step_offset(fill.cursor));
         let mut pump = Pump::new();
         loop {
             let mut timer = None;
@@ -95,18 +95,18 @@ impl Keeper {
                 && pump.len() < window
                 && fill.next < geometry.stripes().min(fill.cursor + WINDOW)
             {
-                let stripe = fill.next;
-                let is_work = is_ours(stripe) && is_work(stripe);
+                let (step, stripe) = (fill.next, geometry.stripe_at_step(fill.next));
+                let is_work = is_ours(step) && is_work(stripe);
                 if let Err(sleep) = self.begin_stripe(is_work) {
                     timer = Some(sleep);
                     break;
                 }
                 fill.next += 1;
-                if is_ours(stripe) {
+                if is_ours(step) {
                     let array = array.clone();
-                    pump.push(async move {
-                        Ended::Stripe(stripe, array.fill_stripe_of(slot, stripe, before).await)
-                    });
+                    pump.push(
+                        async move { Ended::Step(step, array.fill_stripe_of(slot, stripe, before).await) },
+                    );
                 }
             }
             while fill.cursor < fill.next && (!is_ours(fill.cursor) || fill.done.remove(&fill.cursor)) {
@@ -115,7 +115,7 @@ impl Keeper {
             if fill.error.is_none() && array.members().is_filling(slot) {
                 array.advance(slot, fill.cursor);
             }
-            let done_bytes = geometry.member_offset(fill.cursor);
+            let done_bytes = geometry.step_offset(fill.cursor);
             let now_ns = self.core.now_ns();
             self.show(fill.kind, Some(slot), done_bytes, meter.rate(now_ns, done_bytes));
             if !must_stop && self.is_checkpoint_due(fill, now_ns, strip_bytes / geometry.groups as u64) {
@@ -128,11 +128,11 @@ impl Keeper {
                 return;
             }
             match pump.next(timer).await {
-                Some(Ended::Stripe(stripe, Ok(filled))) => {
-                    fill.done.insert(stripe);
+                Some(Ended::Step(step, Ok(filled))) => {
+                    fill.done.insert(step);
                     self.count(filled);
                 }
-                Some(Ended::Stripe(_, Err(error))) => fill.error = fill.error.or(Some(error)),
+                Some(Ended::Step(_, Err(error))) => fill.error = fill.error.or(Some(error)),
                 Some(Ended::Checkpoint(result)) => {
                     fill.is_checkpointing = false;
                     fill.error = fill.error.or(result.err());

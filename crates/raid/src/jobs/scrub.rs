@@ -10,11 +10,12 @@ use std::collections::BTreeSet;
 
 /// A scrub that is under way.
 pub(super) struct Scrub {
-    /// Every stripe below is done.
+    /// Every step of the walk below is done.
     cursor: u64,
     report: ScrubReport,
 }
 
+/// A step of the walk, and what came out there.
 type Ended = (u64, Result<ScrubResult, IoError>);
 
 impl Keeper {
@@ -43,7 +44,7 @@ impl Keeper {
         let is_over = scrub.cursor == geometry.stripes();
         scrub.report.is_complete = is_over;
         self.log(|log| log.scrub = Some(scrub.report.clone()));
-        let cursor = geometry.member_offset(scrub.cursor);
+        let cursor = geometry.step_offset(scrub.cursor);
         let (is_cancelled, now_ns) = (is_cancelled || self.is_cancelled(), array.wall_ns());
         let noted = array.note(move |table| match (is_over, is_cancelled) {
             (true, _) => (table.scrub_cursor, table.scrubbed_ns) = (None, now_ns),
@@ -75,7 +76,7 @@ impl Keeper {
         let kind = if is_repairing { Kind::Repair } else { Kind::Check };
         let (mut next, mut done) = (scrub.cursor, BTreeSet::new());
         let (mut looked_ns, mut is_wanted) = (self.core.now_ns(), true);
-        let (mut noted_ns, mut meter) = (looked_ns, Meter::new(looked_ns, geometry.member_offset(next)));
+        let (mut noted_ns, mut meter) = (looked_ns, Meter::new(looked_ns, geometry.step_offset(next)));
         let mut pump: Pump<'_, Ended> = Pump::new();
         loop {
             let now_ns = self.core.now_ns();
@@ -86,27 +87,27 @@ impl Keeper {
             is_wanted &= !self.must_stop() && self.shared.look(|s| !s.is_cancelled && s.scrub.is_none());
             let mut timer = None;
             while is_wanted && pump.len() < self.window() && next < geometry.stripes() {
-                let stripe = next;
+                let (step, stripe) = (next, geometry.stripe_at_step(next));
                 next += 1;
                 if array.region_bits(stripe) & (WRITTEN | NEED_SYNC) != WRITTEN {
                     scrub.report.skipped += 1;
-                    done.insert(stripe);
+                    done.insert(step);
                     if done.len() as u64 > MOST_SKIPPED {
                         break; // others may want the core
                     }
                     continue;
                 }
                 if let Err(sleep) = self.begin_stripe(true) {
-                    (next, timer) = (stripe, Some(sleep));
+                    (next, timer) = (step, Some(sleep));
                     break;
                 }
                 let array = array.clone();
-                pump.push(async move { (stripe, array.scrub_stripe(stripe, is_repairing).await) });
+                pump.push(async move { (step, array.scrub_stripe(stripe, is_repairing).await) });
             }
             while done.remove(&scrub.cursor) {
                 scrub.cursor += 1;
             }
-            let done_bytes = geometry.member_offset(scrub.cursor);
+            let done_bytes = geometry.step_offset(scrub.cursor);
             self.show(kind, None, done_bytes, meter.rate(now_ns, done_bytes));
             if now_ns - noted_ns >= self.options().checkpoint_ns && pump.len() == 0 {
                 noted_ns = now_ns;
@@ -115,9 +116,9 @@ impl Keeper {
             if pump.len() == 0 && (!is_wanted || next == geometry.stripes()) {
                 return;
             }
-            if let Some((stripe, result)) = pump.next(timer).await {
-                done.insert(stripe);
-                self.judge(&mut scrub.report, stripe, result);
+            if let Some((step, result)) = pump.next(timer).await {
+                done.insert(step);
+                self.judge(&mut scrub.report, geometry.stripe_at_step(step), result);
                 self.log(|log| log.scrub = Some(scrub.report.clone()));
             }
             reactor::yield_now().await;
@@ -152,7 +153,9 @@ impl Keeper {
     pub(super) async fn resync(&mut self) {
         let array = self.array().clone();
         let config = array.config().clone();
-        let needs = |region: u64| array.region_bits(first_stripe(&config, region)) & NEED_SYNC != 0;
+        let needs = |region: u64| {
+            array.region_bits(config.geometry.stripe_at_step(first_step(&config, region))) & NEED_SYNC != 0
+        };
         let started_ns = self.core.now_ns();
         let (mut settled_ns, mut is_whole) = (started_ns, true);
         for region in (0..config.regions()).filter(|region| needs(*region)) {
@@ -182,9 +185,9 @@ impl Keeper {
     async fn sync_region(&self, region: u64) -> Option<bool> {
         let array = self.array().clone();
         let config = array.config().clone();
-        let (mut next, end) = (first_stripe(&config, region), first_stripe(&config, region + 1));
+        let (mut next, end) = (first_step(&config, region), first_step(&config, region + 1));
         let geometry = &config.geometry;
-        let mut meter = Meter::new(self.core.now_ns(), geometry.member_offset(next));
+        let mut meter = Meter::new(self.core.now_ns(), geometry.step_offset(next));
         let (mut is_synced, mut is_stopped, mut looked_ns) = (true, false, 0);
         let mut pump: Pump<'_, Ended> = Pump::new();
         loop {
@@ -200,11 +203,11 @@ impl Keeper {
                     timer = Some(sleep);
                     break;
                 }
-                let (stripe, array) = (next, array.clone());
+                let (step, stripe, array) = (next, geometry.stripe_at_step(next), array.clone());
                 next += 1;
-                pump.push(async move { (stripe, array.scrub_stripe(stripe, true).await) });
+                pump.push(async move { (step, array.scrub_stripe(stripe, true).await) });
             }
-            let done_bytes = geometry.member_offset(next.min(geometry.stripes() - 1));
+            let done_bytes = geometry.step_offset(next);
             self.show(Kind::Resync, None, done_bytes, meter.rate(now_ns, done_bytes));
             match pump.next(timer).await {
                 Some((_, result)) => {
@@ -223,8 +226,8 @@ impl Keeper {
 /// Stripes that are passed over without a look at anything else.
 const MOST_SKIPPED: u64 = 4096;
 
-/// The first stripe of a region; the number of stripes for the one after the last.
-fn first_stripe(config: &crate::ArrayConfig, region: u64) -> u64 {
+/// The first step of the walk that lies in a region; the number of stripes for the one after the last.
+fn first_step(config: &crate::ArrayConfig, region: u64) -> u64 {
     let geometry = &config.geometry;
     let row = region * config.region_bytes / u64::from(geometry.strip_bytes);
     (row * geometry.groups as u64).min(geometry.stripes())

@@ -6,7 +6,7 @@ use crate::config::Consistency;
 use crate::metadata::region_map::{NEED_SYNC, STALE};
 use crate::metadata::{Label, Store, Table, Target, testing};
 use crate::metadata::{Layout, MemberState, read_superblock};
-use crate::{ArrayConfig, Geometry, Level, Matrix};
+use crate::{ArrayConfig, Geometry, Level, Matrix, Zones};
 use block::{Channel, Flags, IoError, IoResult, Op};
 use drivers::mem::{MemDevice, Options as MemOptions};
 use layers::fault::{Action, Fault, Rule};
@@ -57,6 +57,7 @@ fn shape(groups: usize, data: usize, parity: usize) -> ArrayConfig {
             parity,
             strip_bytes: STRIP as u32,
             group_stripes: DATA_BYTES / STRIP,
+            zones: Zones::NONE,
         },
         matrix,
         consistency,

@@ -83,12 +83,12 @@ pub use recover::{BadRange, PendingWrite, RecoverError, Recovery, RecoveryMember
 /// An array of one group for tests; its lanes hold 64 KiB.
 #[cfg(test)]
 pub(crate) fn test_array(data: usize, parity: usize, strip_bytes: u32, lanes: u16) -> crate::ArrayConfig {
-    use crate::{Consistency, Geometry, Level, Matrix, Uuid};
+    use crate::{Consistency, Geometry, Level, Matrix, Uuid, Zones};
     crate::ArrayConfig {
         uuid: Uuid::from_random([0x5a; 16]),
         name: "test".into(),
         level: Level::NPlusM,
-        geometry: Geometry { groups: 1, data, parity, strip_bytes, group_stripes: 64 },
+        geometry: Geometry { groups: 1, data, parity, strip_bytes, group_stripes: 64, zones: Zones::NONE },
         matrix: Matrix::Powers,
         consistency: Consistency::Ppl,
         block_size: 512,

@@ -3,7 +3,7 @@
 use super::create::CreateError;
 use super::layout::Layout;
 use crate::config::MAX_GROUP_MEMBERS;
-use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid};
+use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zones};
 
 /// What a user says about a new array. What is `None` has a default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl Shape {
             uuid,
             name: self.name.clone(),
             level: self.level,
-            geometry: Geometry { groups, data, parity, strip_bytes, group_stripes: 1 },
+            geometry: Geometry { groups, data, parity, strip_bytes, group_stripes: 1, zones: Zones::NONE },
             matrix,
             consistency,
             block_size,

@@ -3,7 +3,7 @@
 use super::io::Target;
 use super::layout::Layout;
 use super::superblock::{EpochId, Member, Superblock, Table};
-use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid};
+use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zones};
 use block::{Channel, IoError, IoFuture, IoResult, Limits, Op, Request};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +14,14 @@ pub(crate) fn config(data: usize, parity: usize) -> ArrayConfig {
         uuid: Uuid([1; 16]),
         name: "vm".into(),
         level: Level::NPlusM,
-        geometry: Geometry { groups: 1, data, parity, strip_bytes: 4096, group_stripes: 16 },
+        geometry: Geometry {
+            groups: 1,
+            data,
+            parity,
+            strip_bytes: 4096,
+            group_stripes: 16,
+            zones: Zones::NONE,
+        },
         matrix: match parity {
             0 => Matrix::Copies,
             1..=3 => Matrix::Powers,

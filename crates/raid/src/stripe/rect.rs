@@ -121,10 +121,11 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Zones;
     use proptest::prelude::*;
 
     const GEOMETRY: Geometry =
-        Geometry { groups: 2, data: 4, parity: 1, strip_bytes: 8192, group_stripes: 8 };
+        Geometry { groups: 2, data: 4, parity: 1, strip_bytes: 8192, group_stripes: 8, zones: Zones::NONE };
 
     proptest! {
         #[test]

@@ -4,7 +4,7 @@ use super::*;
 use crate::array::{Array, Start};
 use crate::config::Consistency;
 use crate::metadata::{AssembleOptions, Store, Target, assemble, read_superblock, testing};
-use crate::{Geometry, Level, Matrix};
+use crate::{Geometry, Level, Matrix, Zones};
 use block::{Channel, Device, Flags, Op};
 use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Fault, Rule};
@@ -27,7 +27,14 @@ impl Bench {
             (1, _) => (Matrix::Copies, Consistency::Bitmap),
             _ => (Matrix::Powers, Consistency::Ppl),
         };
-        let geometry = Geometry { groups, data, parity, strip_bytes: STRIP as u32, group_stripes: 1 };
+        let geometry = Geometry {
+            groups,
+            data,
+            parity,
+            strip_bytes: STRIP as u32,
+            group_stripes: 1,
+            zones: Zones::NONE,
+        };
         let mut config = ArrayConfig {
             level,
             geometry,

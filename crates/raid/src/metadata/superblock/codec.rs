@@ -4,8 +4,9 @@ use super::{
     EpochId, HISTORY, Label, MAX_OWNER_BYTES, Member, MemberState, Reason, Reshape, Spare, Superblock, Table,
 };
 use crate::config::MAX_NAME_BYTES;
+use crate::geometry::MAX_ZONES;
 use crate::metadata::layout::{COPY_BYTES, Layout};
-use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid};
+use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zone, Zones};
 
 /// What every superblock begins with.
 pub const MAGIC: [u8; 8] = *b"FrstRaid";
@@ -22,9 +23,11 @@ const NO_CURSOR: u64 = u64::MAX;
 const IS_CLEAN: u16 = 1;
 const IS_CREATING: u16 = 2;
 const IS_LOGGING: u16 = 4;
+const ZONES_AT: usize = 432;
+const ZONE_BYTES: usize = 16;
 
 /// Incompatible features this program knows: a bit and its name.
-const INCOMPAT: [(u64, &str); 1] = [(1, "reshape")];
+const INCOMPAT: [(u64, &str); 2] = [(1, "reshape"), (2, "zones")];
 /// Features that only a writer must know, which this program knows.
 const RO_COMPAT: u64 = 0;
 
@@ -213,7 +216,8 @@ fn decode_spare(input: &Input<'_>) -> Result<Spare, DecodeError> {
 
 fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     let Superblock { member, slot, layout, unknown_ro_compat, table } = superblock;
-    let incompat: u64 = if table.reshape.is_some() { INCOMPAT[0].0 } else { 0 };
+    let uses = [table.reshape.is_some(), !table.config.geometry.zones.is_empty()];
+    let incompat: u64 = INCOMPAT.iter().zip(uses).filter(|(_, used)| *used).map(|((bit, _), _)| bit).sum();
     out.put(20, ROLE_MEMBER.to_le_bytes());
     out.put(32, unknown_ro_compat.to_le_bytes());
     out.put(40, incompat.to_le_bytes());
@@ -348,6 +352,28 @@ fn encode_config(out: &mut Fields<'_>, config: &ArrayConfig) {
     out.put(124, config.lane_bytes.to_le_bytes());
     out.put(128, config.region_bytes.to_le_bytes());
     out.put(136, config.lanes.to_le_bytes());
+    for (i, zone) in config.geometry.zones.list().enumerate() {
+        let at = ZONES_AT + i * ZONE_BYTES;
+        out.put(at, zone.first_group.to_le_bytes());
+        out.put(at + 2, zone.groups.to_le_bytes());
+        out.put(at + 8, zone.rows.to_le_bytes());
+    }
+}
+
+/// The zones that a superblock says it has: a program that does not know the feature refuses it.
+fn decode_zones(input: &Input<'_>) -> Result<Zones, DecodeError> {
+    if input.u64(40) & INCOMPAT[1].0 == 0 {
+        return Ok(Zones::NONE);
+    }
+    let zone = |i: usize| {
+        let at = ZONES_AT + i * ZONE_BYTES;
+        Zone { first_group: input.u16(at), groups: input.u16(at + 2), rows: input.u64(at + 8) }
+    };
+    let list: Vec<Zone> = (0..MAX_ZONES).map(zone).take_while(|zone| zone.groups > 0).collect();
+    match Zones::new(&list) {
+        Some(zones) if !zones.is_empty() => Ok(zones),
+        _ => invalid("zones", format!("{list:?}")),
+    }
 }
 
 fn decode_config(input: &Input<'_>) -> Result<ArrayConfig, DecodeError> {
@@ -367,6 +393,7 @@ fn decode_config(input: &Input<'_>) -> Result<ArrayConfig, DecodeError> {
             parity: input.u16(104).into(),
             strip_bytes: input.u32(108),
             group_stripes: input.u64(112),
+            zones: decode_zones(input)?,
         },
         matrix: decode_matrix(input.0[98])?,
         consistency,
@@ -463,6 +490,7 @@ fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
             parity: input.u16(392).into(),
             strip_bytes: input.u32(396),
             group_stripes: input.u64(400),
+            zones: Zones::NONE,
         },
         region_bytes: input.u32(396).into(),
         consistency: if input.u16(392) == 0 { Consistency::None } else { Consistency::Bitmap },
@@ -508,6 +536,16 @@ mod tests {
         superblock
     }
 
+    /// Of an array that has got a group more twice, and has grown by size.
+    fn zoned() -> Superblock {
+        let mut config = config(3, 1);
+        for _ in 0..2 {
+            config.geometry = config.geometry.with_groups_added(1).unwrap();
+            config.geometry.group_stripes += 3;
+        }
+        superblock(&config, 11)
+    }
+
     fn reseal(bytes: &mut [u8]) {
         let len = (Input(bytes).u32(12) as usize).clamp(HEAD_BYTES, bytes.len());
         let crc = checksum(&bytes[..len]);
@@ -521,6 +559,8 @@ mod tests {
             assert_eq!(Label::decode(&label.encode()), Ok(label));
         }
         let label = Label::Member(Box::new(full()));
+        assert_eq!(Label::decode(&label.encode()), Ok(label));
+        let label = Label::Member(Box::new(zoned()));
         assert_eq!(Label::decode(&label.encode()), Ok(label));
         for array in [None, Some(Uuid([3; 16]))] {
             let spare = Spare {
@@ -571,6 +611,24 @@ mod tests {
     }
 
     #[test]
+    fn zones_are_a_feature_that_a_reader_must_know_and_must_make_sense() {
+        let bytes = zoned().encode();
+        assert_eq!(Input(&bytes).u64(40), 2);
+        assert_eq!(Input(&full().encode()).u64(40), 1);
+        for (at, value) in [(ZONES_AT, 1), (ZONES_AT + 2, 0), (ZONES_AT + 8, 1), (100, 2), (112, 15)] {
+            let mut bytes = bytes.clone();
+            bytes[at] = value;
+            reseal(&mut bytes);
+            assert!(matches!(Label::decode(&bytes), Err(DecodeError::Field { .. })), "byte {at}");
+        }
+        let mut without = superblock(&config(3, 1), 0).encode();
+        without[40] = 2;
+        reseal(&mut without);
+        let error = Label::decode(&without).unwrap_err().to_string();
+        assert_eq!(error, "superblock with zones []");
+    }
+
+    #[test]
     fn a_feature_that_only_a_writer_must_know_is_told() {
         let mut bytes = full().encode();
         bytes[32] = 8;
@@ -593,9 +651,10 @@ mod tests {
 
         #[test]
         fn changed_bytes_under_a_right_checksum_are_refused_or_make_a_sound_superblock(
+            is_zoned in any::<bool>(),
             changes in proptest::collection::vec((0..HEAD_BYTES + 24 * MEMBER_BYTES, any::<u8>()), 1..12),
         ) {
-            let mut bytes = full().encode();
+            let mut bytes = if is_zoned { zoned() } else { full() }.encode();
             changes.iter().for_each(|(at, value)| bytes[*at] = *value);
             reseal(&mut bytes);
             if let Ok(Label::Member(superblock)) = Label::decode(&bytes) {
