@@ -45,7 +45,7 @@ mutants: ## Every broken variant of the engine must be caught by the simulator
 python: ## The Python package: installs it in an environment of its own, runs its tests and examples
 	python/run-tests
 
-fuzz: ## A hostile guest against rings and protocol for FUZZ_SECONDS (60), from the fixed corpus
+fuzz: ## Hostile guests, servers and members for FUZZ_SECONDS (60), from the fixed corpus
 	fuzz/run $(FUZZ_SECONDS)
 
 lab: ## Stock kernels in QEMU against the release binary

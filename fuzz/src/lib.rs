@@ -1,9 +1,10 @@
-//! A hostile guest and a hostile server: what the fuzz targets are made of.
+//! A hostile guest, a hostile server, hostile members: what the fuzz targets are made of.
 //!
 //! ```text
 //!   bytes ──► Input ──► actions ──► rings:     a guest's memory and virtio::device, in one thread, step by step
 //!                            ├────► messages:  a vhost-user client and a running export, over its socket
-//!                            └────► nbd:       an NBD server and drivers::nbd, over a socket pair, step by step
+//!                            ├────► nbd:       an NBD server and drivers::nbd, over a socket pair, step by step
+//!                            └────► members:   edited members of arrays and the RAID engine, under virtual time
 //! ```
 //!
 //! An input is a program: a few bytes of setup, then one byte for each action, followed by its operands. Whatever
@@ -17,6 +18,7 @@ pub mod driver;
 pub mod guard;
 pub mod guest;
 pub mod input;
+pub mod members;
 pub mod memfd;
 pub mod messages;
 pub mod nbd;
