@@ -398,7 +398,7 @@ impl RegionMap {
         Ok(())
     }
 
-    /// Writes the whole map to a member that is about to take writes. Not while anybody sets bits.
+    /// Writes the whole map to a member that is about to take writes. Not while anybody sets bits; they may be cleared.
     ///
     /// # Errors
     /// When the member cannot be written.
@@ -624,6 +624,36 @@ mod tests {
             assert!(map.has(8, WRITTEN | NEED_SYNC));
             let second = RegionMap::load(&config, NEED_SYNC, &targets[1..]).await.unwrap();
             assert!(second.has(8, WRITTEN));
+        });
+    }
+
+    #[test]
+    fn a_member_that_comes_while_bits_are_being_cleared_does_not_bring_them_back() {
+        run_simulated(8, |_| async {
+            let (config, disks) = (wide(), big_disks(3));
+            let targets = targets(&config, &disks);
+            let map = Rc::new(RegionMap::new(&config, 0));
+            map.set(7, WRITTEN | DIRTY, &targets[..2]).await.unwrap();
+            map.clear(7, DIRTY);
+            disks[1].be_slow(1_000_000);
+            let is_settled = Rc::new(Cell::new(false));
+            let others = super::super::testing::targets(&config, &disks[..2]);
+            let (clearing, seen) = (map.clone(), is_settled.clone());
+            current().spawn(async move {
+                clearing.settle(&others).await.unwrap();
+                seen.set(true);
+            });
+            current().sleep(1).await;
+            map.write_to(&targets[2]).await.unwrap();
+            assert!(!is_settled.get(), "the member came while the page was being written");
+            while !is_settled.get() {
+                current().sleep(1_000_000).await;
+            }
+            // In whatever order they are looked at.
+            for order in [[0, 1, 2], [2, 1, 0]] {
+                let members: Vec<Target> = order.into_iter().map(|slot| targets[slot].clone()).collect();
+                assert_eq!(RegionMap::load(&config, 0, &members).await.unwrap().get(7), WRITTEN);
+            }
         });
     }
 

@@ -18,12 +18,14 @@ pub(super) struct State<T> {
     pub wanted: T,
     /// What it is on all members.
     pub durable: T,
-    /// Grows with each write.
+    /// Grows with each write: that of the last one that began.
     pub generation: u64,
+    /// The generation of `durable`.
+    durable_generation: u64,
     /// The copy that holds `durable`; the other one is written next.
     copy: usize,
-    /// What is being written.
-    in_flight: Option<T>,
+    /// What is being written, and its generation.
+    in_flight: Option<(T, u64)>,
     /// The last write failed: some members may hold it, so that `durable` is not what would be found after a crash.
     is_uncertain: bool,
     /// Writes that have ended.
@@ -53,6 +55,7 @@ impl<T: Clone> Replicated<T> {
                 wanted: content.clone(),
                 durable: content,
                 generation,
+                durable_generation: generation,
                 copy,
                 in_flight: None,
                 is_uncertain: false,
@@ -129,15 +132,16 @@ impl<T: Clone> Replicated<T> {
     }
 
     /// Writes what is durable to a member that is to become one of those it is durable on. Both copies: what they held
-    /// before may look newer. Not while anybody changes it.
+    /// before may look newer. A write that is in flight, or has failed on some, has a generation of its own, with which
+    /// the others may be found: what that one adds must not matter, as when it only takes bits away.
     ///
     /// # Errors
     /// When the member cannot be written.
     pub async fn write_to(&self, format: &impl Format<T>, target: &io::Target) -> block::IoResult {
         let (bytes, copy) = {
             let state = self.lock();
-            let mut bytes = format.encode(&state.durable, state.generation);
-            if state.generation == 0 {
+            let mut bytes = format.encode(&state.durable, state.durable_generation);
+            if state.durable_generation == 0 {
                 bytes.fill(0); // never written, there as elsewhere
             }
             (bytes, state.copy)
@@ -159,14 +163,14 @@ impl<T: Clone> State<T> {
         }
         // A write that fails on some members uses its generation up: others may hold it.
         self.generation += 1;
-        self.in_flight = Some(self.wanted.clone());
+        self.in_flight = Some((self.wanted.clone(), self.generation));
         Turn::Write { bytes: format.encode(&self.wanted, self.generation), copy: 1 - self.copy }
     }
 
     fn end_write(&mut self, is_durable: bool) -> Vec<Waker> {
         let written = self.in_flight.take();
-        if let (Some(written), true) = (written, is_durable) {
-            self.durable = written;
+        if let (Some((written, generation)), true) = (written, is_durable) {
+            (self.durable, self.durable_generation) = (written, generation);
             self.copy = 1 - self.copy;
         }
         self.is_uncertain = !is_durable;
