@@ -430,6 +430,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             if world.is_beyond(world.shape.group_of(slot)) || running.live()[slot] {
                 return;
             }
+            world.note_loss(slot, true); // a write that failed says so of a disk that goes now
             let disk = match action {
                 Action::Return(_) => {
                     world.disk(slot).revive();
