@@ -69,6 +69,7 @@ async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
         generation: 1,
         settled: 0,
         epoch: 1,
+        served_epoch: 1,
         history: vec![EpochId { epoch: 1, id: reactor::current().random_u64() }],
         nonce: random_bytes(),
         is_clean: true,

@@ -191,7 +191,9 @@ fn spare_of<'a>(selection: &'a Selection, name: &str) -> Option<&'a Found> {
 }
 
 async fn commit(selection: &Selection, table: Table, wall_ns: u64) -> Result<(), EditError> {
-    let mut table = table.next(wall_ns);
+    let next = selection.assembly.next_table(wall_ns);
+    let mut table =
+        Table { generation: next.generation, settled: next.settled, updated_ns: wall_ns, ..table };
     table.begin_epoch(current().random_u64());
     selection.assembly.missing.iter().for_each(|slot| table.take_out(*slot, Reason::Absent));
     let store = Store::new(table.members.len());

@@ -300,7 +300,7 @@ impl Starting {
             self.channels[*slot] = None;
         }
         if !slots.is_empty() {
-            self.table.begin_epoch(reactor::current().random_u64());
+            self.table.begin_unserved_epoch(reactor::current().random_u64());
         }
     }
 
@@ -551,7 +551,10 @@ impl Starting {
             false => self.clock.new_nonce(),
             true => self.table.nonce,
         };
-        self.commit(|table| (table.nonce, table.is_clean) = (nonce, false)).await?;
+        let serve = |table: &mut Table| {
+            (table.nonce, table.is_clean, table.served_epoch) = (nonce, false, table.epoch);
+        };
+        self.commit(serve).await?;
         Ok(self.into_array(limits, regions, bad))
     }
 

@@ -315,6 +315,7 @@ fn first_table(config: ArrayConfig, is_zero: bool, options: &CreateOptions) -> T
         generation: FIRST_GENERATION,
         settled: 0,
         epoch: 1,
+        served_epoch: 1,
         history: vec![EpochId { epoch: 1, id }],
         nonce: identities.bits(),
         is_clean: true,

@@ -48,6 +48,7 @@ pub(crate) fn table(config: &ArrayConfig) -> Table {
         generation: 1,
         settled: 0,
         epoch: 1,
+        served_epoch: 1,
         history: vec![EpochId { epoch: 1, id: 4711 }],
         nonce: [7; 16],
         is_clean: false,

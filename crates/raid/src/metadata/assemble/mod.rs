@@ -219,7 +219,7 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
     let table = line[0].table().clone();
     rejected.extend(others.into_iter().map(|other| Rejected {
         why: format!(
-            "it went on without the others: generation {} of another line (the array is at {})",
+            "it is of another line, generation {}: the others went on without it (the array is at {})",
             other.generation(),
             table.generation
         ),
@@ -337,58 +337,86 @@ fn drop_newcomers(
     Ok(kept)
 }
 
-/// Sorts the candidates into lines and picks the one to go on with.
+/// Sorts the candidates into lines and picks the one to go on with. What was before two lines parted is of both.
 ///
-/// A line whose newest table trusts a member that is here on another line was never committed: nothing depends on it.
+/// Nothing is dropped that anybody depends on:
+/// * A table that trusts a member that is here and knows nothing of it was never committed: its line ends before it.
+/// * A line that served nobody since it parted from another that stays holds nothing that the other lacks: starts that
+///   were cut short.
 fn choose_line(mut candidates: Vec<Candidate>, force: bool) -> Result<Choice, Refusal> {
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.generation()));
-    let mut lines: Vec<Line> = Vec::new();
-    for candidate in candidates {
-        let is_of = |line: &&mut Line| candidate.table().relation_to(line[0].table()) != Relation::Diverged;
-        match lines.iter_mut().find(is_of) {
-            Some(line) => line.push(candidate),
-            None => lines.push(vec![candidate]),
-        }
-    }
-    let is_committed = |line: &Line| {
-        let head = line[0].table();
-        let trusts = |other: &Candidate| {
-            head.members.iter().any(|member| member.is_live() && member.uuid == other.superblock.member)
-        };
-        let others =
-            lines.iter().flatten().filter(|other| other.table().relation_to(head) == Relation::Diverged);
-        !others.into_iter().any(trusts)
+    let newest = candidates.first().ok_or(Refusal::Nothing)?;
+    let mut committed: Vec<&Candidate> = candidates.iter().collect();
+    let mut heads = loop {
+        let heads = heads_of(&committed);
+        let Some(head) = heads.iter().find(|head| !is_committed(head, &candidates)) else { break heads };
+        committed.retain(|candidate| !std::ptr::eq(*candidate, *head));
     };
-    let committed: Vec<usize> = (0..lines.len()).filter(|i| is_committed(&lines[*i])).collect();
-    let chosen = *committed.first().unwrap_or(&0);
+    while let Some(place) = (0..heads.len()).rev().find(|place| is_covered(*place, &heads)) {
+        heads.remove(place);
+    }
+    let chosen = heads.first().copied().unwrap_or(newest);
     let mut losses = Vec::new();
-    if let [first, second, ..] = committed[..] {
-        let (first, second) = (&lines[first], &lines[second]);
+    if let [first, second, ..] = heads[..] {
+        let second_side = side(second, first, &candidates);
         if !force {
             return Err(Refusal::SplitBrain {
-                first: side(first),
-                second: side(second),
-                epoch: common_epoch(first[0].table(), second[0].table()),
+                first: side(first, second, &candidates),
+                second: second_side,
+                epoch: common_epoch(first.table(), second.table()),
             });
         }
-        losses.push(format!("everything that {} wrote after they parted is lost", side(second)));
+        losses.push(format!("everything that {second_side} wrote after they parted is lost"));
     }
-    if lines.is_empty() {
-        return Err(Refusal::Nothing);
-    }
-    let line = lines.swap_remove(chosen);
-    Ok(Choice { line, others: lines.into_iter().flatten().collect(), losses })
+    let chosen = chosen.clone();
+    let (line, others) = candidates.into_iter().partition(|candidate| is_of(candidate, &chosen));
+    Ok(Choice { line, others, losses })
 }
 
-fn side(line: &[Candidate]) -> String {
-    format!("{} (generation {})", names(line), line[0].generation())
+/// The newest of each line among candidates, of which newer ones come first.
+fn heads_of<'a>(candidates: &[&'a Candidate]) -> Vec<&'a Candidate> {
+    let mut heads: Vec<&Candidate> = Vec::new();
+    for candidate in candidates {
+        if heads.iter().all(|head| !is_of(candidate, head)) {
+            heads.push(candidate);
+        }
+    }
+    heads
 }
 
-fn names(candidates: &[Candidate]) -> String {
-    let names: Vec<&str> = candidates.iter().map(|candidate| candidate.found.name.as_str()).collect();
+/// Whether a candidate is of the line of `head`.
+fn is_of(candidate: &Candidate, head: &Candidate) -> bool {
+    candidate.table().relation_to(head.table()) != Relation::Diverged
+}
+
+/// Whether the table may have been durable on every member that it trusts.
+fn is_committed(head: &Candidate, candidates: &[Candidate]) -> bool {
+    let trusts = |other: &Candidate| {
+        let members = &head.table().members;
+        members.iter().any(|member| member.is_live() && member.uuid == other.superblock.member)
+    };
+    !candidates.iter().any(|other| !is_of(other, head) && trusts(other))
+}
+
+/// Whether nobody was served by the line at `place` since it parted from one of the others.
+fn is_covered(place: usize, heads: &[&Candidate]) -> bool {
+    let own = heads[place].table();
+    let others = heads.iter().enumerate().filter(|(other, _)| *other != place);
+    others.into_iter().any(|(_, other)| own.served_epoch <= common_epoch(own, other.table()))
+}
+
+/// The members of one line that are not of another as well.
+fn side(head: &Candidate, other: &Candidate, candidates: &[Candidate]) -> String {
+    let is_own = |candidate: &&Candidate| is_of(candidate, head) && !is_of(candidate, other);
+    format!("{} (generation {})", names(candidates.iter().filter(is_own)), head.generation())
+}
+
+fn names<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> String {
+    let names: Vec<&str> = candidates.into_iter().map(|candidate| candidate.found.name.as_str()).collect();
     names.join(", ")
 }
 
+/// The newest epoch that both tables know; 0 when there is none.
 fn common_epoch(a: &Table, b: &Table) -> u64 {
     a.history.iter().filter(|epoch| b.history.contains(epoch)).map(|epoch| epoch.epoch).max().unwrap_or(0)
 }
@@ -544,16 +572,23 @@ impl Assembly {
         Ok(())
     }
 
+    /// The table to commit after what was found, as yet the same. Some members may lack the newest table, and some may
+    /// have a newer one that was never committed.
+    pub fn next_table(&self, updated_ns: u64) -> Table {
+        let generations = || self.members.iter().flatten().map(generation);
+        let newest = generations().max().unwrap_or(0).max(self.table.generation);
+        let settled = generations().min().unwrap_or(self.table.settled);
+        Table { generation: newest + 1, settled, ..self.table.retry(updated_ns) }
+    }
+
     /// The table to commit first: members that are missing are out. `epoch_id` is random. The engine sets a new nonce
     /// and takes `is_clean` away once the log has been replayed, in a commit of its own.
     ///
     /// Every start begins an epoch: a table that was half committed when power went may be on members that are not here,
     /// and who goes on without them has to be known for another line.
     pub fn opening_table(&self, epoch_id: u64, updated_ns: u64) -> Table {
-        let mut table = self.table.retry(updated_ns);
-        let generations = self.members.iter().flatten().map(generation);
-        table.settled = generations.min().unwrap_or(table.settled);
-        table.begin_epoch(epoch_id);
+        let mut table = self.next_table(updated_ns);
+        table.begin_unserved_epoch(epoch_id);
         for slot in &self.missing {
             table.take_out(*slot, Reason::Absent);
         }

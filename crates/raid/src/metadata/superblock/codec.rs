@@ -233,6 +233,8 @@ fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     out.put(144, table.generation.to_le_bytes());
     out.put(152, table.epoch.to_le_bytes());
     out.put(424, table.settled.to_le_bytes());
+    // One that lies further back than that is told as a later one, so no line is dropped for it.
+    out.put(244, u32::try_from(table.epoch - table.served_epoch).unwrap_or(u32::MAX).to_le_bytes());
     out.put(160, table.nonce);
     out.put(176, member.0);
     out.put(192, table.created_ns.to_le_bytes());
@@ -282,6 +284,10 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
     if generation == 0 || generation >> 63 != 0 || epoch >> 63 != 0 || input.u64(424) > generation {
         return invalid("generation", generation);
     }
+    let unserved = u64::from(input.u32(244));
+    let Some(served_epoch) = epoch.checked_sub(unserved) else {
+        return invalid("epochs since it served", unserved);
+    };
     let flags = input.u16(138);
     let table = Table {
         history: decode_history(input, epoch)?,
@@ -289,6 +295,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         generation,
         settled: input.u64(424),
         epoch,
+        served_epoch,
         nonce: input.bytes(160),
         is_clean: flags & IS_CLEAN != 0,
         is_creating: flags & IS_CREATING != 0,
@@ -521,6 +528,7 @@ mod tests {
         let table = &mut superblock.table;
         (table.generation, table.settled, table.is_clean, table.initial_region) = (77, 76, true, 5);
         (1..60).for_each(|id| table.begin_epoch(id));
+        table.begin_unserved_epoch(60);
         table.take_out(3, Reason::TimedOut);
         table.members[4].state = MemberState::Rebuilding { cursor: 1 << 40 };
         table.members[4].reason = Reason::Replacing;

@@ -77,6 +77,9 @@ pub struct Table {
     pub settled: u64,
     /// Grows by one when membership changes, and with every start.
     pub epoch: u64,
+    /// The newest epoch in which anybody may have been served. A start begins an epoch, and nobody is served until it
+    /// has come to its end: before, nothing depends on its tables.
+    pub served_epoch: u64,
     /// The epochs before and including this one, oldest first, with their random ids; at most [`HISTORY`].
     pub history: Vec<EpochId>,
     /// What makes entries of this assembly's log valid; new at every assembly.
@@ -249,9 +252,16 @@ impl Table {
         Table { generation: self.generation + 1, updated_ns, ..self.clone() }
     }
 
-    /// Starts a new epoch: to be called once for each commit that changes which members are live, and for the first of
-    /// every start. `id` is random.
+    /// Starts a new epoch of an array that serves: to be called once for each commit that changes which members are
+    /// live. `id` is random.
     pub fn begin_epoch(&mut self, id: u64) {
+        self.begin_unserved_epoch(id);
+        self.served_epoch = self.epoch;
+    }
+
+    /// Starts a new epoch of an array on its way up: for the first commit of every start, and for members that fail
+    /// until it serves. `id` is random.
+    pub fn begin_unserved_epoch(&mut self, id: u64) {
         self.epoch += 1;
         if self.history.len() == HISTORY {
             self.history.remove(0);
