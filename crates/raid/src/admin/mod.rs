@@ -4,6 +4,7 @@
 //!   open     from devices to an array that may be started
 //!   check    metadata of an array that nobody uses, and with verify the parity of every written stripe
 //!   edit     membership in the superblocks of an array that nobody uses
+//!   group    groups of new members for an array that nobody uses
 //!   report   an array and its members as people and programs read them
 //! ```
 //!
@@ -11,6 +12,7 @@
 
 pub mod check;
 pub mod edit;
+pub mod group;
 mod join;
 pub mod open;
 pub mod report;

@@ -36,12 +36,18 @@ struct Part {
 }
 
 /// The zones of an array, lowest stripes first; none for most arrays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Zones {
     parts: [Part; MAX_ZONES],
     count: usize,
     /// Behind all zones.
     end: Part,
+}
+
+impl std::fmt::Debug for Zones {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.list()).finish()
+    }
 }
 
 impl Zones {

@@ -106,14 +106,14 @@ fn in_words(found: &[(String, Vec<Signature>)]) -> String {
 }
 
 /// A device that becomes a member.
-struct Candidate {
-    name: String,
-    channel: Rc<dyn Channel>,
-    limits: Limits,
+pub(super) struct Candidate {
+    pub name: String,
+    pub channel: Rc<dyn Channel>,
+    pub limits: Limits,
 }
 
 impl Candidate {
-    fn open(device: &Arc<dyn Device>) -> Result<Candidate, CreateError> {
+    pub fn open(device: &Arc<dyn Device>) -> Result<Candidate, CreateError> {
         let limits = device.limits();
         let unfit = |why: String| Err(CreateError::Unfit { device: device.name().to_owned(), why });
         if limits.read_only {
@@ -128,7 +128,7 @@ impl Candidate {
         Ok(Candidate { name: device.name().to_owned(), channel: device.open_channel()?, limits })
     }
 
-    fn failed(&self, doing: &'static str) -> impl Fn(IoError) -> CreateError {
+    pub fn failed(&self, doing: &'static str) -> impl Fn(IoError) -> CreateError {
         let device = self.name.clone();
         move |error| CreateError::Io { device: device.clone(), doing, error }
     }
@@ -167,7 +167,7 @@ async fn create_of(
     let layouts = candidates.iter().map(|candidate| layout(candidate, options, &config));
     let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
     let spare_layouts: Vec<Layout> =
-        spares.iter().map(|spare| fit(spare, &config)).collect::<Result<_, _>>()?;
+        spares.iter().map(|spare| fit(spare, &config, "a spare")).collect::<Result<_, _>>()?;
     if !options.force {
         refuse_used(candidates.iter().chain(spares)).await?;
     }
@@ -198,8 +198,8 @@ async fn create_of(
     Ok(created)
 }
 
-/// Where things would lie on a spare, if it can take a member's place.
-fn fit(spare: &Candidate, config: &ArrayConfig) -> Result<Layout, CreateError> {
+/// Where things would lie on a device of an array that is there, if it can be what it is to be: `role`.
+pub(super) fn fit(spare: &Candidate, config: &ArrayConfig, role: &str) -> Result<Layout, CreateError> {
     let unfit = |why: String| CreateError::Unfit { device: spare.name.clone(), why };
     let Limits { block_size, max_transfer, capacity, .. } = spare.limits;
     if block_size > config.block_size {
@@ -209,7 +209,7 @@ fn fit(spare: &Candidate, config: &ArrayConfig) -> Result<Layout, CreateError> {
     if max_transfer < strip {
         return Err(unfit(format!("it takes {max_transfer} bytes at a time, a strip has {strip}")));
     }
-    Layout::new(capacity, config).map_err(|error| unfit(format!("it is too small for a spare: {error}")))
+    Layout::new(capacity, config).map_err(|error| unfit(format!("it is too small for {role}: {error}")))
 }
 
 /// Makes a device a spare of the array.
@@ -227,7 +227,7 @@ async fn label(spare: &Candidate, config: &ArrayConfig, options: &CreateOptions)
 }
 
 /// The same device twice would be two members that fail together.
-fn refuse_twice(candidates: &[Candidate]) -> Result<(), CreateError> {
+pub(super) fn refuse_twice(candidates: &[Candidate]) -> Result<(), CreateError> {
     for (i, candidate) in candidates.iter().enumerate() {
         if candidates[..i].iter().any(|other| other.name == candidate.name) {
             let why = "it is given twice".to_owned();
@@ -258,7 +258,9 @@ fn layout(
         .map_err(|error| CreateError::Unfit { device: candidate.name.clone(), why: error.to_string() })
 }
 
-async fn refuse_used(candidates: impl Iterator<Item = &Candidate> + Clone) -> Result<(), CreateError> {
+pub(super) async fn refuse_used(
+    candidates: impl Iterator<Item = &Candidate> + Clone,
+) -> Result<(), CreateError> {
     let found = io::all(candidates.clone().map(|c| probe(&*c.channel, &c.limits))).await;
     let mut in_use = Vec::new();
     for (candidate, found) in candidates.zip(found) {
@@ -271,7 +273,7 @@ async fn refuse_used(candidates: impl Iterator<Item = &Candidate> + Clone) -> Re
 }
 
 /// Clears old superblocks first, then everything before the data and the device's end.
-async fn clear(candidate: &Candidate, layout: &Layout) -> Result<(), CreateError> {
+pub(super) async fn clear(candidate: &Candidate, layout: &Layout) -> Result<(), CreateError> {
     let Candidate { channel, limits, .. } = candidate;
     let failed = candidate.failed("cannot be cleared");
     zero_superblock(&**channel, limits.capacity).await.map_err(&failed)?;
@@ -281,7 +283,7 @@ async fn clear(candidate: &Candidate, layout: &Layout) -> Result<(), CreateError
 }
 
 /// Makes all members' data read as zeroes, if every one of them can do that cheaply.
-async fn zero_data(candidates: &[Candidate], layouts: &[Layout]) -> Result<bool, CreateError> {
+pub(super) async fn zero_data(candidates: &[Candidate], layouts: &[Layout]) -> Result<bool, CreateError> {
     let zero = |(candidate, layout): (&'_ Candidate, &'_ Layout)| {
         let (channel, limits) = (candidate.channel.clone(), candidate.limits.clone());
         let (offset, len) = (layout.data_offset, layout.data_bytes);

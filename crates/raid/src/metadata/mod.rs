@@ -14,6 +14,7 @@
 pub mod assemble;
 pub mod bad_blocks;
 pub mod create;
+pub mod group;
 mod io;
 pub mod layout;
 pub mod region_map;
@@ -28,6 +29,7 @@ pub(crate) mod testing;
 pub use assemble::{AssembleOptions, Assembly, Refusal, Rejected, Returning, assemble};
 pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange};
 pub use create::{CreateError, CreateOptions, Identities, create, create_with_spares};
+pub use group::{AddError, AddOptions, add_groups};
 pub use io::{MemberFailures, Target, Targets};
 pub(crate) use io::{all, zero, zero_cheaply};
 pub use layout::{Layout, LayoutError};
