@@ -4,6 +4,7 @@ mod common;
 
 use common::{Server, failure_in, path_value, run_json_in, write};
 use std::fs::File;
+use std::io::Write;
 
 const MIB: u64 = 1 << 20;
 
@@ -61,4 +62,54 @@ fn an_array_grows_under_its_clients_and_without_a_server() {
     write(&socket);
     assert_eq!(server.stop().0, 0);
     assert_eq!(array(&["check"], &list)["clean"], true);
+}
+
+#[test]
+fn an_array_that_was_killed_gets_a_group_more_and_grows_by_size_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = dir.path();
+    std::fs::create_dir(runtime.join("members")).unwrap();
+    let path = |i| runtime.join("members").join(format!("m{i}")).to_str().unwrap().to_owned();
+    let members: Vec<String> = (0..9).map(path).collect();
+    members.iter().for_each(|member| File::create(member).unwrap().set_len(16 * MIB).unwrap());
+    let list: Vec<&str> = members.iter().map(String::as_str).collect();
+    let array = |args: &[&str], rest: &[&str]| {
+        run_json_in(runtime, &[&["array"], args, &["--json"], rest].concat()).pop().unwrap()
+    };
+    let before = array(&["create", "data", "--level", "5"], &list[..4])["capacity"].as_u64().unwrap();
+    let socket = runtime.join("vhost.sock");
+    let export = format!("vhost-user-blk:{},queues=2", path_value("socket", &socket));
+    let device = |count: usize| format!("raid:members={}", members[..count].join("+"));
+    let (server, _) = Server::start_in(runtime, &["--device", &device(4), "--export", &export]);
+    write(&socket);
+    let members_dir = runtime.join("members");
+    let scan = ["--scan", members_dir.to_str().unwrap()];
+    let add =
+        |count: usize| [&["array", "grow", "data"][..], &scan, &["--add"], &list[4..4 + count]].concat();
+    let (said, code) = failure_in(runtime, &add(4));
+    assert!(said.contains("it can be given new members only while it does not") && code == 1, "{said}");
+    server.kill();
+
+    let (said, code) = failure_in(runtime, &add(5));
+    assert!(said.contains("array data: 5 devices: groups of 4 are needed") && code == 1, "{said}");
+    let mut spoilt = File::options().write(true).open(&members[5]).unwrap();
+    spoilt.write_all(b"XFSB").unwrap();
+    let (said, code) = failure_in(runtime, &add(4));
+    assert!(said.contains("m5 holds XFS at byte 0") && code == 1, "{said}");
+    let grown = run_json_in(runtime, &[&add(4)[..], &["--force", "--json"]].concat()).pop().unwrap();
+    assert_eq!((&grown["level"], &grown["groups"]), (&"50".into(), &2.into()), "{grown}");
+    assert_eq!((&grown["before"], &grown["capacity"]), (&before.into(), &(2 * before).into()), "{grown}");
+    assert_eq!(grown["slots"], serde_json::json!([4, 5, 6, 7]));
+    assert_eq!(array(&["check"], &list[..8])["clean"], true);
+
+    members[..8].iter().for_each(|member| resize(std::slice::from_ref(member), 24 * MIB));
+    let larger = array(&["grow", "data"], &scan)["capacity"].as_u64().unwrap();
+    assert!(larger >= 2 * (before + 3 * 7 * MIB), "{larger}");
+    let (server, ready) = Server::start_in(runtime, &["--device", &device(8), "--export", &export]);
+    assert_eq!(ready["devices"][0]["capacity"], larger);
+    write(&socket);
+    assert_eq!(server.stop().0, 0);
+    assert_eq!(array(&["check"], &list[..8])["clean"], true);
+    let (said, code) = failure_in(runtime, &["array", "show", "data", "--member", &members[8]]);
+    assert!(said.contains("no superblock") && code == 1, "{said}");
 }

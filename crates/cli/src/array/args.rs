@@ -40,7 +40,7 @@ pub enum ArrayCommand {
     ReAdd(ReAddArgs),
     /// Copy a member to another device, which takes its place
     Replace(ReplaceArgs),
-    /// Make an array larger: its members have grown, or not all of them was used
+    /// Make an array larger: its members have grown, not all of them was used, or it gets groups of new ones
     Grow(GrowArgs),
     /// Compare the parity of a running array with its data
     Scrub(ScrubArgs),
@@ -241,6 +241,12 @@ pub struct GrowArgs {
     /// Bytes of each member to use at most [default: all of the smallest]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     pub size: Option<Size>,
+    /// New members: whole groups more, as large as those that there are. The array must not run
+    #[arg(long, value_name = "MEMBER", num_args = 1.., conflicts_with = "size")]
+    pub add: Vec<String>,
+    /// The new members hold something: overwrite it
+    #[arg(long, requires = "add")]
+    pub force: bool,
     #[command(flatten)]
     pub place: Place,
 }

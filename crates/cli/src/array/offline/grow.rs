@@ -1,13 +1,19 @@
-//! `freestone array grow` of an array that does not run: it is started in this process, without clients.
+//! `freestone array grow` of an array that does not run. To grow by size it is started in this process, without clients; new
+//! members are written into its superblocks.
 
+use super::assemble::recover;
 use super::edit::of_array;
-use super::members::{failed, select};
+use super::members::{Access, failed, open, select};
 use crate::array::args::GrowArgs;
+use crate::array::text;
 use crate::error::Error;
 use crate::output::{Output, human_bytes};
 use block::Device;
+use graph::array::wall_ns;
+use raid::admin::group::add_members;
 use raid::admin::open::{Selection, Wanted};
 use raid::array::Growth;
+use raid::metadata::{AddOptions, Identities};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -16,15 +22,7 @@ use std::sync::Arc;
 /// # Errors
 /// When a member is not there (nothing is touched then), or has no room; the message names it.
 pub fn run(args: &GrowArgs, output: Output) -> Result<(), Error> {
-    let wanted = Wanted { array: Some(args.array.clone()), ..Wanted::default() };
-    let selection = select(&args.place.members(&args.array), &wanted)?;
-    super::say_warnings(&selection.warnings, output);
-    let missing: Vec<usize> =
-        (0..selection.devices.len()).filter(|slot| selection.devices[*slot].is_none()).collect();
-    if !missing.is_empty() {
-        let why = format!("slots {missing:?} are not here: it grows only when all members are");
-        return Err(of_array(&args.array, &why));
-    }
+    let selection = whole(args, output)?;
     let Growth { before, after } = grow(&args.array, selection, args.size.map(|size| size.0))?;
     let human = format!(
         "array {} (not running, its members): {} ({after} bytes), {before} before",
@@ -34,6 +32,62 @@ pub fn run(args: &GrowArgs, output: Output) -> Result<(), Error> {
     let fields = json!({ "array": args.array, "running": false, "capacity": after, "before": before });
     output.event("grown", human, fields);
     Ok(())
+}
+
+/// Adds new members to an array, as groups of as many as each of its groups has.
+///
+/// # Errors
+/// When a member is not there, or the new ones do not fit or hold something; nothing is touched then.
+pub fn add(args: &GrowArgs, output: Output) -> Result<(), Error> {
+    let mut selection = whole(args, output)?;
+    if !selection.assembly.table.is_clean {
+        recover(selection)?;
+        selection = whole(args, output)?;
+    }
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    for name in &args.add {
+        devices.push(match selection.found.get(name) {
+            Some(device) => device.clone(), // a spare, or left over from an earlier try
+            None => open(std::slice::from_ref(name), Access::Write)?.remove(0).device?,
+        });
+    }
+    let old = selection.assembly.table.config.geometry;
+    let options = AddOptions { force: args.force, now_ns: wall_ns(), identities: Identities::System };
+    let table = reactor::run(async move { add_members(&selection, &devices, &options).await })
+        .map_err(|error| Error::Runtime(error.to_string()))?;
+    let (before, after) = (old.capacity(), table.config.geometry.capacity());
+    let human = format!(
+        "array {} (not running, its members): level {}, {} ({after} bytes), {before} before",
+        args.array,
+        text::shape(&table.config),
+        human_bytes(after)
+    );
+    let slots: Vec<usize> = (old.members()..table.members.len()).collect();
+    let fields = json!({
+        "array": args.array,
+        "running": false,
+        "level": table.config.level.name(),
+        "groups": table.config.geometry.groups,
+        "slots": slots,
+        "capacity": after,
+        "before": before,
+    });
+    output.event("grown", human, fields);
+    Ok(())
+}
+
+/// The array, if all of its members are here.
+fn whole(args: &GrowArgs, output: Output) -> Result<Selection, Error> {
+    let wanted = Wanted { array: Some(args.array.clone()), ..Wanted::default() };
+    let selection = select(&args.place.members(&args.array), &wanted)?;
+    super::say_warnings(&selection.warnings, output);
+    let missing: Vec<usize> =
+        (0..selection.devices.len()).filter(|slot| selection.devices[*slot].is_none()).collect();
+    if !missing.is_empty() {
+        let why = format!("slots {missing:?} are not here: it grows only when all members are");
+        return Err(of_array(&args.array, &why));
+    }
+    Ok(selection)
 }
 
 fn grow(name: &str, selection: Selection, size: Option<u64>) -> Result<Growth, Error> {
