@@ -49,11 +49,13 @@ pub enum Mutant {
     GrowInOneStep,
     /// What is added to an array that grows is taken for zeroes, whatever is there.
     GrowWithoutZeroes,
+    /// Groups are added by superblocks that members have before all new devices have theirs.
+    GroupInOneStep,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 19] = [
+    pub const ALL: [Mutant; 20] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -73,11 +75,17 @@ impl Mutant {
         Mutant::StaleNotMarked,
         Mutant::GrowInOneStep,
         Mutant::GrowWithoutZeroes,
+        Mutant::GroupInOneStep,
     ];
 
     /// Whether it can only show where arrays grow.
     pub fn is_about_growth(self) -> bool {
         matches!(self, Mutant::GrowInOneStep | Mutant::GrowWithoutZeroes)
+    }
+
+    /// Whether it can only show where arrays get groups of new members.
+    pub fn is_about_groups(self) -> bool {
+        self == Mutant::GroupInOneStep
     }
 }
 

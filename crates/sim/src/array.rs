@@ -7,9 +7,11 @@ use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
 use raid::array::{Array, Start};
+use raid::metadata::create::Identities;
 use raid::metadata::region_map::NEED_SYNC;
 use raid::metadata::{
-    self, AssembleOptions, EpochId, Found, Layout, Member, Store, Table, Target, read_superblock,
+    self, AddOptions, AssembleOptions, EpochId, Found, Label, Layout, Member, Store, Table, Target,
+    read_superblock,
 };
 use raid::{ArrayConfig, Consistency, Geometry, Uuid};
 use reactor::Core;
@@ -91,6 +93,40 @@ async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
     Ok(())
 }
 
+/// The superblocks of those disks that have one.
+async fn find(disks: &[SimDisk]) -> Result<Vec<Found>, String> {
+    let mut found: Vec<Found> = Vec::new();
+    for disk in disks {
+        let channel = disk.open_channel().map_err(|error| error.to_string())?;
+        match read_superblock(disk.name(), &*channel, disk.limits().capacity).await {
+            Ok(superblock) => found.push(superblock),
+            // A blank disk, or one whose first superblock was torn.
+            Err(metadata::ReadError::None { .. } | metadata::ReadError::Bad { .. }) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(found)
+}
+
+async fn add_groups(own: &[SimDisk], new: &[SimDisk]) -> Result<Geometry, String> {
+    let found = find(own).await?;
+    let assembly =
+        metadata::assemble(found, &AssembleOptions::default()).map_err(|refusal| refusal.to_string())?;
+    let mut targets = Vec::new();
+    for (slot, found) in assembly.members.iter().enumerate() {
+        let Some(found) = found else { continue };
+        let Label::Member(superblock) = &found.label else { continue };
+        let Some(disk) = own.iter().find(|disk| disk.name() == found.name) else { continue };
+        let channel = disk.open_channel().map_err(|error| error.to_string())?;
+        targets.push(Target { slot, channel, layout: superblock.layout });
+    }
+    let devices: Vec<Arc<dyn Device>> =
+        new.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>).collect();
+    let options = AddOptions { force: true, now_ns: WALL_NS, identities: Identities::Core };
+    let added = metadata::add_groups(&assembly, &targets, &devices, &options).await;
+    Ok(added.map_err(|error| error.to_string())?.config.geometry)
+}
+
 async fn assemble(
     shape: &Shape,
     disks: &[SimDisk],
@@ -98,16 +134,7 @@ async fn assemble(
     force: bool,
 ) -> Result<Rc<dyn Running>, Refusal> {
     let other = |error: String| Refusal::Other(error);
-    let mut found: Vec<Found> = Vec::new();
-    for disk in disks {
-        let channel = disk.open_channel().map_err(|error| other(error.to_string()))?;
-        match read_superblock(disk.name(), &*channel, disk.limits().capacity).await {
-            Ok(superblock) => found.push(superblock),
-            // A blank disk, or one whose first superblock was torn.
-            Err(metadata::ReadError::None { .. } | metadata::ReadError::Bad { .. }) => {}
-            Err(error) => return Err(other(error.to_string())),
-        }
-    }
+    let found = find(disks).await.map_err(other)?;
     let options = AssembleOptions { array: None, run: true, force };
     let assembly = metadata::assemble(found, &options).map_err(|refusal| match refusal {
         metadata::Refusal::DirtyDegraded { .. } => Refusal::DirtyDegraded,
@@ -135,11 +162,20 @@ async fn assemble(
 
 impl Subject for ArraySubject {
     fn capacity(&self, shape: &Shape) -> u64 {
-        Geometry { group_stripes: shape.most_stripes, ..shape.geometry }.capacity()
+        let (groups, group_stripes) = (shape.most_groups, shape.most_stripes);
+        Geometry { groups, group_stripes, ..shape.geometry }.capacity()
     }
 
     fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
         Box::pin(create(shape, disks))
+    }
+
+    fn add_groups<'a>(
+        &'a self,
+        own: &'a [SimDisk],
+        new: &'a [SimDisk],
+    ) -> Local<'a, Result<Geometry, String>> {
+        Box::pin(add_groups(own, new))
     }
 
     fn assemble<'a>(
@@ -239,6 +275,10 @@ impl RunningArray {
 impl Running for RunningArray {
     fn device(&self) -> Arc<dyn Device> {
         self.0.clone()
+    }
+
+    fn geometry(&self) -> Option<Geometry> {
+        Some(self.0.config().geometry)
     }
 
     fn live(&self) -> Vec<bool> {

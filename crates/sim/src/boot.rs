@@ -11,7 +11,8 @@ use crate::disk::SimDisk;
 use crate::gate::{Gate, within};
 use crate::growth;
 use crate::machine::CrashAt;
-use crate::plan::{Action, Boot, Step};
+use crate::newcomers;
+use crate::plan::{Action, Boot, Newcomers, Step};
 use crate::subject::{Refusal, Running, Scrubbed, Subject};
 use crate::world::World;
 use raid::Consistency;
@@ -85,7 +86,7 @@ impl Session {
         match script {
             Script::Create => {
                 let disks = self.world.disks();
-                let created = self.subject.create(&self.world.shape, &disks);
+                let created = self.subject.create(&self.world.shape, &disks[..self.world.members()]);
                 match within(HANGS_NS, created).await {
                     None => self.world.fail("create hangs".into()),
                     Some(Err(error)) => self.world.fail(format!("create: {error}")),
@@ -161,6 +162,16 @@ impl Session {
         };
         let Some(client) = self.client(&*running) else { return false };
         self.verify(&client).await;
+        let (running, client) = match &boot.newcomers {
+            Some(newcomers) if self.lacks_groups(&*running) => {
+                drop(client);
+                match self.add_groups(running, newcomers).await {
+                    Some(both) => both,
+                    None => return !self.world.has_failed(),
+                }
+            }
+            _ => (running, client),
+        };
         if !boot.is_crash_early {
             self.arm(boot.crash);
         }
@@ -180,6 +191,53 @@ impl Session {
             self.stop(&*running).await;
         }
         !self.world.has_failed()
+    }
+
+    /// Whether new groups can come.
+    fn lacks_groups(&self, running: &dyn Running) -> bool {
+        let world = &self.world;
+        world.geometry().groups < world.shape.most_groups
+            && self.is_on()
+            && world.is_whole()
+            && !world.is_any_beyond()
+            && !running.live().contains(&false)
+    }
+
+    /// The array is stopped, gets its new groups, and starts again; `None` when power goes or something is wrong.
+    async fn add_groups(
+        &self,
+        running: Rc<dyn Running>,
+        newcomers: &Newcomers,
+    ) -> Option<(Rc<dyn Running>, Client)> {
+        self.stop(&*running).await;
+        drop(running);
+        if !self.is_on() || self.world.has_failed() {
+            return None;
+        }
+        self.note("groups are added");
+        self.arm(newcomers.crash);
+        let disks = self.world.disks();
+        let (own, new) = disks.split_at(self.world.members());
+        newcomers::soil(&self.world, new);
+        match within(HANGS_NS, self.subject.add_groups(own, new)).await {
+            None => self.world.fail("a group is added for ever".into()),
+            Some(Ok(geometry)) => {
+                // It is never smaller again, even if power goes now.
+                self.world.note_geometry(Some(geometry), geometry.capacity());
+                self.world.count(|stats| stats.growths += 1);
+            }
+            Some(Err(_)) if !self.is_on() || self.world.has_reason() => {}
+            Some(Err(error)) => self.world.fail(format!("groups: {error}")),
+        }
+        if !self.is_on() || self.world.has_failed() {
+            return None;
+        }
+        self.arm(None);
+        let running = self.assemble().await?;
+        self.is_stopped.set(false);
+        let client = self.client(&*running)?;
+        self.verify(&client).await;
+        Some((running, client))
     }
 
     /// Nothing happens until the array has taken every mark away: sooner when a member has gone and it logs.
@@ -224,7 +282,7 @@ impl Session {
                 Ok(running) => {
                     world.note_assembled(&running.live());
                     world.note_logging(!running.live().contains(&false));
-                    world.note_capacity(running.device().limits().capacity);
+                    world.note_geometry(running.geometry(), running.device().limits().capacity);
                     return Some(running);
                 }
                 Err(Refusal::DirtyDegraded) if !force && may_be_dirty => world.give_up_dirty(),
@@ -308,7 +366,7 @@ impl Session {
             scrub(world, &*running).await;
             damage::inflict(world, &*running).await;
         }
-        let members = world.shape.members();
+        let members = world.members();
         let first = world.draw() as usize % members;
         for slot in (first..first + members).map(|slot| slot % members) {
             let disk = world.disk(slot);
@@ -380,6 +438,9 @@ async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Ste
 }
 
 async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action) {
+    if action.slot().is_some_and(|slot| slot >= world.members()) {
+        return; // the array has no such slot so far
+    }
     match *action {
         Action::Kill(slot) if !world.disk(slot).is_dead() && world.may_lose(slot) => {
             world.disk(slot).kill();

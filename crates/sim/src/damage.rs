@@ -20,7 +20,7 @@ pub async fn inflict(world: &World, running: &dyn Running) {
     if world.has_failed() || !world.is_whole() || world.disks().iter().any(is_unsound) {
         return;
     }
-    let slot = below(world, world.shape.members() as u64) as usize;
+    let slot = below(world, world.members() as u64) as usize;
     let Some(strips) = running.strips_at(slot) else { return };
     let place = draw_place(world, &strips);
     let disk = world.disk(slot);

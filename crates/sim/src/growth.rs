@@ -86,7 +86,7 @@ pub async fn run(world: &Rc<World>, running: &Rc<dyn Running>, bytes: u64) {
     let has_reason = !was_whole || !world.is_whole() || world.has_reason() || world.is_any_beyond();
     match result {
         Ok(()) => {
-            world.note_capacity(running.device().limits().capacity);
+            world.note_geometry(running.geometry(), running.device().limits().capacity);
             world.count(|stats| stats.growths += 1);
         }
         // Somebody may be missing, or go meanwhile.

@@ -5,6 +5,7 @@ use crate::disk::SimDisk;
 use crate::plan::Shape;
 use crate::subject::{Local, Running, Scrubbed};
 use block::Device;
+use raid::Geometry;
 use raid::jobs::{JobError, Jobs, Options};
 use raid::metadata::region_map::NEED_SYNC;
 use std::ops::Range;
@@ -101,6 +102,10 @@ impl Kept {
 impl Running for Kept {
     fn device(&self) -> Arc<dyn Device> {
         self.array.device()
+    }
+
+    fn geometry(&self) -> Option<Geometry> {
+        self.array.geometry()
     }
 
     fn live(&self) -> Vec<bool> {

@@ -42,6 +42,9 @@ struct Args {
     /// That many simulated cores, whatever the seed says
     #[arg(long)]
     cores: Option<usize>,
+    /// Arrays get groups of new members
+    #[arg(long)]
+    groups: bool,
     /// Arrays grow
     #[arg(long)]
     grow: bool,
@@ -119,8 +122,8 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let Args { consistency, cores, grow, .. } = *self;
-        Filter { levels: self.level.clone(), consistency, cores, grow }
+        let Args { consistency, cores, grow, groups, .. } = *self;
+        Filter { levels: self.level.clone(), consistency, cores, grow, groups }
     }
 
     /// The options that a replay needs, too.
@@ -130,7 +133,8 @@ impl Args {
         let mutant = self.mutant.iter().map(|name| format!(" --mutant {name}"));
         let cores = self.cores.iter().map(|cores| format!(" --cores {cores}"));
         let grow = self.grow.then(|| " --grow".to_owned());
-        levels.chain(mode).chain(cores).chain(grow).chain(mutant).collect()
+        let groups = self.groups.then(|| " --groups".to_owned());
+        levels.chain(mode).chain(cores).chain(grow).chain(groups).chain(mutant).collect()
     }
 }
 
@@ -311,7 +315,9 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
     for mutant in raid::mutant::Mutant::ALL {
         raid::mutant::choose(Some(mutant));
         let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
-        let filter = Filter { grow: args.grow || mutant.is_about_growth(), ..args.filter() };
+        let grow = args.grow || mutant.is_about_growth();
+        let groups = args.groups || mutant.is_about_groups();
+        let filter = Filter { grow, groups, ..args.filter() };
         search.run(&filter, args.jobs, maker, false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {

@@ -41,6 +41,8 @@ pub struct Shape {
     pub disk_bytes: u64,
     /// Stripes of a group once all growth has happened.
     pub most_stripes: u64,
+    /// Groups once all growth has happened.
+    pub most_groups: usize,
 }
 
 /// One thing that happens.
@@ -113,6 +115,21 @@ impl Action {
             _ => None,
         }
     }
+
+    /// The slot that it is about.
+    pub fn slot(&self) -> Option<usize> {
+        match *self {
+            Action::Kill(slot)
+            | Action::Fail(slot)
+            | Action::MediumError(slot, _)
+            | Action::Stuck(slot, _)
+            | Action::Slow(slot, _)
+            | Action::FailWrite(slot, _)
+            | Action::Return(slot)
+            | Action::Replace(slot) => Some(slot),
+            _ => None,
+        }
+    }
 }
 
 /// An action, and who does it when.
@@ -129,6 +146,15 @@ pub struct Step {
     pub action: Action,
 }
 
+/// New members come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Newcomers {
+    /// Names it in the whole run.
+    pub id: u32,
+    /// When power fails, counted from where they begin to come.
+    pub crash: Option<CrashAt>,
+}
+
 /// From power on to power off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boot {
@@ -140,6 +166,8 @@ pub struct Boot {
     pub crash: Option<CrashAt>,
     /// Whether the count to the crash begins before assembly.
     pub is_crash_early: bool,
+    /// The array gets its new groups before anything else happens, if it is whole and lacks them.
+    pub newcomers: Option<Newcomers>,
     /// What happens.
     pub steps: Vec<Step>,
     /// Whether the array is stopped in the end, if power holds.
@@ -168,6 +196,8 @@ pub struct Filter {
     pub cores: Option<usize>,
     /// Arrays grow.
     pub grow: bool,
+    /// Arrays get groups of new members.
+    pub groups: bool,
 }
 
 /// Workers that do I/O, at most.
@@ -248,6 +278,7 @@ impl Shape {
                 + geometry.group_stripes * u64::from(strip_bytes)
                 + 64 * 1024,
             most_stripes: geometry.group_stripes,
+            most_groups: geometry.groups,
         }
         .seeded(seed)
     }
@@ -293,6 +324,9 @@ impl Plan {
         if filter.grow {
             crate::growth::draw(&mut plan);
         }
+        if filter.groups {
+            crate::newcomers::draw(&mut plan);
+        }
         plan
     }
 
@@ -300,7 +334,8 @@ impl Plan {
     pub fn ids(&self) -> Vec<u32> {
         let ids = |boot: &Boot| -> Vec<u32> {
             let plugs = boot.unplugged.iter().chain(&boot.plugged).map(|(id, _)| *id);
-            plugs.chain(boot.steps.iter().map(|step| step.id)).collect()
+            let others = boot.newcomers.iter().map(|newcomers| newcomers.id);
+            plugs.chain(others).chain(boot.steps.iter().map(|step| step.id)).collect()
         };
         self.boots.iter().flat_map(ids).collect()
     }
@@ -312,6 +347,7 @@ impl Plan {
         for boot in &mut plan.boots {
             boot.unplugged.retain(|(id, _)| keep.contains(id));
             boot.plugged.retain(|(id, _)| keep.contains(id));
+            boot.newcomers = boot.newcomers.take().filter(|newcomers| keep.contains(&newcomers.id));
             boot.steps.retain(|step| keep.contains(&step.id));
         }
         plan
@@ -330,6 +366,7 @@ impl Drawer<'_> {
             plugged: Vec::new(),
             crash: self.crash(),
             is_crash_early: !is_first && self.rng.one_in(4),
+            newcomers: None,
             steps: Vec::new(),
             is_stopped: self.rng.one_in(3),
         };

@@ -3,6 +3,7 @@
 use crate::disk::SimDisk;
 use crate::plan::Shape;
 use block::Device;
+use raid::Geometry;
 use reactor::Core;
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -21,6 +22,14 @@ pub trait Subject {
 
     /// Makes a new array whose blocks read as zeroes. Disk `i` becomes slot `i`.
     fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>>;
+
+    /// Adds blank disks to a whole array that was stopped, as groups more; says what shape it has then. `own` are its
+    /// disks, and perhaps others.
+    fn add_groups<'a>(
+        &'a self,
+        own: &'a [SimDisk],
+        new: &'a [SimDisk],
+    ) -> Local<'a, Result<Geometry, String>>;
 
     /// Brings the array up from those disks, which come in any order; `None` for a disk that is not there. Some may be
     /// stale. `force` accepts that blocks are lost.
@@ -57,6 +66,9 @@ pub struct Scrubbed {
 pub trait Running {
     /// The array.
     fn device(&self) -> Arc<dyn Device>;
+
+    /// Its shape, if it can ever have another than it was made with.
+    fn geometry(&self) -> Option<Geometry>;
 
     /// For each slot whether its member is live.
     fn live(&self) -> Vec<bool>;

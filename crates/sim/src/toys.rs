@@ -63,6 +63,14 @@ impl Subject for ToySubject {
         Box::pin(async { Ok(()) })
     }
 
+    fn add_groups<'a>(
+        &'a self,
+        _: &'a [SimDisk],
+        _: &'a [SimDisk],
+    ) -> Local<'a, Result<raid::Geometry, String>> {
+        Box::pin(async { Err("a toy has one group".into()) })
+    }
+
     fn assemble<'a>(
         &'a self,
         shape: &'a Shape,
@@ -126,6 +134,10 @@ struct ToyRunning {
 impl Running for ToyRunning {
     fn device(&self) -> Arc<dyn Device> {
         self.mirror.clone()
+    }
+
+    fn geometry(&self) -> Option<raid::Geometry> {
+        None
     }
 
     fn live(&self) -> Vec<bool> {

@@ -5,6 +5,7 @@ use crate::machine::Machine;
 use crate::oracle::{Oracle, SECTOR};
 use crate::plan::Shape;
 use crate::rng::Rng;
+use raid::Geometry;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -109,6 +110,8 @@ pub struct World {
     replacements: Cell<u64>,
     /// Bytes of a disk now.
     disk_bytes: Cell<u64>,
+    /// The shape that the array had last.
+    geometry: Cell<Geometry>,
     /// Sectors that the array has at least.
     sectors: Cell<u64>,
     failure: RefCell<Option<String>>,
@@ -120,7 +123,8 @@ impl World {
     pub fn new(seed: u64, shape: &Shape, capacity: u64) -> Rc<World> {
         let machine = Machine::new();
         let mut rng = Rng::new(seed).fork(3);
-        let disks: Vec<SimDisk> = (0..shape.members())
+        let count = shape.most_groups * shape.geometry.group_members();
+        let disks: Vec<SimDisk> = (0..count)
             .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), shape.disk_bytes))
             .collect();
         Rc::new(World {
@@ -129,17 +133,18 @@ impl World {
             stats: Cell::default(),
             slots: RefCell::new(vec![SlotFate::default(); disks.len()]),
             disks: RefCell::new(disks),
-            is_beyond: RefCell::new(vec![false; shape.geometry.groups]),
-            was_impaired: RefCell::new(vec![false; shape.geometry.groups]),
+            is_beyond: RefCell::new(vec![false; shape.most_groups]),
+            was_impaired: RefCell::new(vec![false; shape.most_groups]),
             torn: RefCell::default(),
             is_unlogged: Cell::new(false),
             marked: RefCell::default(),
             fragile: RefCell::default(),
-            was_hurt: RefCell::new(vec![false; shape.geometry.groups]),
-            gives_up: RefCell::new(vec![false; shape.geometry.groups]),
+            was_hurt: RefCell::new(vec![false; shape.most_groups]),
+            gives_up: RefCell::new(vec![false; shape.most_groups]),
             writes: RefCell::default(),
             replacements: Cell::default(),
             disk_bytes: Cell::new(shape.disk_bytes),
+            geometry: Cell::new(shape.geometry),
             sectors: Cell::new(shape.geometry.capacity() / SECTOR as u64),
             failure: RefCell::default(),
             rng: RefCell::new(rng),
@@ -199,8 +204,28 @@ impl World {
         self.disk_bytes.set(self.disk_bytes.get() + bytes);
     }
 
+    /// The array says what shape it has, and how large it is. What was there before lies where it lay.
+    pub fn note_geometry(&self, geometry: Option<Geometry>, bytes: u64) {
+        let geometry = geometry.unwrap_or(self.geometry.get());
+        if geometry.groups < self.geometry.get().groups {
+            self.fail(format!("the array has {} groups, and had more", geometry.groups));
+        }
+        self.geometry.set(geometry);
+        self.note_capacity(bytes);
+    }
+
+    /// The shape that the array had last.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry.get()
+    }
+
+    /// Members of the array, without disks that are to become some.
+    pub fn members(&self) -> usize {
+        self.geometry.get().members()
+    }
+
     /// The array says how large it is. It may not have become smaller since it was asked last.
-    pub fn note_capacity(&self, bytes: u64) {
+    fn note_capacity(&self, bytes: u64) {
         let (sectors, most) = (bytes / SECTOR as u64, self.oracle.borrow().sectors());
         if sectors < self.sectors.get() || sectors > most {
             self.fail(format!(
@@ -237,7 +262,7 @@ impl World {
 
     /// Whether no member is lost.
     pub fn is_whole(&self) -> bool {
-        (0..self.shape.members()).all(|slot| !self.is_lost(slot))
+        (0..self.members()).all(|slot| !self.is_lost(slot))
     }
 
     /// Whether a group has lost more than parity covers.
@@ -362,7 +387,7 @@ impl World {
     }
 
     fn region_of_stripe(&self, stripe: u64) -> u64 {
-        let geometry = &self.shape.geometry;
+        let geometry = self.geometry.get();
         geometry.member_offset(stripe) / u64::from(geometry.strip_bytes) / self.shape.region_strips
     }
 
@@ -393,12 +418,12 @@ impl World {
 
     /// The stripe of a sector.
     pub fn stripe_of(&self, lba: u64) -> u64 {
-        self.shape.geometry.locate(lba * SECTOR as u64).stripe
+        self.geometry.get().locate(lba * SECTOR as u64).stripe
     }
 
     /// The group of a sector.
     pub fn group_of(&self, lba: u64) -> usize {
-        self.shape.geometry.group(self.stripe_of(lba))
+        self.geometry.get().group(self.stripe_of(lba))
     }
 
     /// Power went, and everything has ended.
@@ -448,9 +473,9 @@ impl World {
     fn excuse_fragile(&self, is_chosen: impl Fn(usize) -> bool) {
         let is_lost = |stripe: &u64| {
             let is_fragile = self.fragile.borrow().contains(&self.region_of_stripe(*stripe));
-            is_fragile && is_chosen(self.shape.geometry.group(*stripe))
+            is_fragile && is_chosen(self.geometry.get().group(*stripe))
         };
-        for stripe in (0..self.shape.geometry.stripes()).filter(is_lost) {
+        for stripe in (0..self.geometry.get().stripes()).filter(is_lost) {
             let sectors = self.sectors_of(stripe);
             self.oracle.borrow_mut().excuse(sectors);
         }

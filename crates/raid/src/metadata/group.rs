@@ -23,6 +23,7 @@ use super::store::Store;
 use super::superblock::{Member, Reason, Table};
 use crate::config::MAX_MEMBERS;
 use crate::geometry::MAX_ZONES;
+use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, ConfigError, Level};
 use block::Device;
 use std::sync::Arc;
@@ -167,7 +168,8 @@ async fn add_of(
     // Settled stays what members stand at: they will never have this table.
     let mut creating = Table { config, is_creating: true, ..assembly.next_table(options.now_ns) };
     creating.members.extend(candidates.iter().map(|_| Member::live(options.identities.uuid())));
-    for (slot, result) in store.commit(&new, &creating).await {
+    let newcomers = if mutant::is(Mutant::GroupInOneStep) { &[] } else { &new[..] };
+    for (slot, result) in store.commit(newcomers, &creating).await {
         result.map_err(candidates[slot - first].failed("cannot write the superblock"))?;
     }
     let created = Table { is_creating: false, ..creating.retry(options.now_ns) };
