@@ -475,7 +475,8 @@ impl World {
             let is_fragile = self.fragile.borrow().contains(&self.region_of_stripe(*stripe));
             is_fragile && is_chosen(self.geometry.get().group(*stripe))
         };
-        for stripe in (0..self.geometry.get().stripes()).filter(is_lost) {
+        let stripes = self.sectors() * SECTOR as u64 / self.shape.geometry.stripe_bytes(); // it may have grown
+        for stripe in (0..stripes).filter(is_lost) {
             let sectors = self.sectors_of(stripe);
             self.oracle.borrow_mut().excuse(sectors);
         }
