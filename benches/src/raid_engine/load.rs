@@ -1,5 +1,6 @@
 //! Requests on an array from tasks of one or several cores: how many end in a second, and how long they take.
 
+use super::array::Plan;
 use benches::memory::cpu_seconds;
 use block::{Channel, Data, Device, Flags, Op, Request, Segment};
 use reactor::{Core, CoreConfig, Cores};
@@ -25,6 +26,14 @@ pub struct Load {
 
 /// Members without latency never wait: so many requests end before others have their turn.
 const TURN: u64 = 64;
+
+/// Runs a load on a simulated core, whose time passes only while everybody waits; requests a second of that time.
+pub fn run_in_virtual_time(plan: Plan, load: Load, seconds: f64) -> f64 {
+    reactor::run_simulated(1, move |_| async move {
+        let array: Arc<dyn Device> = plan.start().await;
+        on_core(reactor::current(), array, load, 0, (seconds, false)).await
+    })
+}
 
 /// Runs a load for `seconds` after a warm-up; requests a second, or a second of the cores' own time.
 pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64, is_cpu_time: bool) -> f64 {
@@ -56,9 +65,12 @@ async fn on_core(
     let running = Running::start(&core, &device, load, index);
     let warm = Duration::from_secs_f64(seconds / 4.0);
     core.sleep(warm.as_nanos() as u64).await;
-    let (before, start, cpu_start) = (running.done(), Instant::now(), cpu_seconds());
+    let (before, start_ns, cpu_start) = (running.done(), core.now_ns(), cpu_seconds());
     core.sleep((seconds * 1e9) as u64).await;
-    let taken = if is_cpu_time { cpu_seconds() - cpu_start } else { start.elapsed().as_secs_f64() };
+    let taken = match is_cpu_time {
+        true => cpu_seconds() - cpu_start,
+        false => (core.now_ns() - start_ns) as f64 / 1e9,
+    };
     let rate = (running.done() - before) as f64 / taken;
     running.stop().await;
     rate
