@@ -36,6 +36,7 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..16000 --jobs 2
 	$(SIM) --seeds 0..3000 --grow --jobs 2
 	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
+	$(SIM) --seeds 0..3000 --streams --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600)
 	$(SIM) --seconds $(SOAK_SECONDS) --jobs 2 --keep-going

@@ -13,6 +13,7 @@ use crate::growth;
 use crate::machine::CrashAt;
 use crate::newcomers;
 use crate::plan::{Action, Boot, Newcomers, Step};
+use crate::streams;
 use crate::subject::{Refusal, Running, Scrubbed, Subject};
 use crate::world::World;
 use raid::Consistency;
@@ -427,6 +428,9 @@ async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Ste
             Action::Read { lba, count } => client.read(lba, count).await,
             Action::Write { lba, count, is_fua, change_ns } => {
                 client.write(lba, count, is_fua, change_ns).await;
+            }
+            Action::Stream { lba, count, writes, depth, is_fua } => {
+                streams::run(&client, (lba, count), (writes, depth), is_fua).await;
             }
             Action::WriteZeroes { lba, count } => client.clear(lba, count, false).await,
             Action::Discard { lba, count } => client.clear(lba, count, true).await,

@@ -22,8 +22,14 @@ impl Client {
         Client { world: world.clone(), channel, has_volatile_cache }
     }
 
-    fn is_on(&self) -> bool {
+    /// Whether there is power.
+    pub fn is_on(&self) -> bool {
         self.world.machine.is_on()
+    }
+
+    /// Sectors of the array.
+    pub fn sectors(&self) -> u64 {
+        self.world.sectors()
     }
 
     /// A request that changes data has failed while there was power: only an array beyond help may do that.

@@ -28,6 +28,7 @@ mod oracle;
 mod plan;
 mod rng;
 mod run;
+mod streams;
 mod subject;
 #[cfg(test)]
 mod toys;

@@ -48,6 +48,9 @@ struct Args {
     /// Arrays grow
     #[arg(long)]
     grow: bool,
+    /// Writes come in streams, too
+    #[arg(long)]
+    streams: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -122,8 +125,8 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let Args { consistency, cores, grow, groups, .. } = *self;
-        Filter { levels: self.level.clone(), consistency, cores, grow, groups }
+        let Args { consistency, cores, grow, groups, streams, .. } = *self;
+        Filter { levels: self.level.clone(), consistency, cores, grow, groups, streams }
     }
 
     /// The options that a replay needs, too.
@@ -134,7 +137,8 @@ impl Args {
         let cores = self.cores.iter().map(|cores| format!(" --cores {cores}"));
         let grow = self.grow.then(|| " --grow".to_owned());
         let groups = self.groups.then(|| " --groups".to_owned());
-        levels.chain(mode).chain(cores).chain(grow).chain(groups).chain(mutant).collect()
+        let streams = self.streams.then(|| " --streams".to_owned());
+        levels.chain(mode).chain(cores).chain(grow).chain(groups).chain(streams).chain(mutant).collect()
     }
 }
 

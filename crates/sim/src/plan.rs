@@ -80,6 +80,19 @@ pub enum Action {
         /// Sectors.
         count: u64,
     },
+    /// Writes sectors in sequence, from the front again where there is no room.
+    Stream {
+        /// First sector.
+        lba: u64,
+        /// Sectors of a write.
+        count: u64,
+        /// Writes.
+        writes: u64,
+        /// Writes in flight.
+        depth: u64,
+        /// With FUA.
+        is_fua: bool,
+    },
     /// Flushes.
     Flush,
     /// The disk in a slot dies.
@@ -110,6 +123,7 @@ impl Action {
         match *self {
             Action::Read { lba, count }
             | Action::Write { lba, count, .. }
+            | Action::Stream { lba, count, .. }
             | Action::WriteZeroes { lba, count }
             | Action::Discard { lba, count } => Some(lba + count),
             _ => None,
@@ -198,6 +212,8 @@ pub struct Filter {
     pub grow: bool,
     /// Arrays get groups of new members.
     pub groups: bool,
+    /// There are streams.
+    pub streams: bool,
 }
 
 /// Workers that do I/O, at most.
@@ -326,6 +342,9 @@ impl Plan {
         }
         if filter.groups {
             crate::newcomers::draw(&mut plan);
+        }
+        if filter.streams {
+            crate::streams::draw(&mut plan);
         }
         plan
     }
@@ -481,12 +500,16 @@ mod tests {
     #[test]
     fn a_seed_makes_one_plan_whose_ranges_lie_in_the_array() {
         for seed in 0..500 {
-            let plan = Plan::draw(seed, &Filter::default());
-            assert_eq!(plan.boots, Plan::draw(seed, &Filter::default()).boots);
+            let filter = Filter { streams: seed % 2 == 1, ..Filter::default() };
+            let plan = Plan::draw(seed, &filter);
+            assert_eq!(plan.boots, Plan::draw(seed, &filter).boots);
             let sectors = plan.shape.geometry.capacity() / SECTOR as u64;
             let unit = u64::from(plan.shape.block_size) / SECTOR as u64;
             for step in plan.boots.iter().flat_map(|boot| &boot.steps) {
-                if let Action::Write { lba, count, .. } | Action::Read { lba, count } = step.action {
+                if let Action::Write { lba, count, .. }
+                | Action::Stream { lba, count, .. }
+                | Action::Read { lba, count } = step.action
+                {
                     assert!(count > 0 && lba + count <= sectors && (lba | count) % unit == 0, "{step:?}");
                 }
             }
