@@ -51,11 +51,13 @@ pub enum Mutant {
     GrowWithoutZeroes,
     /// Groups are added by superblocks that members have before all new devices have theirs.
     GroupInOneStep,
+    /// Writes that were joined are acknowledged before the joint write has ended.
+    AckBeforeJointWrite,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 20] = [
+    pub const ALL: [Mutant; 21] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -76,6 +78,7 @@ impl Mutant {
         Mutant::GrowInOneStep,
         Mutant::GrowWithoutZeroes,
         Mutant::GroupInOneStep,
+        Mutant::AckBeforeJointWrite,
     ];
 
     /// Whether it can only show where arrays grow.
@@ -86,6 +89,11 @@ impl Mutant {
     /// Whether it can only show where arrays get groups of new members.
     pub fn is_about_groups(self) -> bool {
         self == Mutant::GroupInOneStep
+    }
+
+    /// Whether it can only show where writes come in streams.
+    pub fn is_about_streams(self) -> bool {
+        matches!(self, Mutant::AckBeforeJointWrite)
     }
 }
 

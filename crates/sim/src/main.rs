@@ -321,7 +321,8 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
         let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
         let grow = args.grow || mutant.is_about_growth();
         let groups = args.groups || mutant.is_about_groups();
-        let filter = Filter { grow, groups, ..args.filter() };
+        let streams = args.streams || mutant.is_about_streams();
+        let filter = Filter { grow, groups, streams, ..args.filter() };
         search.run(&filter, args.jobs, maker, false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {

@@ -6,7 +6,7 @@ use super::patience::{self, Place};
 use super::shared::Shared;
 use crate::config::Consistency;
 use crate::metadata::region_map::NEED_SYNC;
-use crate::stripe::rect::{Rect, runs};
+use crate::stripe::rect::{Rect, Run, runs};
 use arrayvec::ArrayVec;
 use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
 use std::cell::Cell;
@@ -23,8 +23,8 @@ const READS_PER_SAMPLE: u32 = 64;
 
 /// An array as one core sees it.
 pub(crate) struct ArrayChannel {
-    owner: Rc<Owner>,
-    shared: Arc<Shared>,
+    pub(super) owner: Rc<Owner>,
+    pub(super) shared: Arc<Shared>,
     /// Reads while somebody wanted to know what they take.
     reads: Cell<u32>,
 }
@@ -174,39 +174,28 @@ impl ArrayChannel {
 
     async fn write(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let geometry = &self.shared.config.geometry;
-        let mut runs = runs(geometry, offset, req.len);
-        let source = if req.op == Op::Write { Source::Data(req.data) } else { Source::Zeroes };
-        let first = runs.next().expect("a request is not empty");
-        let rects = first.rects(geometry);
-        if rects.len() == 1 && first.len == req.len {
-            return self.write_rect(rects[0], source, req.flags).await;
+        if req.op == Op::Write
+            && let Some(stream) = self.stream_of(offset, req.len)
+        {
+            return Box::pin(self.write_in_stream(req, offset, stream)).await;
         }
-        let mut rects = std::iter::once(first).chain(runs).flat_map(|run| run.rects(geometry));
-        let mut running: Vec<Pin<Box<dyn Future<Output = IoResult> + '_>>> = Vec::new();
-        let mut result = Ok(());
-        std::future::poll_fn(|cx| {
-            loop {
-                while running.len() < STRIPES_AT_ONCE
-                    && let Some(rect) = rects.next()
-                {
-                    running.push(Box::pin(self.write_rect(rect, source, req.flags)));
-                }
-                let before = running.len();
-                running.retain_mut(|future| match future.as_mut().poll(cx) {
-                    Poll::Ready(end) => {
-                        result = result.and(end);
-                        false
-                    }
-                    Poll::Pending => true,
-                });
-                match (running.is_empty(), running.len() == before) {
-                    (true, true) => return Poll::Ready(result),
-                    (_, true) => return Poll::Pending,
-                    _ => {}
-                }
-            }
-        })
-        .await
+        let source = if req.op == Op::Write { Source::Data(req.data) } else { Source::Zeroes };
+        let mut runs = runs(geometry, offset, req.len);
+        let first = runs.next().expect("a request is not empty");
+        if first.len == req.len {
+            return self.write_run(first, source, req.flags).await;
+        }
+        let rects = std::iter::once(first).chain(runs).flat_map(|run| run.rects(geometry));
+        all(rects.map(|rect| self.write_rect(rect, source, req.flags))).await
+    }
+
+    /// Writes a part of a stripe.
+    pub(super) async fn write_run(&self, run: Run, source: Source<'_>, flags: Flags) -> IoResult {
+        let rects = run.rects(&self.shared.config.geometry);
+        match rects[..] {
+            [rect] => self.write_rect(rect, source, flags).await,
+            _ => all(rects.into_iter().map(|rect| self.write_rect(rect, source, flags))).await,
+        }
     }
 
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
@@ -273,4 +262,33 @@ impl Channel for ArrayChannel {
             _ => IoFuture::new(self.write(req, offset)),
         }
     }
+}
+
+/// Runs the writes of a request, some at a time, to their ends, however the others end; one that failed is the result.
+pub(super) async fn all<F: Future<Output = IoResult>>(mut writes: impl Iterator<Item = F>) -> IoResult {
+    let mut running: Vec<Pin<Box<F>>> = Vec::new();
+    let mut result = Ok(());
+    std::future::poll_fn(|cx| {
+        loop {
+            while running.len() < STRIPES_AT_ONCE
+                && let Some(write) = writes.next()
+            {
+                running.push(Box::pin(write));
+            }
+            let before = running.len();
+            running.retain_mut(|write| match write.as_mut().poll(cx) {
+                Poll::Ready(end) => {
+                    result = result.and(end);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            match (running.is_empty(), running.len() == before) {
+                (true, true) => return Poll::Ready(result),
+                (_, true) => return Poll::Pending,
+                _ => {}
+            }
+        }
+    })
+    .await
 }

@@ -16,6 +16,7 @@ mod batch;
 mod channel;
 mod fill;
 mod gate;
+mod gather;
 mod grow;
 mod home;
 mod latency;

@@ -2,6 +2,7 @@
 
 use super::batch::Batch;
 use super::gate::Gate;
+use super::gather::Gather;
 use super::home::Home;
 use super::members::{MemberChannel, MemberChannels, Which};
 use super::patience::Waiting;
@@ -47,6 +48,8 @@ pub(crate) struct Owner {
     pub channels: MemberChannels,
     pub locks: RowLocks,
     pub gate: Gate,
+    /// Writes that came in here and follow each other, for whatever stripes.
+    pub gather: Gather,
     /// Reads that members owe answers to.
     pub waiting: Waiting,
     pub log: Log,
@@ -182,6 +185,7 @@ impl Owner {
             owners: RefCell::default(),
             locks: RowLocks::default(),
             gate: Gate::default(),
+            gather: Gather::default(),
             waiting: Waiting::new(geometry.members()),
             pool,
             memory: Permits::new(memory_bytes),

@@ -164,6 +164,8 @@ pub struct Counters {
     pub late_reads: AtomicU64,
     /// Late reads that the other members answered first.
     pub raced_reads: AtomicU64,
+    /// Parts of requests that were written together with others of the same stripe.
+    pub joined_writes: AtomicU64,
 }
 
 impl Shared {

@@ -49,7 +49,12 @@ pub(super) async fn start(config: &ArrayConfig, absent: &[usize]) -> (Arc<Array>
     (restart(config, &faults, absent, true).await, faults)
 }
 
-async fn restart(config: &ArrayConfig, faults: &Faults, absent: &[usize], is_new: bool) -> Arc<Array> {
+pub(super) async fn restart(
+    config: &ArrayConfig,
+    faults: &Faults,
+    absent: &[usize],
+    is_new: bool,
+) -> Arc<Array> {
     let store = Store::new(faults.len());
     let layout = Layout::new(MEMBER_BYTES, config).unwrap();
     if is_new {

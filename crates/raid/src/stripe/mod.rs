@@ -3,3 +3,4 @@
 pub mod plan;
 pub mod rect;
 pub mod rows;
+pub mod streams;
