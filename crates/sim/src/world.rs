@@ -356,7 +356,8 @@ impl World {
             self.count(|stats| stats.failed_writes += u64::from(disk.has_failed_write()));
             disk.forgive();
             // A keeper goes on with what was being filled.
-            if disk.has_medium_errors() || self.shape.has_keeper && !live[slot] {
+            let is_filled = self.shape.has_keeper && live.get(slot) == Some(&false);
+            if disk.has_medium_errors() || is_filled {
                 self.note_giving_up(slot);
             }
         }
