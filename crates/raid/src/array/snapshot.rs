@@ -11,11 +11,9 @@ use crate::{Geometry, Matrix};
 use arrayvec::ArrayVec;
 use block::Data;
 
-/// Bytes of all strips that are worked on at a time: half of the nearest cache.
-const BLOCK_BYTES: usize = 16 << 10;
-/// Bytes of one strip at a time, at least and at most.
-const LEAST_BYTES: usize = 512;
-const MOST_BYTES: usize = 4096;
+/// Bytes of each strip that are worked on at a time: few enough for the nearest caches, and enough of each that a wide
+/// stripe is not read in crumbs, which is slow where the caller's data is in no cache.
+const BLOCK_BYTES: usize = 4096;
 
 /// Checksums of data strips, in their order.
 pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
@@ -71,7 +69,7 @@ impl Owner {
         let len = rect.len as usize;
         // Without checksums there is nothing to save by blocks, and long copies are the fastest.
         let block = match is_summed {
-            true => (BLOCK_BYTES / geometry.data).clamp(LEAST_BYTES, MOST_BYTES) / LEAST_BYTES * LEAST_BYTES,
+            true => BLOCK_BYTES,
             false => len,
         };
         for start in (0..len).step_by(block) {
