@@ -38,8 +38,12 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
 	$(SIM) --seeds 0..3000 --streams --jobs 2
 
-soak: ## Simulated crashes for SOAK_SECONDS (3600)
-	$(SIM) --seconds $(SOAK_SECONDS) --jobs 2 --keep-going
+soak: ## Simulated crashes for SOAK_SECONDS (3600): as they are, with growth, with streams, with both
+	status=0; \
+	for options in "" "--grow --groups" "--streams" "--grow --groups --streams"; do \
+	    $(SIM) --seconds $$(($(SOAK_SECONDS) / 4)) --jobs 2 --keep-going $$options || status=1; \
+	done; \
+	exit $$status
 
 mutants: ## Every broken variant of the engine must be caught by the simulator
 	$(SIM) --mutants --jobs 2
