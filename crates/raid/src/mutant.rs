@@ -53,11 +53,17 @@ pub enum Mutant {
     GroupInOneStep,
     /// Writes that were joined are acknowledged before the joint write has ended.
     AckBeforeJointWrite,
+    /// The next window of a change of shape is moved before superblocks say that the last one was.
+    CursorNotAwaited,
+    /// Requests go to bytes that are being moved.
+    CrossFreely,
+    /// What a crash has left in the old shape's log is replayed where bytes have the new shape.
+    OldLogReplayed,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 21] = [
+    pub const ALL: [Mutant; 24] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -79,6 +85,9 @@ impl Mutant {
         Mutant::GrowWithoutZeroes,
         Mutant::GroupInOneStep,
         Mutant::AckBeforeJointWrite,
+        Mutant::CursorNotAwaited,
+        Mutant::CrossFreely,
+        Mutant::OldLogReplayed,
     ];
 
     /// Whether it can only show where arrays grow.
@@ -89,6 +98,11 @@ impl Mutant {
     /// Whether it can only show where arrays get groups of new members.
     pub fn is_about_groups(self) -> bool {
         self == Mutant::GroupInOneStep
+    }
+
+    /// Whether it can only show where arrays change their shape.
+    pub fn is_about_shapes(self) -> bool {
+        matches!(self, Mutant::CursorNotAwaited | Mutant::CrossFreely | Mutant::OldLogReplayed)
     }
 
     /// Whether it can only show where writes come in streams.

@@ -71,6 +71,7 @@ const fn job_name(kind: Kind) -> &'static str {
         Kind::PartialResync => "partial resync",
         Kind::Replace => "replacement",
         Kind::Resync => "resync",
+        Kind::Reshape => "restripe",
         Kind::Check => "scrub",
         Kind::Repair => "scrub with repair",
     }

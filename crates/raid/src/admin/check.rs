@@ -149,7 +149,7 @@ pub async fn pending(selection: &Selection) -> Result<(Vec<PendingWrite>, Report
         MemberState::Missing { .. } => false,
     };
     let nonce = Nonce(table.nonce);
-    let recovery = Recovery { config, nonce, members: &members, is_live: &is_live };
+    let recovery = Recovery { config, nonce, members: &members, is_live: &is_live, first_stripe: 0 };
     let array = config.name.clone();
     log::list(&recovery).await.map_err(|error| CheckError::Log { array, error })
 }

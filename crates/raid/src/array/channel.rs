@@ -1,5 +1,6 @@
 //! An array as one core sees it: healthy reads go straight to a member, everything else to the stripe's owner.
 
+use super::crossing::Shape;
 use super::members::{MemberChannel, Which};
 use super::owner::{Caller, Owner, Source};
 use super::patience::{self, Place};
@@ -25,13 +26,21 @@ const READS_PER_SAMPLE: u32 = 64;
 pub(crate) struct ArrayChannel {
     pub(super) owner: Rc<Owner>,
     pub(super) shared: Arc<Shared>,
+    /// The shape that the array changes from.
+    old: Option<Box<ArrayChannel>>,
     /// Reads while somebody wanted to know what they take.
     reads: Cell<u32>,
 }
 
 impl ArrayChannel {
     pub fn new(owner: Rc<Owner>) -> ArrayChannel {
-        ArrayChannel { shared: owner.shared.clone(), owner, reads: Cell::new(0) }
+        let old = owner.old.clone().map(|old| Box::new(ArrayChannel::new(old)));
+        ArrayChannel { shared: owner.shared.clone(), owner, old, reads: Cell::new(0) }
+    }
+
+    /// The shape that the array changes from.
+    pub(super) fn old(&self) -> Option<&ArrayChannel> {
+        self.old.as_deref()
     }
 
     /// Where a plain request to one data strip goes, and through which channel; `None` when it is not that simple.
@@ -250,6 +259,38 @@ impl Channel for ArrayChannel {
         if req.len == 0 {
             return IoFuture::ready(Ok(()));
         }
+        match &self.old {
+            Some(old) => IoFuture::new(self.across(old, req, offset)),
+            None => self.in_shape(req, offset),
+        }
+    }
+}
+
+impl ArrayChannel {
+    /// A request of an array that changes its shape: each part as its bytes lie, once they are not being moved.
+    async fn across(&self, old: &ArrayChannel, req: &Request<'_>, offset: u64) -> IoResult {
+        let Some(crossing) = self.shared.crossing.as_ref().filter(|crossing| crossing.is_on()) else {
+            return self.in_shape(req, offset).await;
+        };
+        let mut at = 0;
+        while at < req.len {
+            let front = &self.owner.front;
+            let rest = (offset + at, req.len - at);
+            let entered = front.enter(crossing, rest, || self.shared.is_frozen()).await;
+            let (shape, len, _inside) = entered.ok_or(IoError::Medium)?;
+            let part = req.part(at, len);
+            match shape {
+                Shape::New => self.in_shape(&part, offset + at).await?,
+                Shape::Old => old.in_shape(&part, offset + at).await?,
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// A request to bytes that have this shape.
+    #[inline]
+    pub(super) fn in_shape<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let geometry = &self.shared.config.geometry;
         if req.op == Op::Read || geometry.parity == 0 {
             let strip_bytes = u64::from(geometry.strip_bytes);

@@ -268,7 +268,7 @@ impl Owner {
             .await?;
         let lost = strips.data_mask() & !strips.readable;
         if lost != 0 {
-            self.note_bad(BadRange { stripe, strips: lost, offset, len }).await?;
+            self.note_bad(self.shared.bad_range(stripe, lost, offset, len)).await?;
             tracing::error!(
                 array = self.shared.config.name,
                 stripe,
@@ -301,7 +301,8 @@ impl Owner {
         Ok(())
     }
 
-    async fn note_bad(&self, range: BadRange) -> IoResult {
+    /// Blocks are bad from now on, durably.
+    pub(super) async fn note_bad(&self, range: BadRange) -> IoResult {
         loop {
             match self.shared.bad.add(range, self).await {
                 Ok(()) => return Ok(()),

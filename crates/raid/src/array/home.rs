@@ -181,7 +181,7 @@ impl Home {
     }
 
     /// Commits a table with a change while no stripe operation runs, with a new log; then runs `apply`.
-    async fn quietly(
+    pub(super) async fn quietly(
         &self,
         prepare: impl AsyncFnOnce() -> IoResult,
         change: impl Fn(&mut Table),
@@ -202,7 +202,7 @@ impl Home {
             // Before it owns anything: its log was made before the nonce that is in force now.
             let is_new = |core: &CoreRef| !cores.iter().any(|old| old.is_same(core));
             let reset = move |owner: Rc<Owner>| -> LocalFuture<()> {
-                Box::pin(async move { owner.log.reset(nonce, epoch).await })
+                Box::pin(async move { owner.reset_logs(nonce, epoch).await })
             };
             if let Some(core) = newcomer.filter(is_new) {
                 self.each_owner(&[core], reset).await;
@@ -210,7 +210,7 @@ impl Home {
             self.each_owner(&cores, reset).await;
             apply();
         }
-        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.open() })).await;
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.open_gates() })).await;
         result
     }
 
@@ -334,7 +334,7 @@ impl Home {
         let _quiet = Turn::take(&self.quiet).await;
         let cores = self.close_gates().await;
         // What was given up and is still on its way would be cut off with its core.
-        self.each_owner(&cores, |owner| Box::pin(async move { owner.wait_for_late().await })).await;
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.wait_for_all_late().await })).await;
         if self.shared.is_read_only {
             return Ok(());
         }
@@ -354,7 +354,7 @@ impl Home {
     /// Lets no operation in any more, and waits for those under way; the owners.
     async fn close_gates(&self) -> Arc<Vec<CoreRef>> {
         let cores = self.shared.owner_cores();
-        self.each_owner(&cores, |owner| Box::pin(async move { owner.gate.close().await })).await;
+        self.each_owner(&cores, |owner| Box::pin(async move { owner.close_gates().await })).await;
         cores
     }
 

@@ -59,9 +59,25 @@ struct Slot {
 /// The members of a running array as all cores share them.
 pub struct Members {
     config: Arc<ArrayConfig>,
-    slots: Vec<Slot>,
+    slots: Arc<[Slot]>,
     /// Moves whenever a device comes or goes.
-    generation: AtomicU64,
+    generation: Arc<AtomicU64>,
+    shift: Shift,
+}
+
+/// By how much things of an array's old shape lie behind those of its new one on every member, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shift {
+    pub log: u64,
+    pub data: u64,
+}
+
+impl Shift {
+    /// Where things of the old shape lie.
+    pub fn apply(self, layout: Layout) -> Layout {
+        let (log_offset, data_offset) = (layout.log_offset + self.log, layout.data_offset + self.data);
+        Layout { log_offset, data_offset, ..layout }
+    }
 }
 
 impl Members {
@@ -72,7 +88,24 @@ impl Members {
             let state = if device.is_some() { SlotState::Live } else { SlotState::Out };
             Slot { state: AtomicU8::new(state as u8), devices: Mutex::new([device, None]), ..Slot::default() }
         };
-        Members { config, slots: devices.into_iter().map(slot).collect(), generation: AtomicU64::new(1) }
+        let slots = devices.into_iter().map(slot).collect();
+        Members { config, slots, generation: Arc::new(AtomicU64::new(1)), shift: Shift::default() }
+    }
+
+    /// The same members as those of another shape, `config`, which uses the first of them.
+    pub(crate) fn of_shape(&self, config: Arc<ArrayConfig>, shift: Shift) -> Members {
+        assert!(config.geometry.members() <= self.slots.len(), "an old shape has no members of its own");
+        Members { config, slots: self.slots.clone(), generation: self.generation.clone(), shift }
+    }
+
+    /// Where things of this shape lie.
+    pub(crate) fn shift(&self) -> Shift {
+        self.shift
+    }
+
+    /// How many slots there are: all that metadata is written to, whatever the shape uses of them.
+    pub fn count(&self) -> usize {
+        self.slots.len()
     }
 
     /// The array's shape.
@@ -231,9 +264,10 @@ impl Members {
         live
     }
 
-    /// A slot's device, and the incoming one.
+    /// A slot's device, and the incoming one, with the places where things of this shape lie.
     pub fn attached(&self, slot: usize) -> [Option<Attached>; 2] {
-        self.devices(slot).clone()
+        let place = |attached: Attached| Attached { layout: self.shift.apply(attached.layout), ..attached };
+        self.devices(slot).clone().map(|attached| attached.map(place))
     }
 
     /// Calls `work` with every device that takes requests.

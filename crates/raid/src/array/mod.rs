@@ -14,6 +14,7 @@
 
 mod batch;
 mod channel;
+mod crossing;
 mod fill;
 mod gate;
 mod gather;
@@ -25,6 +26,7 @@ mod owner;
 mod patience;
 mod registry;
 mod remote;
+mod reshape;
 mod scrub;
 mod shared;
 mod snapshot;
@@ -38,6 +40,7 @@ pub use fill::{Before, Filled};
 pub use grow::{GrowError, Growth};
 pub use latency::{Counts, Samples};
 pub use patience::{Patience, Soft};
+pub use reshape::Moved;
 pub use scrub::ScrubResult;
 pub use shared::Counters;
 pub use start::{Start, StartError, StartMember};
@@ -58,6 +61,8 @@ use std::sync::Arc;
 pub struct Array {
     name: String,
     shared: Arc<Shared>,
+    /// The shape that it changes from.
+    old: Option<Arc<Shared>>,
 }
 
 /// A slot of a running array.
@@ -136,9 +141,11 @@ impl Array {
     /// copied. The device's superblock is written; it counts as a member once it is full. On a core.
     ///
     /// # Errors
-    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already.
+    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already, or the array changes
+    /// its shape.
     pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached) -> IoResult {
-        if slot >= self.shared.config.geometry.members() || self.shared.members.is_filling(slot) {
+        let members = &self.shared.members;
+        if slot >= members.count() || members.is_filling(slot) || self.is_reshaping() {
             return Err(IoError::Invalid);
         }
         self.owner();
@@ -164,7 +171,12 @@ impl Array {
         if let Some(owner) = registry::find(self.shared.id) {
             return owner;
         }
-        let owner = Rc::new(Owner::new(self.shared.clone()));
+        let old = self.old.as_ref().map(|old| Rc::new(Owner::new(old.clone(), None)));
+        if let (Some(old), Some(crossing)) = (&old, &self.shared.crossing) {
+            registry::add(old.shared.id, old.clone());
+            crossing.add_front(old.core.remote());
+        }
+        let owner = Rc::new(Owner::new(self.shared.clone(), old));
         registry::add(self.shared.id, owner.clone());
         let core = owner.core.remote();
         if self.shared.claim_home(&core) {
@@ -228,11 +240,12 @@ impl Device for Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        let id = self.shared.id;
-        registry::remove(id);
-        for core in self.shared.owner_cores().iter() {
-            // A core that has ended has forgotten it already.
-            let _ = core.try_run(Box::new(move |_| registry::remove(id)));
+        for id in std::iter::once(&self.shared).chain(&self.old).map(|shared| shared.id) {
+            registry::remove(id);
+            for core in self.shared.owner_cores().iter() {
+                // A core that has ended has forgotten it already.
+                let _ = core.try_run(Box::new(move |_| registry::remove(id)));
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One core's part of an array: the stripes that it owns, and what it needs to work on them.
 
 use super::batch::Batch;
+use super::crossing::Front;
 use super::gate::Gate;
 use super::gather::Gather;
 use super::home::Home;
@@ -11,8 +12,8 @@ use super::remote::{self, LocalFuture};
 use super::shared::Shared;
 use super::snapshot::Checksums;
 use crate::config::{Consistency, MAX_PARITY};
-use crate::log::Log;
-use crate::metadata::{BadBlocksError, BadRange, MemberFailures, Target, Targets};
+use crate::log::{Log, Nonce};
+use crate::metadata::{BadBlocksError, MemberFailures, Target, Targets};
 use crate::mutant::{self, Mutant};
 use crate::parity::Decoder;
 use crate::stripe::rect::Rect;
@@ -55,6 +56,10 @@ pub(crate) struct Owner {
     pub log: Log,
     /// What commits metadata, on the home core.
     pub home: RefCell<Option<Rc<Home>>>,
+    /// This core's part of the shape that the array changes from.
+    pub old: Option<Rc<Owner>>,
+    /// Where requests sign in while there are two shapes.
+    pub front: Front,
     /// The owners as this core last saw them, and their generation.
     owners: RefCell<(u64, Arc<Vec<CoreRef>>)>,
     pool: BufferPool,
@@ -170,10 +175,11 @@ pub(crate) fn read_failure(error: IoError) -> ReadFailure {
 }
 
 impl Owner {
-    pub fn new(shared: Arc<Shared>) -> Owner {
+    /// With `old`, this core's part of the shape that the array changes from.
+    pub fn new(shared: Arc<Shared>, old: Option<Rc<Owner>>) -> Owner {
         let core = reactor::current();
         let members = shared.members.clone();
-        let geometry = *members.geometry();
+        let (geometry, members_count) = (*members.geometry(), members.count());
         let everything = 2 * geometry.group_members() * buffer_bytes(geometry.strip_bytes as usize);
         let memory_bytes = MEMORY_BYTES.max(2 * everything);
         let pool = BufferPool::new(2 * memory_bytes);
@@ -182,11 +188,13 @@ impl Owner {
             log: Log::new(shared.config.clone(), shared.log_identity().0, shared.log_identity().1),
             channels: MemberChannels::new(members),
             home: RefCell::default(),
+            old,
+            front: Front::default(),
             owners: RefCell::default(),
             locks: RowLocks::default(),
             gate: Gate::default(),
             gather: Gather::default(),
-            waiting: Waiting::new(geometry.members()),
+            waiting: Waiting::new(members_count),
             pool,
             memory: Permits::new(memory_bytes),
             memory_bytes,
@@ -195,6 +203,36 @@ impl Owner {
             shared,
             here: core.remote(),
             core,
+        }
+    }
+
+    /// Lets no stripe operation in any more, and waits for those under way, in both shapes.
+    pub async fn close_gates(&self) {
+        self.gate.close().await;
+        if let Some(old) = &self.old {
+            old.gate.close().await;
+        }
+    }
+
+    /// Undoes one [`Owner::close_gates`].
+    pub fn open_gates(&self) {
+        self.gate.open();
+        self.old.iter().for_each(|old| old.gate.open());
+    }
+
+    /// Starts the logs over. Behind closed gates.
+    pub async fn reset_logs(&self, nonce: Nonce, epoch: u64) {
+        self.log.reset(nonce, epoch).await;
+        if let Some(old) = &self.old {
+            old.log.reset(nonce, epoch).await;
+        }
+    }
+
+    /// Waits for what was given up and is still on its way, in both shapes.
+    pub async fn wait_for_all_late(&self) {
+        self.wait_for_late().await;
+        if let Some(old) = &self.old {
+            old.wait_for_late().await;
         }
     }
 
@@ -311,7 +349,7 @@ impl Owner {
     /// Makes the region map say at least `needed` about a stripe, durably.
     #[inline]
     pub async fn set_region(&self, stripe: u64, needed: u8) -> IoResult {
-        let region = self.shared.config.region_of(stripe);
+        let region = self.shared.region_of(stripe);
         if self.shared.regions.has(region, needed) || mutant::is(Mutant::RegionMapNotAwaited) {
             return Ok(());
         }
@@ -335,7 +373,7 @@ impl Owner {
     }
 
     async fn commit_good(&self, rect: &Rect) -> IoResult {
-        let range = BadRange { stripe: rect.stripe, strips: rect.mask(), offset: rect.offset, len: rect.len };
+        let range = self.shared.bad_range(rect.stripe, rect.mask(), rect.offset, rect.len);
         loop {
             match self.shared.bad.remove(range, self).await {
                 Ok(()) => return Ok(()),
@@ -374,7 +412,7 @@ impl Targets for Owner {
             let MemberChannel { channel, layout } = self.channels.get(slot, which)?;
             Some(Target { slot, channel, layout })
         };
-        (0..members.geometry().members()).filter_map(target).collect()
+        (0..members.count()).filter_map(target).collect()
     }
 }
 

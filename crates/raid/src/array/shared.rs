@@ -1,5 +1,6 @@
 //! What all cores of a running array share.
 
+use super::crossing::Crossing;
 use super::home::Home;
 use super::latency::Samples;
 use super::members::{Members, SlotState, Which};
@@ -10,14 +11,16 @@ use crate::log::Nonce;
 use crate::metadata::region_map::OPEN;
 use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap, Store, Table};
 use crate::{ArrayConfig, Code, Consistency};
+use arrayvec::ArrayVec;
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What all cores of a running array share.
+/// What all cores of a running array share of one of its shapes: it has two while it changes from one to the other.
 pub(crate) struct Shared {
     /// Its number in this process.
     pub id: u64,
@@ -26,19 +29,32 @@ pub(crate) struct Shared {
     pub configs: Configs,
     pub code: Code,
     pub members: Arc<Members>,
+    common: Arc<Common>,
+    /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
+    entry_limits: Vec<u32>,
+    /// What a member's data is shifted by, for the region map.
+    shift: u64,
+    /// Added to stripes in the list of bad blocks.
+    bad_base: u64,
+}
+
+/// What all cores of a running array share, whatever shape a stripe has.
+pub(crate) struct Common {
+    /// The number of its shape, of the new one while there are two.
+    pub lead: u64,
     pub limits: Arc<SharedLimits>,
     /// Whether nothing may be written to any member.
     pub is_read_only: bool,
     pub regions: RegionMap,
     pub bad: BadBlocks,
     pub store: Store,
+    /// The change of shape that is under way.
+    pub crossing: Option<Crossing>,
     /// The table as it was committed last.
     committed: Mutex<Table>,
     pub counters: Counters,
     pub samples: Samples,
     pub patience: SharedPatience,
-    /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
-    entry_limits: Vec<u32>,
     is_frozen: AtomicBool,
     /// What the committed table says; see [`Table::is_logging`].
     is_logging: AtomicBool,
@@ -47,6 +63,14 @@ pub(crate) struct Shared {
     owners_generation: AtomicU64,
     log_identity: Mutex<(Nonce, u64)>,
     clock: Clock,
+}
+
+impl std::ops::Deref for Shared {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
 }
 
 /// The configuration of an array that grows, newest last. None goes away before the array does, so that they can be
@@ -143,6 +167,16 @@ impl Drop for RegionWrite<'_> {
     }
 }
 
+/// Slots of which so many must be live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlotSet {
+    pub slots: Range<usize>,
+    pub needed: usize,
+}
+
+/// Stripes of a shape that is changed from this one on, in the list of bad blocks.
+pub(crate) const OLD_STRIPES: u64 = 1 << 62;
+
 /// Which cores own stripes.
 #[derive(Default)]
 struct Owners {
@@ -168,42 +202,28 @@ pub struct Counters {
     pub joined_writes: AtomicU64,
 }
 
-impl Shared {
+impl Common {
     pub fn new(
-        config: Arc<ArrayConfig>,
-        members: Arc<Members>,
         limits: Arc<SharedLimits>,
-        regions: RegionMap,
-        bad: BadBlocks,
+        (regions, bad): (RegionMap, BadBlocks),
         (store, table): (Store, Table),
         clock: Clock,
-    ) -> Shared {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let geometry = &config.geometry;
-        let limit =
-            |strips| crate::log::max_len(&config, strips).clamp(config.block_size, geometry.strip_bytes);
-        let entry_limits = match geometry.data > 1 && geometry.parity > 0 {
-            true => (0..=geometry.data).map(limit).collect(),
-            false => vec![geometry.strip_bytes; geometry.data + 1],
-        };
-        Shared {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            code: config.code(),
-            configs: Configs::new(config.clone()),
-            config,
-            members,
+        crossing: Option<Crossing>,
+    ) -> Common {
+        Common {
+            lead: next_id(),
             is_read_only: limits.get().read_only,
             limits,
             regions,
             bad,
             store,
+            crossing,
             log_identity: Mutex::new((Nonce(table.nonce), table.epoch)),
             is_logging: AtomicBool::new(table.is_logging),
             committed: Mutex::new(table),
             counters: Counters::default(),
             samples: Samples::default(),
             patience: SharedPatience::default(),
-            entry_limits,
             is_frozen: AtomicBool::new(false),
             owners: Mutex::default(),
             owners_generation: AtomicU64::new(0),
@@ -238,6 +258,110 @@ impl Shared {
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = table;
     }
 
+    /// Whether writes go through the log, and recovery will look there.
+    pub fn is_logging(&self) -> bool {
+        self.is_logging.load(Ordering::SeqCst)
+    }
+
+    pub fn count_read_error(&self) {
+        self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn count_repair(&self) {
+        self.counters.repairs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn is_frozen(&self) -> bool {
+        self.is_frozen.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn check_frozen(&self) -> IoResult {
+        if self.is_frozen() { Err(IoError::Medium) } else { Ok(()) }
+    }
+
+    /// The home core.
+    pub fn home(&self) -> Option<CoreRef> {
+        self.lock_owners().home.clone()
+    }
+
+    /// Makes `core` the home when there is none, or it has ended; whether it has become that now.
+    pub fn claim_home(&self, core: &CoreRef) -> bool {
+        let mut owners = self.lock_owners();
+        if owners.home.as_ref().is_some_and(|home| !home.is_stopped()) {
+            return false;
+        }
+        owners.home = Some(core.clone());
+        if owners.cores.is_empty() {
+            owners.cores = Arc::new(vec![core.clone()]);
+            self.owners_generation.fetch_add(1, Ordering::Release);
+        }
+        true
+    }
+
+    /// The cores that own stripes.
+    pub fn owner_cores(&self) -> Arc<Vec<CoreRef>> {
+        self.lock_owners().cores.clone()
+    }
+
+    /// Changes who owns stripes. No stripe operation runs meanwhile.
+    pub fn set_owner_cores(&self, cores: Vec<CoreRef>) {
+        self.lock_owners().cores = Arc::new(cores);
+        self.owners_generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Moves whenever [`Common::owner_cores`] changes.
+    #[inline]
+    pub fn owners_generation(&self) -> u64 {
+        self.owners_generation.load(Ordering::Acquire)
+    }
+
+    fn lock_owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A number that no other array of this process has.
+fn next_id() -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Shared {
+    /// The shape that the array has, or changes to.
+    pub fn new(config: Arc<ArrayConfig>, members: Arc<Members>, common: Arc<Common>) -> Shared {
+        Shared::of_shape(common.lead, config, members, common)
+    }
+
+    /// The shape that an array changes from.
+    pub fn old(config: Arc<ArrayConfig>, members: Members, common: Arc<Common>) -> Shared {
+        let (shift, bad_base) = (members.shift().data, OLD_STRIPES);
+        let shared = Shared::of_shape(next_id(), config, Arc::new(members), common);
+        Shared { shift, bad_base, ..shared }
+    }
+
+    fn of_shape(id: u64, config: Arc<ArrayConfig>, members: Arc<Members>, common: Arc<Common>) -> Shared {
+        let geometry = &config.geometry;
+        let limit =
+            |strips| crate::log::max_len(&config, strips).clamp(config.block_size, geometry.strip_bytes);
+        let entry_limits = match geometry.data > 1 && geometry.parity > 0 {
+            true => (0..=geometry.data).map(limit).collect(),
+            false => vec![geometry.strip_bytes; geometry.data + 1],
+        };
+        Shared {
+            id,
+            code: config.code(),
+            configs: Configs::new(config.clone()),
+            config,
+            members,
+            common,
+            entry_limits,
+            shift: 0,
+            bad_base: 0,
+        }
+    }
+
     /// Bytes of a strip that one write of `count` strips may cover.
     pub fn entry_limit(&self, count: usize) -> u32 {
         self.entry_limits[count]
@@ -249,15 +373,22 @@ impl Shared {
         self.members.group_slots(stripe).all(|slot| self.members.is_live(slot))
     }
 
+    /// The region of a stripe.
+    #[inline]
+    pub fn region_of(&self, stripe: u64) -> u64 {
+        (self.config.geometry.member_offset(stripe) + self.shift) / self.config.region_bytes
+    }
+
+    /// A part of a stripe as the list of bad blocks calls it.
+    #[inline]
+    pub fn bad_range(&self, stripe: u64, strips: u64, offset: u32, len: u32) -> BadRange {
+        BadRange { stripe: stripe + self.bad_base, strips, offset, len }
+    }
+
     /// The region map's byte for a stripe.
     #[inline]
     pub fn region(&self, stripe: u64) -> u8 {
-        self.regions.get(self.config.region_of(stripe))
-    }
-
-    /// Whether writes go through the log, and recovery will look there.
-    pub fn is_logging(&self) -> bool {
-        self.is_logging.load(Ordering::SeqCst)
+        self.regions.get(self.region_of(stripe))
     }
 
     /// A write into a stripe begins. Its region's mark, if it needs one, is not taken away before it has ended.
@@ -268,7 +399,7 @@ impl Shared {
             Consistency::None => write(None, false),
             Consistency::Ppl => write(None, true),
             Consistency::Bitmap => {
-                let region = self.config.region_of(stripe);
+                let region = self.region_of(stripe);
                 // In this order: who waits for unlogged writes to end after logging has begun sees this one.
                 self.regions.begin(region);
                 let is_logged = self.config.geometry.data > 1 && self.is_logging();
@@ -290,23 +421,14 @@ impl Shared {
     #[inline]
     pub fn has_bad(&self, stripe: u64) -> bool {
         let strips = u64::MAX;
-        !self.bad.is_empty()
-            && self.bad.strips_in(&BadRange { stripe, strips, offset: 0, len: u32::MAX }) != 0
+        !self.bad.is_empty() && self.bad.strips_in(&self.bad_range(stripe, strips, 0, u32::MAX)) != 0
     }
 
     /// Refuses a read of blocks that nothing can bring back.
     pub fn check_bad(&self, stripe: u64, strip: usize, offset: u32, len: u32) -> IoResult {
-        let range = BadRange { stripe, strips: 1 << strip, offset, len };
+        let range = self.bad_range(stripe, 1 << strip, offset, len);
         let is_bad = !self.bad.is_empty() && self.bad.strips_in(&range) != 0;
         if is_bad { Err(IoError::Medium) } else { Ok(()) }
-    }
-
-    pub fn count_read_error(&self) {
-        self.counters.read_errors.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn count_repair(&self) {
-        self.counters.repairs.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Nothing can be served any more: more members are missing than parity stands for.
@@ -314,16 +436,6 @@ impl Shared {
         if !self.is_frozen.swap(true, Ordering::SeqCst) {
             tracing::error!(array = self.config.name, "the array is frozen: {why}");
         }
-    }
-
-    #[inline]
-    pub fn is_frozen(&self) -> bool {
-        self.is_frozen.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub fn check_frozen(&self) -> IoResult {
-        if self.is_frozen() { Err(IoError::Medium) } else { Ok(()) }
     }
 
     /// A member does not do what it should: it is out from now on. Returns when every live member knows.
@@ -364,25 +476,35 @@ impl Shared {
         self.at_home(move |home| Box::pin(async move { home.take_out_late(slot, which).await })).await
     }
 
-    /// Whether a slot's group can do without its member.
+    /// Whether a slot's group can do without its member, in each shape.
     pub fn can_lose(&self, slot: usize) -> bool {
-        let geometry = &self.config.geometry;
-        let first = slot / geometry.group_members() * geometry.group_members();
-        let others = (first..first + geometry.group_members())
-            .filter(|other| *other != slot && self.members.is_live(*other));
-        geometry.parity > 0 && others.count() >= geometry.data
+        let others = |set: &SlotSet| {
+            let is_live = |other: &usize| *other != slot && self.members.is_live(*other);
+            set.slots.clone().filter(is_live).count() >= set.needed
+        };
+        self.config.geometry.parity > 0 && self.sets_of(slot).all(|set| others(&set))
     }
 
-    /// Freezes when a group has lost more members than parity stands for.
+    /// Freezes when a group has lost more members than parity stands for, in any shape.
     pub fn check_redundancy(&self, slot: usize) {
-        let geometry = &self.config.geometry;
-        let group = slot / geometry.group_members();
-        let first = group * geometry.group_members();
-        let lost =
-            (first..first + geometry.group_members()).filter(|slot| !self.members.is_live(*slot)).count();
-        if lost > geometry.parity {
-            self.freeze(&format!("group {group} has lost {lost} members and can lose {}", geometry.parity));
+        for SlotSet { slots, needed } in self.sets_of(slot) {
+            let live = slots.clone().filter(|slot| self.members.is_live(*slot)).count();
+            if live < needed {
+                let (first, last) = (slots.start, slots.end - 1);
+                self.freeze(&format!("of slots {first} to {last} {live} are live and {needed} are needed"));
+            }
         }
+    }
+
+    /// The slots that stand for each other, of every group of every shape that a slot is in.
+    fn sets_of(&self, slot: usize) -> impl Iterator<Item = SlotSet> + use<> {
+        let (data, size) = (self.config.geometry.data, self.config.geometry.group_members());
+        let first = slot / size * size;
+        let sets = match &self.crossing {
+            Some(crossing) => crossing.sets(),
+            None => ArrayVec::from_iter([SlotSet { slots: first..first + size, needed: data }]),
+        };
+        sets.into_iter().filter(move |set| set.slots.contains(&slot))
     }
 
     /// Runs work on the array's home core. On a core that has opened a channel.
@@ -392,7 +514,7 @@ impl Shared {
     {
         self.ensure_home().await;
         let Some(home) = self.home() else { return Err(IoError::DeviceGone) };
-        let id = self.id;
+        let id = self.lead;
         let answer = remote::call(&home, move || {
             match registry::find(id).and_then(|owner| owner.home.borrow().clone()) {
                 Some(home) => work(home),
@@ -404,7 +526,7 @@ impl Shared {
 
     /// When the home core has ended, this one is the home.
     async fn ensure_home(&self) {
-        if let Some(owner) = registry::find(self.id)
+        if let Some(owner) = registry::find(self.lead)
             && self.claim_home(&owner.core.remote())
         {
             Home::settle(&owner);
@@ -414,46 +536,6 @@ impl Shared {
     /// Cores that have ended own nothing any more; returns when others do.
     pub async fn drop_dead_owners(&self) -> IoResult {
         self.at_home(|home| Box::pin(async move { home.drop_dead_owners().await })).await
-    }
-
-    /// The home core.
-    pub fn home(&self) -> Option<CoreRef> {
-        self.lock_owners().home.clone()
-    }
-
-    /// Makes `core` the home when there is none, or it has ended; whether it has become that now.
-    pub fn claim_home(&self, core: &CoreRef) -> bool {
-        let mut owners = self.lock_owners();
-        if owners.home.as_ref().is_some_and(|home| !home.is_stopped()) {
-            return false;
-        }
-        owners.home = Some(core.clone());
-        if owners.cores.is_empty() {
-            owners.cores = Arc::new(vec![core.clone()]);
-            self.owners_generation.fetch_add(1, Ordering::Release);
-        }
-        true
-    }
-
-    /// The cores that own stripes.
-    pub fn owner_cores(&self) -> Arc<Vec<CoreRef>> {
-        self.lock_owners().cores.clone()
-    }
-
-    /// Changes who owns stripes. No stripe operation runs meanwhile.
-    pub fn set_owner_cores(&self, cores: Vec<CoreRef>) {
-        self.lock_owners().cores = Arc::new(cores);
-        self.owners_generation.fetch_add(1, Ordering::Release);
-    }
-
-    /// Moves whenever [`Shared::owner_cores`] changes.
-    #[inline]
-    pub fn owners_generation(&self) -> u64 {
-        self.owners_generation.load(Ordering::Acquire)
-    }
-
-    fn lock_owners(&self) -> MutexGuard<'_, Owners> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

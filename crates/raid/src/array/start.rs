@@ -1,8 +1,9 @@
 //! From superblocks to a running array.
 
 use super::Array;
-use super::members::{Attached, Members};
-use super::shared::{Clock, Shared};
+use super::crossing::Crossing;
+use super::members::{Attached, Members, Shift};
+use super::shared::{Clock, Common, OLD_STRIPES, Shared};
 use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
 use crate::metadata::region_map::{self, RegionMap};
 use crate::metadata::{
@@ -137,9 +138,33 @@ pub enum StartError {
     },
 }
 
+/// The shape that an array changes from.
+struct Old {
+    config: Arc<ArrayConfig>,
+    shift: Shift,
+    /// Stripes below this one have the new shape.
+    first_stripe: u64,
+}
+
+impl Old {
+    fn of(table: &Table) -> Option<Old> {
+        let reshape = table.reshape.as_ref()?;
+        let (level, matrix, geometry) = (reshape.old_level, reshape.old_matrix, reshape.old_geometry);
+        let log = u64::from(table.config.lanes) * u64::from(table.config.lane_bytes);
+        Some(Old {
+            config: Arc::new(ArrayConfig { level, matrix, geometry, ..table.config.clone() }),
+            shift: Shift { log, data: reshape.shift },
+            first_stripe: reshape.cursor / geometry.stripe_bytes(),
+        })
+    }
+}
+
 /// An array on its way up.
 struct Starting {
     config: Arc<ArrayConfig>,
+    /// The shape that it changes from.
+    old: Option<Old>,
+    crossing: Option<Crossing>,
     table: Table,
     members: Vec<Option<StartMember>>,
     channels: Vec<Option<Rc<dyn Channel>>>,
@@ -161,10 +186,7 @@ impl Array {
     /// # Errors
     /// See [`StartError`]. The members are as they were, but for superblocks and what was replayed.
     pub async fn start(start: Start) -> Result<Arc<Array>, StartError> {
-        let name = start.table.config.name.clone();
-        let config = Arc::new(start.table.config.clone());
-        config.check().map_err(|error| StartError::Config { name, error })?;
-        let mut starting = Starting::open(config, start)?;
+        let mut starting = Starting::open(start)?;
         let limits = starting.limits()?;
         starting.take_out_absent().await?;
         let (regions, bad) = starting.recover().await?;
@@ -179,10 +201,7 @@ impl Array {
     /// # Errors
     /// See [`StartError`]; [`StartError::ReadOnly`] when something would have to be recovered first.
     pub async fn start_read_only(start: Start) -> Result<Arc<Array>, StartError> {
-        let name = start.table.config.name.clone();
-        let config = Arc::new(start.table.config.clone());
-        config.check().map_err(|error| StartError::Config { name, error })?;
-        let mut starting = Starting::open(config, start)?;
+        let mut starting = Starting::open(start)?;
         starting.is_read_only = true;
         let limits = starting.limits()?;
         let (regions, bad) = starting.look().await?;
@@ -191,8 +210,17 @@ impl Array {
 }
 
 impl Starting {
-    fn open(config: Arc<ArrayConfig>, start: Start) -> Result<Starting, StartError> {
+    fn open(start: Start) -> Result<Starting, StartError> {
         let Start { table, members, wall_ns, is_simulated, needs_sync, trusts_parity } = start;
+        let config = Arc::new(table.config.clone());
+        let refuse = |error| StartError::Config { name: config.name.clone(), error };
+        config.check().map_err(refuse)?;
+        let crossing = match &table.reshape {
+            Some(reshape) => Some(Crossing::new(&table, reshape).ok_or_else(|| {
+                refuse(ConfigError("its old shape cannot change to the one that it is to have".into()))
+            })?),
+            None => None,
+        };
         let store = Store::new(config.geometry.members());
         let mut channels = Vec::new();
         for (slot, member) in members.iter().enumerate() {
@@ -207,6 +235,8 @@ impl Starting {
         let clock = Clock { wall_ns, core_ns: reactor::current().now_ns(), is_simulated };
         Ok(Starting {
             config,
+            old: Old::of(&table),
+            crossing,
             table,
             members,
             channels,
@@ -228,7 +258,8 @@ impl Starting {
             optimal_io_size: u32::try_from(geometry.stripe_bytes()).unwrap_or(0),
             discard_alignment: u32::try_from(geometry.stripe_bytes()).unwrap_or(self.config.block_size),
             read_only: self.is_read_only,
-            ..Limits::new(geometry.capacity())
+            // Until everything is moved it is as large as it was.
+            ..Limits::new(self.old.as_ref().map_or(geometry, |old| &old.config.geometry).capacity())
         };
         for member in self.members.iter().flatten() {
             let theirs = member.device.limits();
@@ -305,13 +336,16 @@ impl Starting {
     }
 
     fn check_redundancy(&self) -> Result<(), StartError> {
-        let geometry = &self.config.geometry;
-        for (group, members) in self.table.members.chunks(geometry.group_members()).enumerate() {
-            let present = members.iter().filter(|member| member.is_live()).count();
-            if present < geometry.data {
-                let name = self.config.name.clone();
-                let (members, needed) = (geometry.group_members(), geometry.data);
-                return Err(StartError::TooFew { name, group, present, members, needed });
+        let old = self.old.as_ref().map(|old| &old.config.geometry);
+        for geometry in std::iter::once(&self.config.geometry).chain(old) {
+            let groups = self.table.members[..geometry.members()].chunks(geometry.group_members());
+            for (group, members) in groups.enumerate() {
+                let present = members.iter().filter(|member| member.is_live()).count();
+                if present < geometry.data {
+                    let name = self.config.name.clone();
+                    let (members, needed) = (geometry.group_members(), geometry.data);
+                    return Err(StartError::TooFew { name, group, present, members, needed });
+                }
             }
         }
         Ok(())
@@ -425,18 +459,36 @@ impl Starting {
     }
 
     async fn replay(&mut self, regions: &RegionMap, bad: &BadBlocks) -> Result<(), StartError> {
+        let (config, shift) = (self.config.clone(), Shift::default());
+        self.replay_log(&Old { config, shift, first_stripe: 0 }, 0, regions, bad).await?;
+        if let Some(old) = self.old.take() {
+            self.replay_log(&old, OLD_STRIPES, regions, bad).await?;
+            self.old = Some(old);
+        }
+        Ok(())
+    }
+
+    /// Replays the log of a shape, whose stripes are called by numbers from `bad_base` on in the list of bad blocks.
+    async fn replay_log(
+        &mut self,
+        shape: &Old,
+        bad_base: u64,
+        regions: &RegionMap,
+        bad: &BadBlocks,
+    ) -> Result<(), StartError> {
+        let geometry = shape.config.geometry;
         loop {
             let member = |(slot, member): (usize, &Option<StartMember>)| {
                 let (member, channel) = (member.as_ref()?, self.channels[slot].clone()?);
-                let (log_offset, data_offset) = (member.layout.log_offset, member.layout.data_offset);
+                let Layout { log_offset, data_offset, .. } = shape.shift.apply(member.layout);
                 self.table.members[slot].is_in().then_some(RecoveryMember {
                     channel,
                     log_offset,
                     data_offset,
                 })
             };
-            let members: Vec<Option<RecoveryMember>> = self.members.iter().enumerate().map(member).collect();
-            let geometry = self.config.geometry;
+            let members = self.members[..geometry.members()].iter().enumerate();
+            let members: Vec<Option<RecoveryMember>> = members.map(member).collect();
             let table = &self.table;
             let is_live = |stripe: u64, slot: usize| match table.members[slot].state {
                 MemberState::Live => true,
@@ -444,10 +496,11 @@ impl Starting {
                 MemberState::Missing { .. } => false,
             };
             let recovery = Recovery {
-                config: &self.config,
+                config: &shape.config,
                 nonce: Nonce(table.nonce),
                 members: &members,
                 is_live: &is_live,
+                first_stripe: shape.first_stripe,
             };
             match log::recover(&recovery).await {
                 Ok(report) => {
@@ -457,8 +510,9 @@ impl Starting {
                         bad = report.bad.len(),
                         "the log was replayed"
                     );
-                    self.mark_replayed(regions, &report.stripes).await?;
+                    self.mark_replayed(shape, regions, &report.stripes).await?;
                     for log::BadRange { stripe, strip, offset, len } in report.bad {
+                        let stripe = bad_base + stripe;
                         self.note_bad(bad, BadRange { stripe, strips: 1 << strip, offset, len }).await?;
                     }
                     return Ok(());
@@ -472,11 +526,18 @@ impl Starting {
     }
 
     /// A member that is out has missed what was replayed, and what was written shortly before it was lost.
-    async fn mark_replayed(&mut self, regions: &RegionMap, stripes: &[u64]) -> Result<(), StartError> {
+    async fn mark_replayed(
+        &mut self,
+        shape: &Old,
+        regions: &RegionMap,
+        stripes: &[u64],
+    ) -> Result<(), StartError> {
         if !self.table.is_degraded() {
             return Ok(());
         }
-        let written: BTreeSet<u64> = stripes.iter().map(|stripe| self.config.region_of(*stripe)).collect();
+        let position = |stripe: &u64| shape.config.geometry.member_offset(*stripe) + shape.shift.data;
+        let region = |stripe: &u64| position(stripe) / shape.config.region_bytes;
+        let written: BTreeSet<u64> = stripes.iter().map(region).collect();
         self.mark(regions, region_map::STALE, |region, _| written.contains(&region)).await
     }
 
@@ -551,15 +612,29 @@ impl Starting {
             false => self.clock.new_nonce(),
             true => self.table.nonce,
         };
+        // Nothing is logged yet, so lanes may change: an array that has changed its shape has all of them again.
+        let lanes = self.lanes();
+        self.config = Arc::new(ArrayConfig { lanes, ..ArrayConfig::clone(&self.config) });
         let serve = |table: &mut Table| {
             (table.nonce, table.is_clean, table.served_epoch) = (nonce, false, table.epoch);
+            table.config.lanes = lanes;
         };
         self.commit(serve).await?;
         Ok(self.into_array(limits, regions, bad))
     }
 
+    /// Lanes that every member's log has room for; while there are two shapes each has half of them.
+    fn lanes(&self) -> u16 {
+        if self.old.is_some() || self.config.lane_bytes == 0 {
+            return self.config.lanes;
+        }
+        let room = |member: &StartMember| member.layout.log_bytes / u64::from(self.config.lane_bytes);
+        let lanes = self.members.iter().flatten().map(room).min().unwrap_or(0);
+        u16::try_from(lanes).unwrap_or(u16::MAX).max(self.config.lanes)
+    }
+
     fn into_array(self, limits: Limits, regions: RegionMap, bad: BadBlocks) -> Arc<Array> {
-        let Starting { config, table, members, channels, store, clock, .. } = self;
+        let Starting { config, old, crossing, table, members, channels, store, clock, .. } = self;
         let mut own = Vec::new();
         let mut filling = Vec::new();
         for (slot, member) in members.into_iter().enumerate() {
@@ -579,8 +654,13 @@ impl Starting {
             .for_each(|(slot, attached, cursor)| members.start_filling(slot, attached, cursor));
         let limits = SharedLimits::new(limits);
         let name = format!("raid:{}", config.name);
-        let shared = Shared::new(config, Arc::new(members), limits, regions, bad, (store, table), clock);
-        Arc::new(Array { name, shared: Arc::new(shared) })
+        let common = Arc::new(Common::new(limits, (regions, bad), (store, table), clock, crossing));
+        let old = old.map(|old| {
+            let members = members.of_shape(old.config.clone(), old.shift);
+            Arc::new(Shared::old(old.config, members, common.clone()))
+        });
+        let shared = Arc::new(Shared::new(config, Arc::new(members), common));
+        Arc::new(Array { name, shared, old })
     }
 }
 

@@ -34,6 +34,8 @@ pub(super) struct Keeper {
     pub throttle: RefCell<Throttle>,
     /// Regions cannot be synced before members come back.
     pub is_sync_blocked: bool,
+    /// The change of shape could not go on, and is left alone until something changes.
+    pub is_reshape_blocked: bool,
 }
 
 /// Keeps an array until its handle is gone.
@@ -47,12 +49,14 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
         blocked: HashSet::new(),
         scrub: None,
         is_sync_blocked: false,
+        is_reshape_blocked: false,
         throttle,
     };
     keeper.resume_scrub();
     while !keeper.must_end() {
         if shared.look(|state| std::mem::take(&mut state.log.is_stale)) {
             keeper.blocked.clear();
+            keeper.is_reshape_blocked = false;
         }
         if !keeper.step().await {
             keeper.rest().await;
@@ -95,6 +99,9 @@ impl Keeper {
     async fn step(&mut self) -> bool {
         if self.must_stop() {
             return false;
+        }
+        if self.array().is_reshaping() {
+            return self.reshape().await;
         }
         let members = self.array().members().clone();
         for slot in self.shared.empty_slots() {
@@ -192,7 +199,11 @@ impl Keeper {
             return Ok(());
         }
         let geometry = &self.array().config().geometry;
-        let bytes = geometry.group_members() as u64 * u64::from(geometry.strip_bytes);
+        self.begin(geometry.group_members() as u64 * u64::from(geometry.strip_bytes))
+    }
+
+    /// Whether work on so many bytes of members may be begun now; otherwise the time to ask again.
+    pub fn begin(&self, bytes: u64) -> Result<(), Sleep> {
         let now_ns = self.core.now_ns();
         let mut throttle = self.throttle.borrow_mut();
         if throttle.is_due(now_ns) {

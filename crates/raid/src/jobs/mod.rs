@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   what is wrong ─► what is done, most urgent first
+//!     a change of shape              move window after window; slots are filled after it
 //!     a slot without a live member   fill it: a device that was given for it, a spare of the array's, a global spare
 //!     a live member to be replaced   copy it, then let it go
 //!     regions that need a sync       make parity fit, region by region
@@ -16,6 +17,7 @@
 mod fill;
 mod keeper;
 mod pump;
+mod reshape;
 mod scrub;
 mod spares;
 mod status;

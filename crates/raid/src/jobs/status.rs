@@ -18,6 +18,8 @@ pub enum Kind {
     Replace,
     /// Parity is made to fit where a crash or creation left it open.
     Resync,
+    /// The array gets another shape.
+    Reshape,
     /// Parity is compared with data.
     Check,
     /// Parity is compared with data, and what does not fit is mended.

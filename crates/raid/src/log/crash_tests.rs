@@ -441,7 +441,13 @@ impl World {
                 })
                 .collect();
             let is_live = |_, slot: usize| self.out.get() >> slot & 1 == 0;
-            let context = Recovery { config: &self.config, nonce, members: &members, is_live: &is_live };
+            let context = Recovery {
+                config: &self.config,
+                nonce,
+                members: &members,
+                is_live: &is_live,
+                first_stripe: 0,
+            };
             let result = recover(&context).await;
             if self.power.is_off.get() {
                 current().sleep(100_000).await;

@@ -44,6 +44,8 @@ pub struct Recovery<'a> {
     /// Whether the member of a slot holds valid data of a stripe. `false` for one that is out or not there; for one that
     /// is being rebuilt, whether the stripe lies below its durable cursor.
     pub is_live: &'a dyn Fn(u64, usize) -> bool,
+    /// Entries of stripes below this one are void: their bytes have another shape by now. 0 for most arrays.
+    pub first_stripe: u64,
 }
 
 /// Bytes that an unacknowledged write has left unreadable: they fail until they are written again. Parity of the rows
@@ -67,7 +69,7 @@ pub struct Report {
     pub entries: u64,
     /// Replayed.
     pub replayed: u64,
-    /// Below their lane's tail.
+    /// Below their lane's tail, or of stripes that have another shape by now.
     pub stale: u64,
     /// Followed by another of the same rows.
     pub superseded: u64,
@@ -275,7 +277,8 @@ fn choose(
         }
         let Some(write) = write else { continue };
         report.entries += 1;
-        if sequence < tail && !mutant::is(Mutant::NoTailRule) {
+        let is_moved = write.stripe < context.first_stripe && !mutant::is(Mutant::OldLogReplayed);
+        if is_moved || sequence < tail && !mutant::is(Mutant::NoTailRule) {
             report.stale += 1;
             continue;
         }

@@ -161,7 +161,13 @@ async fn recover_all(setup: &Setup) -> Result<Report, RecoverError> {
         })
         .collect();
     let is_live = |_, _| true;
-    let context = Recovery { config: &setup.config, nonce: NONCE, members: &readable, is_live: &is_live };
+    let context = Recovery {
+        config: &setup.config,
+        nonce: NONCE,
+        members: &readable,
+        is_live: &is_live,
+        first_stripe: 0,
+    };
     recover(&context).await
 }
 

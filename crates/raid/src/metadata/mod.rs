@@ -37,4 +37,6 @@ pub use region_map::RegionMap;
 pub use shape::Shape;
 pub use signatures::{Signature, probe};
 pub use store::{Found, ReadError, Store, read_superblock, write_label, zero_superblock};
-pub use superblock::{DecodeError, EpochId, Label, Member, MemberState, Reason, Spare, Superblock, Table};
+pub use superblock::{
+    DecodeError, EpochId, Label, Member, MemberState, Reason, Reshape, Spare, Superblock, Table,
+};

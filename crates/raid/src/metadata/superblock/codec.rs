@@ -477,7 +477,7 @@ fn encode_reshape(out: &mut Fields<'_>, reshape: &Reshape) {
     out.put(396, reshape.old_geometry.strip_bytes.to_le_bytes());
     out.put(400, reshape.old_geometry.group_stripes.to_le_bytes());
     out.put(408, reshape.cursor.to_le_bytes());
-    out.put(416, reshape.reserved.to_le_bytes());
+    out.put(416, reshape.shift.to_le_bytes());
 }
 
 fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
@@ -511,7 +511,7 @@ fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
             old_matrix: old.matrix,
             old_geometry: old.geometry,
             cursor: input.u64(408),
-            reserved: input.u64(416),
+            shift: input.u64(416),
         })),
         Err(error) => invalid("old shape", error),
     }
@@ -539,7 +539,7 @@ mod tests {
             old_matrix: Matrix::Powers,
             old_geometry: Geometry { data: 20, parity: 2, ..table.config.geometry },
             cursor: 12,
-            reserved: 34,
+            shift: 34,
         });
         superblock
     }

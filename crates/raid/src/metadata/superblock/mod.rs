@@ -187,8 +187,8 @@ pub struct Reshape {
     pub old_geometry: Geometry,
     /// Bytes of the array that have the new shape.
     pub cursor: u64,
-    /// Bytes behind the cursor that also stand in the members' reserves.
-    pub reserved: u64,
+    /// Bytes by which every member's data begins lower than in the old shape.
+    pub shift: u64,
 }
 
 impl Reason {

@@ -1,0 +1,220 @@
+//! An array that changes its shape: which shape holds a byte, and who waits while bytes change over.
+//!
+//! ```text
+//!   array   0 ─────────────── moved ─────────────── window's end ─────────────── capacity
+//!             the new shape           being moved               the old shape
+//!                                     requests wait
+//! ```
+//!
+//! Reads go straight to members, so whoever moves a window must know that no request is under way there: every core
+//! that takes requests has a [`Front`], where they sign in.
+
+use super::owner::Owner;
+use super::registry;
+use super::remote::{self, LocalFuture};
+use super::shared::SlotSet;
+use crate::Restripe;
+use crate::metadata::{Reshape, Table};
+use crate::mutant::{self, Mutant};
+use arrayvec::ArrayVec;
+use reactor::CoreRef;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+/// A change of shape as all cores see it.
+pub(crate) struct Crossing {
+    restripe: Restripe,
+    shift_rows: u64,
+    /// Bytes of the array in the old shape.
+    pub old_bytes: u64,
+    /// Bytes of the array in the new shape.
+    pub new_bytes: u64,
+    /// Slots that stand for each other in the old shape and in the new one.
+    sets: [SlotSet; 2],
+    moved: AtomicU64,
+    window_end: AtomicU64,
+    is_over: AtomicBool,
+    /// Cores that take requests.
+    fronts: Mutex<Vec<CoreRef>>,
+}
+
+/// Which shape holds some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Old,
+    New,
+}
+
+impl Crossing {
+    /// What a table says. `None` when its shapes do not go together.
+    pub fn new(table: &Table, reshape: &Reshape) -> Option<Crossing> {
+        let (old, new) = (&reshape.old_geometry, &table.config.geometry);
+        let set = |members: usize, needed: usize| SlotSet { slots: 0..members, needed };
+        Some(Crossing {
+            restripe: Restripe::new(old, new)?,
+            shift_rows: reshape.shift / u64::from(new.strip_bytes),
+            old_bytes: old.capacity(),
+            new_bytes: new.capacity(),
+            sets: [set(old.members(), old.data), set(new.members(), new.data)],
+            moved: AtomicU64::new(reshape.cursor),
+            window_end: AtomicU64::new(reshape.cursor),
+            is_over: AtomicBool::new(false),
+            fronts: Mutex::default(),
+        })
+    }
+
+    /// Whether there are still two shapes.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        !self.is_over.load(Ordering::Acquire)
+    }
+
+    /// From now on there is one shape.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// The slots that stand for each other: of both shapes, or of the one that is left.
+    pub fn sets(&self) -> ArrayVec<SlotSet, 2> {
+        let [old, new] = self.sets.clone();
+        std::iter::once(new).chain(self.is_on().then_some(old)).collect()
+    }
+
+    /// Bytes of the array that have the new shape: whole units.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::SeqCst)
+    }
+
+    /// Where the next window may end when it is to have `bytes` or, if a unit is more than that, one unit; `None` when
+    /// all is moved. The last unit may end behind the array.
+    pub fn next_end(&self, bytes: u64) -> Option<u64> {
+        let (moved, unit) = (self.moved(), self.restripe.unit_bytes);
+        let most = self.restripe.most_units(moved / unit, self.shift_rows);
+        (moved < self.new_bytes).then(|| moved + (bytes / unit).clamp(1, most.max(1)) * unit)
+    }
+
+    /// Lets no request in from what is moved to `end`, and waits for those under way there.
+    pub async fn open_window(&self, lead: u64, end: u64) {
+        self.window_end.store(end, Ordering::SeqCst);
+        let moved = self.moved();
+        let drain = move |owner: Rc<Owner>| -> LocalFuture<()> {
+            Box::pin(async move { owner.front.drain(moved, end).await })
+        };
+        self.at_fronts(lead, drain).await;
+    }
+
+    /// What is moved ends at `end` from now on: where the window began or where it ended. Requests go on.
+    pub async fn close_window(&self, lead: u64, end: u64) {
+        self.moved.store(end, Ordering::SeqCst);
+        self.window_end.store(end, Ordering::SeqCst);
+        self.wake(lead).await;
+    }
+
+    /// Requests that wait look again.
+    pub async fn wake(&self, lead: u64) {
+        self.at_fronts(lead, |owner| Box::pin(async move { owner.front.wake() })).await;
+    }
+
+    /// A core takes requests from now on.
+    pub fn add_front(&self, core: CoreRef) {
+        self.fronts.lock().unwrap_or_else(PoisonError::into_inner).push(core);
+    }
+
+    async fn at_fronts<W>(&self, lead: u64, work: W)
+    where
+        W: FnOnce(Rc<Owner>) -> LocalFuture<()> + Clone + Send + 'static,
+    {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for core in fronts {
+            let work = work.clone();
+            let done = remote::call(&core, move || match registry::find(lead) {
+                Some(owner) => work(owner),
+                None => Box::pin(std::future::ready(())),
+            });
+            let _ = done.await; // a core that has ended runs nothing
+        }
+    }
+
+    /// Which shape holds the first of some bytes, and how many of them; `None` while they are being moved.
+    fn shape_of(&self, offset: u64, len: u64) -> Option<(Shape, u64)> {
+        // In this order: a window that is closed and a next one opened in between look like one that is longer.
+        let moved = self.moved.load(Ordering::SeqCst);
+        let window_end = self.window_end.load(Ordering::SeqCst);
+        if offset < moved {
+            Some((Shape::New, len.min(moved - offset)))
+        } else if offset >= window_end || mutant::is(Mutant::CrossFreely) {
+            Some((Shape::Old, len))
+        } else {
+            None
+        }
+    }
+}
+
+/// Where a core's requests sign in.
+#[derive(Default)]
+pub(crate) struct Front {
+    inside: RefCell<Vec<(u64, u64)>>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+/// A part of a request that has signed in; it signs out when this is dropped.
+pub(crate) struct Inside<'a> {
+    front: &'a Front,
+    part: (u64, u64),
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let mut inside = self.front.inside.borrow_mut();
+        if let Some(place) = inside.iter().position(|part| *part == self.part) {
+            inside.swap_remove(place);
+        }
+        drop(inside);
+        self.front.wake();
+    }
+}
+
+impl Front {
+    /// Signs the first part of some bytes in that is all of one shape, once it is not being moved. `None` when
+    /// `must_end` says that it will not be any more.
+    pub async fn enter(
+        &self,
+        crossing: &Crossing,
+        (offset, len): (u64, u64),
+        must_end: impl Fn() -> bool,
+    ) -> Option<(Shape, u64, Inside<'_>)> {
+        let found = || match crossing.shape_of(offset, len) {
+            Some((shape, len)) => Some(Some((shape, len))),
+            None if must_end() => Some(None),
+            None => None,
+        };
+        let (shape, len) = self.wait(found).await?;
+        let part = (offset, offset + len);
+        self.inside.borrow_mut().push(part);
+        Some((shape, len, Inside { front: self, part }))
+    }
+
+    /// Waits until no request is signed in that has bytes of this range.
+    async fn drain(&self, from: u64, to: u64) {
+        let is_free = || self.inside.borrow().iter().all(|part| part.1 <= from || part.0 >= to);
+        self.wait(|| is_free().then_some(())).await;
+    }
+
+    async fn wait<R>(&self, mut look: impl FnMut() -> Option<R>) -> R {
+        std::future::poll_fn(|cx| match look() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                self.waiting.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    fn wake(&self) {
+        self.waiting.take().into_iter().for_each(Waker::wake);
+    }
+}

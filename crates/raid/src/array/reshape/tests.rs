@@ -1,0 +1,357 @@
+//! Arrays on memory that change their shape. Power loss meanwhile is the simulator's (`sim --shapes`).
+
+use super::*;
+use crate::array::{Array, Start};
+use crate::config::Consistency;
+use crate::metadata::{
+    AssembleOptions, Found, Label, Layout, Member, Reshape, Store, Target, assemble, read_superblock, testing,
+};
+use crate::{ArrayConfig, Geometry, Level, Matrix, Zones};
+use block::{Channel, Device, Op};
+use conformance::Suite;
+use drivers::mem::{MemDevice, Options};
+use layers::fault::{Action, Fault, Rule};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+const STRIP: u64 = 16 << 10;
+const BLOCK: u64 = 4096;
+
+struct Bench {
+    faults: Vec<Arc<Fault>>,
+    old: ArrayConfig,
+    new: ArrayConfig,
+    shift: u64,
+    member_bytes: u64,
+}
+
+impl Bench {
+    /// Shapes as (data, parity).
+    fn new(old: (usize, usize), new: (usize, usize), consistency: Consistency) -> Bench {
+        Bench::of_members(4 << 20, old, new, consistency)
+    }
+
+    fn of_members(
+        member_bytes: u64,
+        old: (usize, usize),
+        new: (usize, usize),
+        consistency: Consistency,
+    ) -> Bench {
+        let config = |(data, parity): (usize, usize)| ArrayConfig {
+            level: Level::NPlusM,
+            geometry: Geometry {
+                groups: 1,
+                data,
+                parity,
+                strip_bytes: STRIP as u32,
+                group_stripes: 1,
+                zones: Zones::NONE,
+            },
+            matrix: Matrix::Powers,
+            consistency,
+            region_bytes: 64 << 10,
+            lanes: 4,
+            lane_bytes: 256 << 10,
+            ..testing::config(2, 1)
+        };
+        let (mut old, mut new) = (config(old), config(new));
+        let shift = 4 * STRIP;
+        old.geometry.group_stripes = Layout::most_group_stripes(member_bytes, &old) / 2;
+        new.geometry.group_stripes = old.geometry.group_stripes + shift / STRIP;
+        new.lanes = 2;
+        let disk = |_| {
+            let disk = MemDevice::new(&Options::new(member_bytes)).unwrap();
+            Arc::new(Fault::new(Arc::new(disk)))
+        };
+        Bench { faults: (0..new.geometry.members()).map(disk).collect(), old, new, shift, member_bytes }
+    }
+
+    fn targets(&self, shift: u64, count: usize) -> Vec<Target> {
+        let layout = Layout::new(self.member_bytes, &self.old).unwrap();
+        let layout = Layout {
+            data_offset: layout.data_offset - shift,
+            data_bytes: layout.data_bytes + shift,
+            reserve_bytes: layout.reserve_bytes - shift,
+            ..layout
+        };
+        let target =
+            |slot: usize| Target { slot, channel: self.faults[slot].open_channel().unwrap(), layout };
+        (0..count).map(target).collect()
+    }
+
+    async fn create(&self) -> Arc<Array> {
+        let targets = self.targets(0, self.old.geometry.members());
+        let results = Store::new(targets.len()).commit(&targets, &testing::table(&self.old)).await;
+        assert!(results.iter().all(|(_, result)| result.is_ok()));
+        self.start(&[]).await
+    }
+
+    async fn find(&self, absent: &[usize]) -> Vec<Found> {
+        let mut found = Vec::new();
+        for (slot, fault) in self.faults.iter().enumerate().filter(|(slot, _)| !absent.contains(slot)) {
+            found.extend(
+                read_superblock(&format!("m{slot}"), &*fault.open_channel().unwrap(), self.member_bytes)
+                    .await,
+            );
+        }
+        found
+    }
+
+    async fn start(&self, absent: &[usize]) -> Arc<Array> {
+        let assembly = assemble(self.find(absent).await, &AssembleOptions::default()).unwrap();
+        let device = |found: &Found| {
+            let slot: usize = found.name[1..].parse().unwrap();
+            Some(self.faults[slot].clone() as Arc<dyn Device>)
+        };
+        Array::start(Start::new(assembly, 1, true, device)).await.unwrap()
+    }
+
+    /// Begins the change of shape of the array, which was stopped.
+    async fn begin(&self) {
+        let found = self.find(&[]).await;
+        let Label::Member(superblock) = &found[0].label else { panic!("a member") };
+        let mut table = superblock.table.next(1);
+        table.config = self.new.clone();
+        let missing = table.members.len()..self.new.geometry.members();
+        table.members.extend(missing.map(|slot| Member::live(testing::member_uuid(slot))));
+        table.reshape = Some(Reshape {
+            old_level: self.old.level,
+            old_matrix: self.old.matrix,
+            old_geometry: self.old.geometry,
+            cursor: 0,
+            shift: self.shift,
+        });
+        let targets = self.targets(self.shift, self.new.geometry.members());
+        let store = Store::new(targets.len());
+        found.iter().enumerate().for_each(|(slot, found)| store.note(slot, found));
+        let results = store.commit(&targets, &table).await;
+        assert!(results.iter().all(|(_, result)| result.is_ok()), "{results:?}");
+    }
+
+    /// An array with a pattern that changes its shape.
+    async fn begun(&self) -> (Arc<Array>, Vec<u8>) {
+        let array = self.create().await;
+        let channel = array.open_channel().unwrap();
+        let blocks = array.limits().capacity / BLOCK;
+        let pattern: Vec<u8> = (0..blocks).map(|block| (block % 251) as u8 + 1).collect();
+        for (block, byte) in pattern.iter().enumerate() {
+            write(&*channel, block as u64, *byte).await;
+        }
+        drop(channel);
+        array.stop().await.unwrap();
+        drop(array);
+        self.begin().await;
+        (self.start(&[]).await, pattern)
+    }
+}
+
+async fn write(channel: &dyn Channel, block: u64, byte: u8) {
+    let mut buffer = reactor::current().buffers().take(BLOCK as usize).await;
+    buffer.as_mut_slice().fill(byte);
+    buffer.transfer(channel, Op::Write, Flags::NONE, block * BLOCK).await.1.unwrap();
+}
+
+async fn read(channel: &dyn Channel, block: u64) -> Result<u8, IoError> {
+    let buffer = reactor::current().buffers().take(BLOCK as usize).await;
+    let (buffer, result) = buffer.transfer(channel, Op::Read, Flags::NONE, block * BLOCK).await;
+    let bytes = buffer.as_slice();
+    result.map(|()| {
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "block {block} is of one write");
+        bytes[0]
+    })
+}
+
+async fn check(array: &Array, pattern: &[u8]) {
+    let channel = array.open_channel().unwrap();
+    for (block, byte) in pattern.iter().enumerate() {
+        assert_eq!(read(&*channel, block as u64).await, Ok(*byte), "block {block}");
+    }
+    for block in pattern.len() as u64..array.limits().capacity / BLOCK {
+        assert_eq!(read(&*channel, block).await, Ok(0), "block {block}, which was added");
+    }
+}
+
+async fn mismatches(array: &Array) -> u64 {
+    let mut found = 0;
+    for stripe in 0..array.config().geometry.stripes() {
+        found += u64::from(array.scrub_stripe(stripe, false).await.unwrap().mismatches != 0);
+    }
+    found
+}
+
+const CASES: [((usize, usize), (usize, usize)); 6] = [
+    ((2, 1), (3, 1)),
+    ((3, 1), (3, 2)),
+    ((3, 1), (4, 2)),
+    ((3, 2), (4, 1)),
+    ((4, 1), (6, 1)),
+    ((2, 2), (4, 2)),
+];
+
+#[test]
+fn an_array_has_its_bytes_at_every_moment_of_a_change_and_more_room_after_it() {
+    for (old, new) in CASES {
+        for consistency in [Consistency::Ppl, Consistency::Bitmap] {
+            reactor::run(async move {
+                let bench = Bench::new(old, new, consistency);
+                let (array, mut pattern) = bench.begun().await;
+                let channel = array.open_channel().unwrap();
+                let before = array.limits().capacity;
+                check(&array, &pattern).await;
+                let mut windows = 0;
+                while array.move_window(8 * STRIP).await.unwrap() {
+                    windows += 1;
+                    for block in [windows * 7, windows * 31].map(|block| block % pattern.len() as u64) {
+                        pattern[block as usize] = 252 + (windows % 4) as u8;
+                        write(&*channel, block, pattern[block as usize]).await;
+                    }
+                    if windows % 5 == 0 {
+                        check(&array, &pattern).await;
+                    }
+                }
+                assert_eq!(array.limits().capacity, before, "until it is over");
+                array.end_reshape().await.unwrap();
+                assert!(windows > 5 && !array.is_reshaping() && array.moved().is_none());
+                assert_eq!(array.limits().capacity, bench.new.geometry.capacity());
+                check(&array, &pattern).await;
+                assert_eq!(mismatches(&array).await, 0, "{old:?} to {new:?}");
+                let last = array.limits().capacity / BLOCK - 1;
+                write(&*channel, last, 9).await;
+                assert_eq!(read(&*channel, last).await, Ok(9));
+                write(&*channel, last, 0).await;
+                drop(channel);
+                array.stop().await.unwrap();
+                drop(array);
+                let array = bench.start(&[0]).await;
+                assert_eq!(
+                    (array.config().lanes, array.table().reshape),
+                    (4, None),
+                    "it has all lanes again"
+                );
+                check(&array, &pattern).await;
+            });
+        }
+    }
+}
+
+#[test]
+fn a_change_goes_on_after_a_stop_a_crash_and_the_loss_of_a_member() {
+    for (old, new) in CASES {
+        reactor::run(async move {
+            let bench = Bench::new(old, new, Consistency::Ppl);
+            let (mut array, mut pattern) = bench.begun().await;
+            for round in 0..6u64 {
+                for _ in 0..2 {
+                    array.move_window(3 * STRIP).await.unwrap();
+                }
+                let channel = array.open_channel().unwrap();
+                for block in (round..pattern.len() as u64).step_by(97) {
+                    pattern[block as usize] = 200 + round as u8;
+                    write(&*channel, block, pattern[block as usize]).await;
+                }
+                drop(channel);
+                if round % 2 == 0 {
+                    array.stop().await.unwrap();
+                }
+                drop(array);
+                array = bench.start(if round < 3 { &[] } else { &[1] }).await;
+                check(&array, &pattern).await;
+            }
+            while array.move_window(1 << 20).await.unwrap() {}
+            array.end_reshape().await.unwrap();
+            check(&array, &pattern).await;
+            let table = array.table();
+            assert!(
+                matches!(table.members[1].state, MemberState::Missing { since: 0 }),
+                "it needs everything"
+            );
+        });
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_bad_in_the_new_shape_too_and_nothing_else_is() {
+    reactor::run(async {
+        let bench = Bench::new((2, 1), (3, 1), Consistency::Ppl);
+        let (array, pattern) = bench.begun().await;
+        let channel = array.open_channel().unwrap();
+        // Without slot 1 nothing stands for the second block of the array.
+        array.fail(1).await.unwrap();
+        let slot = bench.old.geometry.member(0, 0);
+        let at = bench.targets(0, 1)[0].layout.data_offset + BLOCK;
+        bench.faults[slot]
+            .add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + BLOCK));
+        let mut expected = Vec::new();
+        for block in 0..pattern.len() as u64 {
+            expected.push(read(&*channel, block).await);
+        }
+        assert_eq!(expected[1], Err(IoError::Medium));
+        let lost = expected.iter().filter(|result| result.is_err()).count();
+        assert!(lost <= 2, "it, and what only it and the member that is out could tell");
+        while array.move_window(1 << 20).await.unwrap() {}
+        array.end_reshape().await.unwrap();
+        bench.faults[slot].clear();
+        for (block, expected) in expected.into_iter().enumerate() {
+            assert_eq!(read(&*channel, block as u64).await, expected, "block {block}");
+        }
+        write(&*channel, 1, 77).await;
+        assert_eq!(read(&*channel, 1).await, Ok(77), "it is good once it is written");
+    });
+}
+
+#[test]
+fn requests_wait_for_a_window_and_no_others_do() {
+    reactor::run(async {
+        let bench = Bench::new((3, 1), (4, 1), Consistency::Ppl);
+        let (array, pattern) = bench.begun().await;
+        let done = Rc::new(Cell::new(0));
+        let (mover, windows) = (array.clone(), done.clone());
+        reactor::current().spawn(async move {
+            while mover.move_window(6 * STRIP).await.unwrap() {
+                windows.set(windows.get() + 1);
+            }
+        });
+        let channel = array.open_channel().unwrap();
+        let mut round = 0;
+        while array.moved().unwrap().done < array.moved().unwrap().total {
+            round += 1;
+            let block = (round * 37) % pattern.len() as u64;
+            assert_eq!(read(&*channel, block).await, Ok(pattern[block as usize]), "block {block}");
+            write(&*channel, block, pattern[block as usize]).await;
+        }
+        while array.end_reshape().await.is_err() {
+            reactor::yield_now().await;
+        }
+        assert!(done.get() > 3);
+        check(&array, &pattern).await;
+        assert_eq!(mismatches(&array).await, 0);
+    });
+}
+
+#[test]
+fn an_array_half_way_through_a_change_passes_the_suite() {
+    let array = reactor::run(async {
+        let bench = Bench::of_members(32 << 20, (3, 1), (4, 2), Consistency::Ppl);
+        let (array, _) = bench.begun().await;
+        for _ in 0..40 {
+            array.move_window(8 * STRIP).await.unwrap();
+        }
+        array
+    });
+    Suite::new(array).run();
+}
+
+#[test]
+fn two_lost_members_freeze_an_array_that_gets_its_second_parity() {
+    reactor::run(async {
+        let bench = Bench::new((3, 1), (3, 2), Consistency::Ppl);
+        let (array, _) = bench.begun().await;
+        array.fail(0).await.unwrap();
+        assert_eq!(array.fail(1).await, Err(IoError::Invalid), "the old shape could not be read without it");
+        array.fail(4).await.unwrap();
+        while array.move_window(1 << 20).await.unwrap() {}
+        array.end_reshape().await.unwrap();
+        assert_eq!(array.fail(1).await, Err(IoError::Invalid), "two are out already");
+    });
+}

@@ -1,0 +1,43 @@
+//! A change of shape, window by window. Its cursor stands in the superblock.
+
+use super::keeper::Keeper;
+use super::status::{Kind, Meter};
+
+impl Keeper {
+    /// Goes on with a change of shape to its end, or until the keeper must stop; whether there was anything to do.
+    pub(super) async fn reshape(&mut self) -> bool {
+        if self.is_reshape_blocked {
+            return false;
+        }
+        let array = self.array().clone();
+        let geometry = array.config().geometry;
+        let member_bytes = |bytes: u64| bytes / geometry.data as u64;
+        let window = self.window() as u64 * geometry.stripe_bytes();
+        let mut meter = Meter::new(self.core.now_ns(), 0);
+        while let Some(moved) = array.moved() {
+            let done_bytes = member_bytes(moved.done);
+            self.show(Kind::Reshape, None, done_bytes, meter.rate(self.core.now_ns(), done_bytes));
+            if self.must_stop() {
+                return true;
+            }
+            if let Err(sleep) = self.begin(member_bytes(window) * geometry.group_members() as u64) {
+                sleep.await;
+                continue;
+            }
+            let result = match array.move_window(window).await {
+                Ok(false) => array.end_reshape().await,
+                result => result.map(|_| ()),
+            };
+            if let Err(error) = result {
+                self.is_reshape_blocked = true;
+                let percent = moved.done * 100 / moved.total.max(1);
+                self.event(format!("the change of shape stops at {percent} %: {error}"));
+                return true;
+            }
+            reactor::yield_now().await;
+        }
+        self.log(|log| log.totals.jobs += 1);
+        self.event("the array has its new shape".into());
+        true
+    }
+}
