@@ -99,22 +99,49 @@ pub enum LayoutError {
 }
 
 impl Layout {
-    /// Lays out a new member of `capacity` bytes for all stripes of `config`.
+    /// Lays out a new member of `capacity` bytes for all stripes of `config`. Data that would not fit otherwise takes
+    /// room from the reserve: a change of shape may have done so on all others.
     ///
     /// # Errors
-    /// When the member is too small, or `config` has too many regions.
+    /// When the member is too small even without a reserve, or `config` has too many regions.
     pub fn new(capacity: u64, config: &ArrayConfig) -> Result<Layout, LayoutError> {
         if config.regions() > MAX_REGIONS {
             return Err(LayoutError::Regions { regions: config.regions() });
         }
         let data_bytes = config.geometry.group_stripes * u64::from(config.geometry.strip_bytes);
         let mut layout = Layout::areas(capacity, config);
-        let needed = layout.data_offset.saturating_add(data_bytes).saturating_add(2 * COPY_BYTES);
+        let alignment = u64::from(layout.alignment);
+        let least_offset = layout.reserve_offset.next_multiple_of(alignment);
+        let needed = least_offset.saturating_add(data_bytes).saturating_add(2 * COPY_BYTES);
         if needed > layout.member_bytes || layout.map_capacity() < config.regions() {
             return Err(LayoutError::TooSmall { capacity, needed });
         }
+        let room = layout.member_bytes - 2 * COPY_BYTES - data_bytes;
+        layout.data_offset = layout.data_offset.min(room / alignment * alignment);
+        layout.reserve_bytes = layout.reserve_bytes.min(layout.data_offset - layout.reserve_offset);
         layout.data_bytes = data_bytes;
         Ok(layout)
+    }
+
+    /// The layout of the same member with data that begins `shift` bytes lower and ends where it did: the room comes
+    /// from the reserve. `None` when there is not so much, or data would not be aligned.
+    pub fn shifted(&self, shift: u64) -> Option<Layout> {
+        let alignment = u64::from(self.alignment).max(PAGE_BYTES);
+        if !shift.is_multiple_of(alignment) || shift > self.reserve_room() {
+            return None;
+        }
+        let data_offset = self.data_offset - shift;
+        Some(Layout {
+            data_offset,
+            data_bytes: self.data_bytes.checked_add(shift)?,
+            reserve_bytes: self.reserve_bytes.min(data_offset - self.reserve_offset),
+            ..*self
+        })
+    }
+
+    /// Bytes before the data that hold nothing.
+    pub fn reserve_room(&self) -> u64 {
+        self.data_offset.saturating_sub(self.reserve_offset)
     }
 
     /// The most stripes that a group can have when its smallest member has `capacity` bytes; 0 when the member has no
@@ -317,6 +344,48 @@ mod tests {
         assert_eq!(grown.check(&config), Ok(()));
     }
 
+    #[test]
+    fn data_that_begins_lower_takes_its_room_from_the_reserve() {
+        let mut config = config(4, 1);
+        let layout = Layout::new(1 << 20, &config).unwrap();
+        assert_eq!((layout.reserve_bytes, layout.reserve_room()), (16 << 10, 16 << 10));
+        for (shift, reserve) in [(0, 16 << 10), (4096, 12 << 10), (16 << 10, 0)] {
+            let shifted = layout.shifted(shift).unwrap();
+            assert_eq!(shifted.data_offset + shift, layout.data_offset);
+            assert_eq!(shifted.data_bytes, layout.data_bytes + shift);
+            assert_eq!(shifted.reserve_bytes, reserve);
+            config.geometry.group_stripes = 16 + (shift >> 12);
+            assert_eq!(shifted.check(&config), Ok(()));
+        }
+        assert_eq!(layout.shifted(20 << 10), None);
+        assert_eq!(layout.shifted(512), None);
+        let large = Layout::new(1 << 30, &config).unwrap();
+        assert_eq!((large.alignment, large.shifted(4096)), (1 << 20, None));
+        assert!(large.shifted(8 << 20).unwrap().check(&config).is_ok());
+    }
+
+    #[test]
+    fn a_disk_of_the_same_size_has_room_for_what_the_reserves_of_others_hold() {
+        for capacity in [1 << 20, 300 << 20] {
+            let mut config = config(4, 1);
+            config.region_bytes = 1 << 20;
+            config.geometry.group_stripes = Layout::most_group_stripes(capacity, &config);
+            let layout = Layout::new(capacity, &config).unwrap();
+            let most = layout.reserve_room() / u64::from(layout.alignment) * u64::from(layout.alignment);
+            for shift in (0..=most).step_by(layout.alignment as usize) {
+                let mut larger = config.clone();
+                larger.geometry.group_stripes += shift / 4096;
+                let (shifted, new) =
+                    (layout.shifted(shift).unwrap(), Layout::new(capacity, &larger).unwrap());
+                assert_eq!(new, shifted);
+                assert_eq!(new.check(&larger), Ok(()));
+            }
+            config.geometry.group_stripes += most / 4096 + u64::from(layout.alignment) / 4096;
+            let Err(LayoutError::TooSmall { needed, .. }) = Layout::new(capacity, &config) else { panic!() };
+            assert!(needed > capacity && needed <= capacity + u64::from(layout.alignment), "{needed}");
+        }
+    }
+
     proptest! {
         #[test]
         fn whatever_is_chosen_passes_the_check(
@@ -332,6 +401,15 @@ mod tests {
             if config.check().is_ok() {
                 let layout = Layout::new(capacity, &config).unwrap();
                 prop_assert_eq!(layout.check(&config), Ok(()));
+                // As many as there is room for when there is no reserve, and one more.
+                let least = layout.reserve_offset.next_multiple_of(layout.alignment.into());
+                let room = layout.member_bytes - 2 * COPY_BYTES - least;
+                config.geometry.group_stripes = room >> strip;
+                if config.check().is_ok() && config.regions() <= layout.map_capacity() {
+                    let layout = Layout::new(capacity, &config).unwrap();
+                    prop_assert_eq!(layout.check(&config), Ok(()));
+                    prop_assert!(layout.reserve_bytes <= layout.data_offset - layout.reserve_offset);
+                }
                 config.geometry.group_stripes += 1;
                 prop_assert!(Layout::new(capacity, &config).is_err());
             }
