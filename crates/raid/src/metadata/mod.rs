@@ -38,5 +38,5 @@ pub use shape::Shape;
 pub use signatures::{Signature, probe};
 pub use store::{Found, ReadError, Store, read_superblock, write_label, zero_superblock};
 pub use superblock::{
-    DecodeError, EpochId, Label, Member, MemberState, Reason, Reshape, Spare, Superblock, Table,
+    DecodeError, EpochId, Label, Member, MemberSet, MemberState, Reason, Reshape, Spare, Superblock, Table,
 };

@@ -2,7 +2,7 @@
 
 use super::io::Target;
 use super::layout::Layout;
-use super::superblock::{EpochId, Member, Superblock, Table};
+use super::superblock::{EpochId, Member, Reshape, Superblock, Table};
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zones};
 use block::{Channel, IoError, IoFuture, IoResult, Limits, Op, Request};
 use std::cell::{Cell, RefCell};
@@ -34,6 +34,24 @@ pub(crate) fn config(data: usize, parity: usize) -> ArrayConfig {
         // Half a lane holds a block of every strip.
         lane_bytes: if data > 12 { 64 << 10 } else { 16 << 10 },
     }
+}
+
+/// The configuration of an array of `old` that is to have so much data and parity, and the change, of which nothing is
+/// done yet.
+pub(crate) fn reshaping(old: &ArrayConfig, (data, parity): (usize, usize)) -> (ArrayConfig, Reshape) {
+    let strip = u64::from(old.geometry.strip_bytes);
+    let rows = Reshape::unit_strips(old.geometry.data, data) / data as u64;
+    let reshape = Reshape {
+        old_level: old.level,
+        old_matrix: old.matrix,
+        old_geometry: old.geometry,
+        cursor: 0,
+        shift: rows * strip,
+    };
+    let mut new = config(data, parity);
+    new.geometry.group_stripes = old.geometry.group_stripes + rows;
+    new.lanes = old.lanes / 2;
+    (new, reshape)
 }
 
 /// The identity of a slot's member.

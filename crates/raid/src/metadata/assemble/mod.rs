@@ -5,9 +5,13 @@
 //! write that skipped it is acknowledged. What remains is to see that the newest table is here at all: a set of
 //! members that is missing and could have gone on alone is asked for.
 
+mod reshape;
+
 use super::store::Found;
-use super::superblock::{FIRST_GENERATION, Label, Member, MemberState, Reason, Relation, Superblock, Table};
-use crate::{Consistency, Geometry, Matrix, Uuid};
+use super::superblock::{
+    FIRST_GENERATION, Label, Member, MemberSet, MemberState, Reason, Relation, Superblock, Table,
+};
+use crate::{Consistency, Matrix, Uuid};
 use std::collections::HashMap;
 
 /// What to assemble, and how much to believe.
@@ -26,7 +30,8 @@ pub struct AssembleOptions {
 pub struct Assembly {
     /// The newest table. Members in `missing` are still trusted by it: see [`Assembly::opening_table`].
     pub table: Table,
-    /// The members by slot: those to be used. What the table calls rebuilding is here too.
+    /// The members by slot: those to be used. What the table calls rebuilding is here too. Their layouts are those that go
+    /// with the table, also where a member has not heard of a change of shape yet.
     pub members: Vec<Option<Found>>,
     /// Slots of members that the table trusts and that are not here, or cannot be used.
     pub missing: Vec<usize>,
@@ -448,7 +453,9 @@ impl Assembly {
                 // What it wrote on its own, if it did, is not in the region map: its table must be known to be the
                 // one before it left.
                 let is_known = superblock.table.is_remembered_by(&self.table);
-                let is_partial = is_known && generation + 1 == since;
+                // Regions are about one shape, which stays.
+                let is_one_shape = self.table.reshape.is_none() && superblock.table.has_shape_of(&self.table);
+                let is_partial = is_known && is_one_shape && generation + 1 == since;
                 self.returning.push(Returning { slot, found, is_partial });
             }
             _ if generation < self.table.settled => {
@@ -459,30 +466,36 @@ impl Assembly {
                 );
                 self.rejected.push(reject(found, why));
             }
-            _ => self.members[slot] = Some(found),
+            _ => match reshape::laid_out(&self.table, &superblock) {
+                Ok(layout) => self.members[slot] = Some(reshape::with_layout(found, layout)),
+                Err(why) => self.rejected.push(reject(found, why)),
+            },
         }
     }
 
-    /// Slots of a group whose members hold everything and are here.
-    fn usable(&self, group: usize) -> usize {
-        let size = self.table.config.geometry.group_members();
+    /// How many members of a set hold everything and are here.
+    fn usable(&self, set: &MemberSet) -> usize {
         let is_usable = |slot: &usize| self.members[*slot].is_some() && self.table.members[*slot].is_live();
-        (group * size..(group + 1) * size).filter(is_usable).count()
+        set.slots.clone().filter(is_usable).count()
     }
 
-    fn is_usable(&self, group: usize) -> bool {
-        self.usable(group) >= self.table.config.geometry.data
+    fn is_usable(&self, set: &MemberSet) -> bool {
+        self.usable(set) >= set.needed
     }
 
-    /// Forced: takes members back that have missed writes, the newest first, where a group needs them.
+    /// Forced: takes members back that have missed writes, the newest first, where a group needs them. Not one that has
+    /// missed some of a change of shape: its strips are others by now.
     fn promote(&mut self) {
-        let size = self.table.config.geometry.group_members();
         self.returning.sort_by_key(|member| std::cmp::Reverse(generation(&member.found)));
-        for group in 0..self.table.config.geometry.groups {
-            while !self.is_usable(group) {
-                let Some(place) = self.returning.iter().position(|member| member.slot / size == group) else {
-                    break;
+        for set in self.table.sets() {
+            while !self.is_usable(&set) {
+                let has_shape = |found: &Found| match &found.label {
+                    Label::Member(superblock) => superblock.table.has_shape_of(&self.table),
+                    Label::Spare(_) => false,
                 };
+                let is_wanted =
+                    |member: &Returning| set.slots.contains(&member.slot) && has_shape(&member.found);
+                let Some(place) = self.returning.iter().position(is_wanted) else { break };
                 let Returning { slot, found, .. } = self.returning.remove(place);
                 self.losses.push(format!(
                     "{} (slot {slot}) is trusted again at generation {}: what was written up to generation {} may be \
@@ -500,17 +513,17 @@ impl Assembly {
     }
 
     fn refuse_too_few(&self) -> Result<(), Refusal> {
-        let Geometry { groups, data, .. } = self.table.config.geometry;
-        let Some(group) = (0..groups).find(|group| !self.is_usable(*group)) else { return Ok(()) };
-        let members = self.table.config.geometry.group_members();
-        let lost = (group * members..(group + 1) * members)
-            .filter(|slot| self.members[*slot].is_none() || !self.table.members[*slot].is_live());
+        let Some(set) = self.table.sets().find(|set| !self.is_usable(set)) else { return Ok(()) };
+        let present = self.usable(&set);
+        let MemberSet { group, slots, needed } = set;
+        let members = slots.len();
+        let lost = slots.filter(|slot| self.members[*slot].is_none() || !self.table.members[*slot].is_live());
         Err(Refusal::TooFew {
             array: describe(&self.table),
             group,
-            needed: data,
+            needed,
             members,
-            present: self.usable(group),
+            present,
             missing: lost.map(|slot| self.excuse(slot)).collect::<Vec<_>>().join("; "),
         })
     }
@@ -538,13 +551,11 @@ impl Assembly {
 
     /// Members that are trusted and missing might have gone on alone, declaring these out.
     fn refuse_old(&self, options: &AssembleOptions) -> Result<(), Refusal> {
-        let Geometry { groups, data, .. } = self.table.config.geometry;
-        let size = self.table.config.geometry.group_members();
-        let missing = |group: usize| {
-            let slots = self.missing.iter().filter(|slot| *slot / size == group);
+        let missing = |set: &MemberSet| {
+            let slots = self.missing.iter().filter(|slot| set.slots.contains(slot));
             slots.filter(|slot| self.table.members[**slot].is_live()).count()
         };
-        let could_go_on = (0..groups).all(|group| missing(group) >= data);
+        let could_go_on = self.table.sets().all(|set| missing(&set) >= set.needed);
         if could_go_on && !options.run && !options.force {
             let missing = self.names(&self.missing);
             return Err(Refusal::MayBeOld { array: describe(&self.table), missing });

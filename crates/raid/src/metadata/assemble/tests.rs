@@ -6,7 +6,7 @@ use crate::metadata::store::Copy;
 use crate::metadata::testing::{config, member_uuid, superblock, table};
 use proptest::prelude::*;
 
-fn device(slot: usize, table: &Table) -> Found {
+pub(super) fn device(slot: usize, table: &Table) -> Found {
     let mut superblock = superblock(&table.config, slot);
     superblock.member = table.members[slot].uuid;
     superblock.table = table.clone();
@@ -23,7 +23,7 @@ fn devices(table: &Table) -> Vec<Found> {
     (0..table.members.len()).map(|slot| device(slot, table)).collect()
 }
 
-fn edit(found: &mut Found, edit: impl FnOnce(&mut Superblock)) {
+pub(super) fn edit(found: &mut Found, edit: impl FnOnce(&mut Superblock)) {
     let Label::Member(superblock) = &mut found.label else { panic!() };
     edit(superblock);
 }
@@ -33,7 +33,7 @@ fn mirror(copies: usize) -> ArrayConfig {
 }
 
 /// The table after `slots` were taken out of `table`.
-fn without(table: &Table, slots: &[usize], id: u64) -> Table {
+pub(super) fn without(table: &Table, slots: &[usize], id: u64) -> Table {
     let mut table = table.next(0);
     table.begin_epoch(id);
     slots.iter().for_each(|slot| table.take_out(*slot, Reason::WriteError));
@@ -44,9 +44,9 @@ fn refusal(found: Vec<Found>) -> String {
     assemble(found, &AssembleOptions::default()).unwrap_err().to_string()
 }
 
-const DEFAULT: AssembleOptions = AssembleOptions { array: None, run: false, force: false };
-const RUN: AssembleOptions = AssembleOptions { run: true, ..DEFAULT };
-const FORCE: AssembleOptions = AssembleOptions { force: true, ..DEFAULT };
+pub(super) const DEFAULT: AssembleOptions = AssembleOptions { array: None, run: false, force: false };
+pub(super) const RUN: AssembleOptions = AssembleOptions { run: true, ..DEFAULT };
+pub(super) const FORCE: AssembleOptions = AssembleOptions { force: true, ..DEFAULT };
 
 #[test]
 fn a_whole_array_is_assembled_in_any_order() {

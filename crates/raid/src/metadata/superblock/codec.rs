@@ -289,6 +289,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         return invalid("epochs since it served", unserved);
     };
     let flags = input.u16(138);
+    let reshape = decode_reshape(input, &config, &layout)?;
     let table = Table {
         history: decode_history(input, epoch)?,
         config,
@@ -305,7 +306,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         resync_cursor: input.cursor(296),
         scrub_cursor: input.cursor(304),
         scrubbed_ns: input.u64(312),
-        reshape: decode_reshape(input)?,
+        reshape,
         owner: input.text("owner", 320, MAX_OWNER_BYTES)?,
         created_ns: input.u64(192),
         updated_ns: input.u64(200),
@@ -480,18 +481,20 @@ fn encode_reshape(out: &mut Fields<'_>, reshape: &Reshape) {
     out.put(416, reshape.shift.to_le_bytes());
 }
 
-fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
+fn decode_reshape(
+    input: &Input<'_>,
+    config: &ArrayConfig,
+    layout: &Layout,
+) -> Result<Option<Reshape>, DecodeError> {
     match input.u32(384) {
         0 => return Ok(None),
         1 => {}
         state => return invalid("reshape", state),
     }
-    // The old shape is checked like any configuration: by making one of it.
-    let current = decode_config(input)?;
-    let old = ArrayConfig {
-        level: decode_level(input.0[395])?,
-        matrix: decode_matrix(input.0[394])?,
-        geometry: Geometry {
+    let reshape = Reshape {
+        old_level: decode_level(input.0[395])?,
+        old_matrix: decode_matrix(input.0[394])?,
+        old_geometry: Geometry {
             groups: input.u16(388).into(),
             data: input.u16(390).into(),
             parity: input.u16(392).into(),
@@ -499,22 +502,18 @@ fn decode_reshape(input: &Input<'_>) -> Result<Option<Reshape>, DecodeError> {
             group_stripes: input.u64(400),
             zones: Zones::NONE,
         },
-        region_bytes: input.u32(396).into(),
-        consistency: if input.u16(392) == 0 { Consistency::None } else { Consistency::Bitmap },
-        lanes: 1,
-        lane_bytes: 1 << 20,
-        ..current
+        cursor: input.u64(408),
+        shift: input.u64(416),
     };
-    match old.check() {
-        Ok(()) => Ok(Some(Reshape {
-            old_level: old.level,
-            old_matrix: old.matrix,
-            old_geometry: old.geometry,
-            cursor: input.u64(408),
-            shift: input.u64(416),
-        })),
-        Err(error) => invalid("old shape", error),
+    if let Err(error) = reshape.check(config) {
+        return invalid("change of shape", error);
     }
+    // The log of either shape has as many lanes.
+    let log_bytes = 2 * u64::from(config.lanes) * u64::from(config.lane_bytes);
+    if layout.log_bytes < log_bytes {
+        return invalid("change of shape", format!("a log of {} bytes, not {log_bytes}", layout.log_bytes));
+    }
+    Ok(Some(reshape))
 }
 
 #[cfg(test)]
@@ -534,13 +533,15 @@ mod tests {
         table.members[4].reason = Reason::Replacing;
         (table.resync_cursor, table.scrub_cursor, table.scrubbed_ns) = (Some(4096), Some(0), 9);
         table.owner = "höst".into();
-        table.reshape = Some(Reshape {
-            old_level: Level::Raid6,
-            old_matrix: Matrix::Powers,
-            old_geometry: Geometry { data: 20, parity: 2, ..table.config.geometry },
-            cursor: 12,
-            shift: 34,
-        });
+        // 420 strips of data are 21 old rows and 20 new ones: the new shape has 20 rows more.
+        let old_geometry = Geometry { data: 20, parity: 2, ..table.config.geometry };
+        let (old_level, old_matrix) = (Level::Raid6, Matrix::Powers);
+        let (cursor, shift) = (420 * 4096, 20 * 4096);
+        table.reshape = Some(Reshape { old_level, old_matrix, old_geometry, cursor, shift });
+        table.config.geometry.group_stripes += 20;
+        table.config.lanes = 1;
+        (superblock.layout.data_offset, superblock.layout.data_bytes) =
+            (superblock.layout.data_offset + shift, superblock.layout.data_bytes + shift);
         superblock
     }
 

@@ -9,13 +9,16 @@
 //! tables can be told to be one line or two (split brain).
 
 mod codec;
+mod reshape;
 
 pub use codec::{DecodeError, HEAD_BYTES, MAGIC, VERSION};
+pub use reshape::Reshape;
 
 use super::layout::Layout;
-use crate::{ArrayConfig, Geometry, Level, Matrix, Uuid};
+use crate::{ArrayConfig, Uuid};
 use serde::Serialize;
 use std::cmp::Ordering;
+use std::ops::Range;
 
 /// Ancestors that a table remembers.
 pub const HISTORY: usize = 32;
@@ -176,21 +179,6 @@ pub enum Reason {
     Replacing = 9,
 }
 
-/// A change of shape that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reshape {
-    /// The level before.
-    pub old_level: Level,
-    /// The matrix before.
-    pub old_matrix: Matrix,
-    /// The shape before; the configuration holds the shape after.
-    pub old_geometry: Geometry,
-    /// Bytes of the array that have the new shape.
-    pub cursor: u64,
-    /// Bytes by which every member's data begins lower than in the old shape.
-    pub shift: u64,
-}
-
 impl Reason {
     const ALL: [Reason; 10] = [
         Reason::None,
@@ -278,11 +266,31 @@ impl Table {
         }
     }
 
-    /// Whether every group can lose no more members than it has.
+    /// Every set of members of which some must hold everything, or data is lost: each group, and while the array changes
+    /// its shape also the members that it had before.
+    pub fn sets(&self) -> impl Iterator<Item = MemberSet> + use<> {
+        let geometry = self.config.geometry;
+        let size = geometry.group_members();
+        let set =
+            move |group| MemberSet { group, slots: group * size..(group + 1) * size, needed: geometry.data };
+        let before = self.reshape.as_ref().map(|reshape| MemberSet {
+            group: 0,
+            slots: 0..reshape.old_geometry.members(),
+            needed: reshape.old_geometry.data,
+        });
+        (0..geometry.groups).map(set).chain(before)
+    }
+
+    /// Whether every set of members ([`Table::sets`]) has as many as it needs.
     pub fn is_alive(&self) -> bool {
-        let Geometry { parity, .. } = self.config.geometry;
-        let lost = |group: &[Member]| group.iter().filter(|member| !member.is_live()).count();
-        self.members.chunks(self.config.geometry.group_members()).all(|group| lost(group) <= parity)
+        let live = |set: &MemberSet| set.slots.clone().filter(|slot| self.members[*slot].is_live()).count();
+        self.sets().all(|set| live(&set) >= set.needed)
+    }
+
+    /// Whether strips lie on members the same way by both tables. Growth by rows and by groups changes nothing about it.
+    pub fn has_shape_of(&self, other: &Table) -> bool {
+        let shape = |table: &Table| (table.config.geometry.data, table.config.geometry.parity, table.reshape);
+        shape(self) == shape(other)
     }
 
     /// Whether some member is not live.
@@ -312,6 +320,17 @@ impl Table {
             Ordering::Greater => Relation::Descendant,
         }
     }
+}
+
+/// Members of which some must hold everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSet {
+    /// The group that they are.
+    pub group: usize,
+    /// Their slots.
+    pub slots: Range<usize>,
+    /// How many of them must hold everything.
+    pub needed: usize,
 }
 
 /// How two tables stand to each other.
