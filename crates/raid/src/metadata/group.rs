@@ -1,26 +1,18 @@
 //! Adding groups of new members to an array that nobody uses. No data moves: the new groups' stripes come behind all that
 //! there are ([`crate::Geometry::with_groups_added`]).
 //!
-//! ```text
-//!   1  new devices: cleared, data zeroed, region map and bad blocks as the members have them
-//!   2  new devices: superblocks with the new shape, "being created"
-//!   3  all: superblocks with the new shape                ◄─ the array is larger as soon as one has it
-//! ```
-//!
-//! Each step is durable on every device before the next one begins, so power may go anywhere. In 2 no member knows the
-//! new devices: they are left out, and the array is as it was ([`super::assemble()`]). In 3 whoever has the new table
-//! speaks for those that do not have it: old members stand at the table before, which is what was durable on all of them,
-//! and new ones at 2, with everything in its place. Without 2 there could be a table that counts on a group that has no
-//! superblocks.
+//! New devices' data is zeroed before they become members, so that every region map is right about it and parity fits.
+//! How they do, [`super::newcomers`] says.
 
 use super::Assembly;
 use super::bad_blocks::BadBlocks;
-use super::create::{Candidate, CreateError, Identities, clear, fit, refuse_twice, refuse_used, zero_data};
+use super::create::{Candidate, CreateError, fit, refuse_twice, refuse_used, zero_data};
 use super::io::{self, MemberFailures, Target};
 use super::layout::Layout;
+use super::newcomers::{self, AddOptions, Newcomers, Unready, check_ready, store_of};
 use super::region_map::RegionMap;
 use super::store::Store;
-use super::superblock::{Member, Reason, Table};
+use super::superblock::Table;
 use crate::config::MAX_MEMBERS;
 use crate::geometry::MAX_ZONES;
 use crate::mutant::{self, Mutant};
@@ -28,40 +20,12 @@ use crate::{ArrayConfig, ConfigError, Level};
 use block::Device;
 use std::sync::Arc;
 
-/// How groups are added.
-#[derive(Clone, Debug)]
-pub struct AddOptions {
-    /// Take devices that hold something.
-    pub force: bool,
-    /// Nanoseconds since 1970.
-    pub now_ns: u64,
-    /// Where identities come from.
-    pub identities: Identities,
-}
-
 /// Why no group is added. The array is as it was, unless the error says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
-    /// Members are missing or being filled.
-    #[error("array {array}: slots {slots:?} are not live: it grows only when all members are")]
-    NotWhole {
-        /// The array.
-        array: String,
-        /// The slots.
-        slots: Vec<usize>,
-    },
-    /// The log must be replayed first.
-    #[error("array {array}: it was not stopped in good order: assemble it first")]
-    NotClean {
-        /// The array.
-        array: String,
-    },
-    /// It is changing its shape already.
-    #[error("array {array}: it is changing its shape")]
-    Reshaping {
-        /// The array.
-        array: String,
-    },
+    /// The array cannot be changed as it is.
+    #[error(transparent)]
+    Unready(#[from] Unready),
     /// Devices do not make whole groups.
     #[error("array {array}: {given} devices: groups of {group_members} are needed")]
     Count {
@@ -149,44 +113,27 @@ async fn add_of(
     }
     let regions = RegionMap::load(&old.config, old.initial_region, own).await?;
     let bad = BadBlocks::load(old.config.uuid, own).await?;
-    let first = old.members.len();
-    let target = |(i, (device, layout)): (usize, (&Candidate, &Layout))| Target {
-        slot: first + i,
-        channel: device.channel.clone(),
-        layout: *layout,
-    };
-    let new: Vec<Target> = candidates.iter().zip(&layouts).enumerate().map(target).collect();
-    prepare(candidates, &layouts).await?;
-    for (device, target) in candidates.iter().zip(&new) {
-        regions.write_to(target).await.map_err(device.failed("cannot take the region map"))?;
-        bad.write_to(target).await.map_err(device.failed("cannot take the list of bad blocks"))?;
-    }
-    let store = Store::new(config.geometry.members());
-    for (slot, found) in assembly.members.iter().enumerate() {
-        found.iter().for_each(|found| store.note(slot, found));
-    }
+    let new = Newcomers::new(old.members.len(), candidates, layouts);
+    new.clear().await?;
+    zero(candidates, &new.layouts).await?;
+    new.inform(&regions, &bad).await?;
+    let store = store_of(assembly, config.geometry.members());
     // Settled stays what members stand at: they will never have this table.
-    let mut creating = Table { config, is_creating: true, ..assembly.next_table(options.now_ns) };
-    creating.members.extend(candidates.iter().map(|_| Member::live(options.identities.uuid())));
-    let newcomers = if mutant::is(Mutant::GroupInOneStep) { &[] } else { &new[..] };
-    for (slot, result) in store.commit(newcomers, &creating).await {
-        result.map_err(candidates[slot - first].failed("cannot write the superblock"))?;
+    let change = Table { config, ..assembly.next_table(options.now_ns) };
+    let creating = new.creating(change, options.identities);
+    if !mutant::is(Mutant::GroupInOneStep) {
+        new.write(&store, &creating).await?;
     }
     let created = Table { is_creating: false, ..creating.retry(options.now_ns) };
-    finish(&store, own.iter().chain(&new).cloned().collect(), created, options).await
+    finish(&store, own.iter().chain(&new.targets).cloned().collect(), created, options).await
 }
 
-/// Clears the devices and makes their data zeroes: every region map is right about that, and parity fits.
-async fn prepare(candidates: &[Candidate], layouts: &[Layout]) -> Result<(), CreateError> {
-    let all = || candidates.iter().zip(layouts);
-    io::all(all().map(|(device, layout)| clear(device, layout)))
-        .await
-        .into_iter()
-        .collect::<Result<(), CreateError>>()?;
+/// Makes the devices' data zeroes: every region map is right about that, and parity fits.
+async fn zero(candidates: &[Candidate], layouts: &[Layout]) -> Result<(), CreateError> {
     if zero_data(candidates, layouts).await? {
         return Ok(());
     }
-    let slowly = all().map(|(device, layout)| async move {
+    let slowly = candidates.iter().zip(layouts).map(|(device, layout)| async move {
         let Layout { data_offset, data_bytes, .. } = *layout;
         let zeroed = io::zero(&*device.channel, &device.limits, data_offset, data_bytes).await;
         zeroed.map_err(device.failed("cannot be zeroed"))
@@ -194,52 +141,22 @@ async fn prepare(candidates: &[Candidate], layouts: &[Layout]) -> Result<(), Cre
     io::all(slowly).await.into_iter().collect()
 }
 
-/// Commits the table that makes members of the new devices. Who fails is out.
 async fn finish(
     store: &Store,
-    mut targets: Vec<Target>,
-    mut table: Table,
+    targets: Vec<Target>,
+    table: Table,
     options: &AddOptions,
 ) -> Result<Table, AddError> {
-    loop {
-        table.begin_unserved_epoch(epoch_id(options.identities));
-        let results = store.commit(&targets, &table).await;
-        let failed = results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?)));
-        let failures = MemberFailures(failed.collect());
-        if failures.0.is_empty() {
-            return Ok(table);
-        }
-        table = table.retry(options.now_ns);
-        for (slot, error) in &failures.0 {
-            tracing::error!(array = table.config.name, slot, %error, "a superblock cannot be written");
-            table.take_out(*slot, Reason::WriteError);
-        }
-        if !table.is_alive() {
-            return Err(AddError::Unfinished { array: table.config.name, failures });
-        }
-        targets.retain(|target| table.members[target.slot].is_in());
-    }
-}
-
-fn epoch_id(identities: Identities) -> u64 {
-    u128::from_le_bytes(identities.bits()) as u64
+    let array = table.config.name.clone();
+    let finished = newcomers::finish(store, targets, table, options).await;
+    finished.map_err(|failures| AddError::Unfinished { array, failures })
 }
 
 /// What the array is to be with so many devices more.
 fn plan(assembly: &Assembly, given: usize) -> Result<ArrayConfig, AddError> {
+    check_ready(assembly)?;
     let Assembly { table, members, .. } = assembly;
     let array = table.config.name.clone();
-    let is_missing = |slot: &usize| members[*slot].is_none() || !table.members[*slot].is_live();
-    let slots: Vec<usize> = (0..members.len()).filter(is_missing).collect();
-    if !slots.is_empty() {
-        return Err(AddError::NotWhole { array, slots });
-    }
-    if !table.is_clean {
-        return Err(AddError::NotClean { array });
-    }
-    if table.reshape.is_some() {
-        return Err(AddError::Reshaping { array });
-    }
     let geometry = &table.config.geometry;
     let group_members = geometry.group_members();
     if given == 0 || !given.is_multiple_of(group_members) {
@@ -268,4 +185,4 @@ const fn grouped(level: Level) -> Level {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -72,11 +72,7 @@ impl Shape {
     ) -> Result<ArrayConfig, CreateError> {
         let (groups, data, parity) = self.groups(members)?;
         let strip_bytes = self.strip_bytes.unwrap_or_else(|| default_strip(data));
-        let matrix = match (data, parity) {
-            (1, _) | (_, 0) => Matrix::Copies,
-            (_, 1..=3) => Matrix::Powers,
-            _ => Matrix::Cauchy,
-        };
+        let matrix = matrix_of(data, parity);
         let consistency = self.consistency.unwrap_or(match (data, parity) {
             (_, 0) => Consistency::None,
             (1, _) => Consistency::Bitmap,
@@ -172,6 +168,15 @@ impl Shape {
             Level::NPlusM => parity + 1,
             _ => parity + 2,
         }
+    }
+}
+
+/// How the parity of a new shape is computed.
+pub(super) const fn matrix_of(data: usize, parity: usize) -> Matrix {
+    match (data, parity) {
+        (1, _) | (_, 0) => Matrix::Copies,
+        (_, 1..=3) => Matrix::Powers,
+        _ => Matrix::Cauchy,
     }
 }
 

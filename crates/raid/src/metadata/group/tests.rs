@@ -1,16 +1,17 @@
 //! Groups that are added to arrays of small disks, with power that goes at any sector.
 
 use super::*;
-use crate::metadata::store::read_superblock;
+use crate::metadata::store::{Store, read_superblock};
 use crate::metadata::testing::{Disk, Power, config, table};
-use crate::metadata::{AssembleOptions, BadRange, Found, assemble, region_map::WRITTEN};
+use crate::metadata::{AssembleOptions, BadRange, Found, Identities, Member, assemble, region_map::WRITTEN};
 use crate::{Consistency, Matrix};
 use block::{IoError, Limits};
 use reactor::run_simulated;
 
-const OPTIONS: AddOptions = AddOptions { force: false, now_ns: 9, identities: Identities::Core };
+pub(in crate::metadata) const OPTIONS: AddOptions =
+    AddOptions { force: false, now_ns: 9, identities: Identities::Core };
 
-fn candidates(disks: &[Disk], first: usize) -> Vec<Candidate> {
+pub(in crate::metadata) fn candidates(disks: &[Disk], first: usize) -> Vec<Candidate> {
     let candidate = |(i, disk): (usize, &Disk)| Candidate {
         name: format!("disk{}", first + i),
         channel: disk.channel(),
@@ -19,7 +20,7 @@ fn candidates(disks: &[Disk], first: usize) -> Vec<Candidate> {
     disks.iter().enumerate().map(candidate).collect()
 }
 
-async fn found(disks: &[Disk]) -> Vec<Found> {
+pub(in crate::metadata) async fn found(disks: &[Disk]) -> Vec<Found> {
     let mut all = Vec::new();
     for (i, disk) in disks.iter().enumerate() {
         all.extend(read_superblock(&format!("disk{i}"), &*disk.channel(), disk.capacity()).await);
@@ -27,12 +28,12 @@ async fn found(disks: &[Disk]) -> Vec<Found> {
     all
 }
 
-async fn assembled(disks: &[Disk]) -> Assembly {
+pub(in crate::metadata) async fn assembled(disks: &[Disk]) -> Assembly {
     assemble(found(disks).await, &AssembleOptions::default()).unwrap()
 }
 
 /// The members of an assembly, on these disks.
-fn targets(assembly: &Assembly, disks: &[Disk]) -> Vec<Target> {
+pub(in crate::metadata) fn targets(assembly: &Assembly, disks: &[Disk]) -> Vec<Target> {
     let target = |(slot, found): (usize, &Option<Found>)| {
         let found = found.as_ref()?;
         let crate::metadata::Label::Member(superblock) = &found.label else { return None };
@@ -43,7 +44,7 @@ fn targets(assembly: &Assembly, disks: &[Disk]) -> Vec<Target> {
 }
 
 /// A small disk that holds something, on its own or with others on one power line.
-fn disk(power: &Power) -> Disk {
+pub(in crate::metadata) fn disk(power: &Power) -> Disk {
     disk_of(160 << 10, power)
 }
 
@@ -55,10 +56,20 @@ fn disk_of(bytes: usize, power: &Power) -> Disk {
 
 /// An array of one group that was stopped in good order: a region of it is written, and a block is bad.
 async fn stopped(config: &ArrayConfig, power: &Power) -> Vec<Disk> {
+    let disks = stopped_sound(config, power).await;
+    let own = targets(&assembled(&disks).await, &disks);
+    let range = BadRange { stripe: 1, strips: 1, offset: 0, len: 512 };
+    BadBlocks::new(config.uuid, 9).add(range, &own).await.unwrap();
+    disks
+}
+
+/// As [`stopped`], without a bad block.
+pub(in crate::metadata) async fn stopped_sound(config: &ArrayConfig, power: &Power) -> Vec<Disk> {
     let disks: Vec<Disk> = (0..config.geometry.members()).map(|_| disk(power)).collect();
     let devices = candidates(&disks, 0);
     let layouts: Vec<Layout> = devices.iter().map(|device| fit(device, config, "").unwrap()).collect();
-    prepare(&devices, &layouts).await.unwrap();
+    Newcomers::new(0, &devices, layouts.clone()).clear().await.unwrap();
+    zero(&devices, &layouts).await.unwrap();
     let target = |(slot, (device, layout)): (usize, (&Candidate, &Layout))| Target {
         slot,
         channel: device.channel.clone(),
@@ -72,8 +83,6 @@ async fn stopped(config: &ArrayConfig, power: &Power) -> Vec<Disk> {
         table = Table { is_clean: true, ..table.next(0) };
     }
     RegionMap::new(config, 0).set(0, WRITTEN, &targets).await.unwrap();
-    let range = BadRange { stripe: 1, strips: 1, offset: 0, len: 512 };
-    BadBlocks::new(config.uuid, 9).add(range, &targets).await.unwrap();
     for (disk, layout) in disks.iter().zip(&layouts) {
         disk.edit(|bytes| bytes[layout.data_offset as usize..][..8192].fill(0x11));
     }
@@ -86,7 +95,7 @@ async fn add(disks: &[Disk], new: &[Disk], force: bool) -> Result<Table, AddErro
     add_of(&assembly, &own, &candidates(new, disks.len()), &AddOptions { force, ..OPTIONS }).await
 }
 
-fn small(data: usize, parity: usize) -> ArrayConfig {
+pub(in crate::metadata) fn small(data: usize, parity: usize) -> ArrayConfig {
     let mut config = config(data, parity);
     config.geometry.group_stripes = 3;
     (config.matrix, config.consistency) = match (data, parity) {
