@@ -2,7 +2,7 @@
 
 use crate::disk::SimDisk;
 use crate::kept::Kept;
-use crate::plan::Shape;
+use crate::plan::{Next, Shape};
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
@@ -10,11 +10,12 @@ use raid::array::{Array, Start};
 use raid::metadata::create::Identities;
 use raid::metadata::region_map::NEED_SYNC;
 use raid::metadata::{
-    self, AddOptions, AssembleOptions, EpochId, Found, Label, Layout, Member, Store, Table, Target,
+    self, AddOptions, AssembleOptions, EpochId, Found, Goal, Label, Layout, Member, Store, Table, Target,
     read_superblock,
 };
 use raid::{ArrayConfig, Consistency, Geometry, Uuid};
 use reactor::Core;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,6 +25,8 @@ use std::sync::Arc;
 const WALL_NS: u64 = 1_700_000_000_000_000_000;
 /// Stripes between two checkpoints of a rebuild.
 const CHECKPOINT_STRIPES: u64 = 4;
+/// Nanoseconds between two looks whether somebody else has moved a window.
+const LOOK_NS: u64 = 20_000;
 
 /// Makes and assembles `raid::Array`.
 #[derive(Default)]
@@ -108,7 +111,7 @@ async fn find(disks: &[SimDisk]) -> Result<Vec<Found>, String> {
     Ok(found)
 }
 
-async fn add_groups(own: &[SimDisk], new: &[SimDisk]) -> Result<Geometry, String> {
+async fn extend(shape: &Shape, own: &[SimDisk], new: &[SimDisk]) -> Result<Geometry, String> {
     let found = find(own).await?;
     let assembly =
         metadata::assemble(found, &AssembleOptions::default()).map_err(|refusal| refusal.to_string())?;
@@ -123,8 +126,18 @@ async fn add_groups(own: &[SimDisk], new: &[SimDisk]) -> Result<Geometry, String
     let devices: Vec<Arc<dyn Device>> =
         new.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>).collect();
     let options = AddOptions { force: true, now_ns: WALL_NS, identities: Identities::Core };
-    let added = metadata::add_groups(&assembly, &targets, &devices, &options).await;
-    Ok(added.map_err(|error| error.to_string())?.config.geometry)
+    let table = match shape.next {
+        None => {
+            let added = metadata::add_groups(&assembly, &targets, &devices, &options).await;
+            added.map_err(|error| error.to_string())?
+        }
+        Some(Next { level, data, parity }) => {
+            let goal = Goal { level: Some(level), members: Some(data + parity) };
+            let begun = metadata::begin_restripe(&assembly, &targets, &devices, goal, &options).await;
+            begun.map_err(|error| error.to_string())?
+        }
+    };
+    Ok(table.config.geometry)
 }
 
 async fn assemble(
@@ -151,7 +164,7 @@ async fn assemble(
         raid::array::StartError::DirtyDegraded { .. } => Refusal::DirtyDegraded,
         error => other(error.to_string()),
     })?;
-    let array = RunningArray(array);
+    let array = RunningArray::new(array);
     if !shape.has_keeper {
         return Ok(Rc::new(array));
     }
@@ -162,6 +175,9 @@ async fn assemble(
 
 impl Subject for ArraySubject {
     fn capacity(&self, shape: &Shape) -> u64 {
+        if let Some(next) = shape.next {
+            return next.geometry(shape).capacity();
+        }
         let (groups, group_stripes) = (shape.most_groups, shape.most_stripes);
         Geometry { groups, group_stripes, ..shape.geometry }.capacity()
     }
@@ -170,12 +186,13 @@ impl Subject for ArraySubject {
         Box::pin(create(shape, disks))
     }
 
-    fn add_groups<'a>(
+    fn extend<'a>(
         &'a self,
+        shape: &'a Shape,
         own: &'a [SimDisk],
         new: &'a [SimDisk],
     ) -> Local<'a, Result<Geometry, String>> {
-        Box::pin(add_groups(own, new))
+        Box::pin(extend(shape, own, new))
     }
 
     fn assemble<'a>(
@@ -190,7 +207,11 @@ impl Subject for ArraySubject {
 }
 
 /// An array whose stripes the simulator fills, syncs and scrubs one by one.
-pub(crate) struct RunningArray(pub(crate) Arc<Array>);
+pub(crate) struct RunningArray {
+    pub(crate) array: Arc<Array>,
+    /// Somebody moves a window.
+    is_moving: Cell<bool>,
+}
 
 pub(crate) fn text(what: &str) -> impl Fn(IoError) -> String {
     let what = what.to_owned();
@@ -198,9 +219,32 @@ pub(crate) fn text(what: &str) -> impl Fn(IoError) -> String {
 }
 
 impl RunningArray {
+    fn new(array: Arc<Array>) -> RunningArray {
+        RunningArray { array, is_moving: Cell::new(false) }
+    }
+
+    /// Moves windows of some strips, one task at a time.
+    async fn move_all(&self) -> Result<(), String> {
+        while self.array.is_reshaping() {
+            let core = reactor::current();
+            if self.is_moving.replace(true) {
+                core.sleep(LOOK_NS).await;
+                continue;
+            }
+            let bytes = (1 + core.random_u64() % 12) * u64::from(self.array.config().geometry.strip_bytes);
+            let result = match self.array.move_window(bytes).await {
+                Ok(false) => self.array.end_reshape().await,
+                result => result.map(drop),
+            };
+            self.is_moving.set(false);
+            result.map_err(text("change of shape"))?;
+        }
+        Ok(())
+    }
+
     /// Fills a slot, from where it was left if the disk is being filled already.
     async fn fill(&self, slot: usize, disk: &SimDisk) -> Result<(), String> {
-        let array = &self.0;
+        let array = &self.array;
         let config = array.config().clone();
         let uuid = match array.slots()[slot].filled {
             Some(_) => array.table().members[slot].uuid,
@@ -233,13 +277,13 @@ impl RunningArray {
 
     /// Whether the slot's member is that disk.
     fn holds(&self, slot: usize, disk: &SimDisk) -> bool {
-        let [own, _] = self.0.members().attached(slot);
+        let [own, _] = self.array.members().attached(slot);
         own.is_some_and(|own| own.device.name() == disk.name())
     }
 
     async fn resync_all(&self) -> Result<(), String> {
-        let config = self.0.config().clone();
-        let is_open = |stripe: u64| self.0.region_bits(stripe) & NEED_SYNC != 0;
+        let config = self.array.config().clone();
+        let is_open = |stripe: u64| self.array.region_bits(stripe) & NEED_SYNC != 0;
         let stripes = 0..config.geometry.stripes();
         let regions: BTreeSet<u64> =
             stripes.clone().filter(|s| is_open(*s)).map(|s| config.region_of(s)).collect();
@@ -248,21 +292,21 @@ impl RunningArray {
         }
         for region in regions {
             for stripe in stripes.clone().filter(|stripe| config.region_of(*stripe) == region) {
-                let result = self.0.scrub_stripe(stripe, true).await.map_err(text("resync"))?;
+                let result = self.array.scrub_stripe(stripe, true).await.map_err(text("resync"))?;
                 if result.is_incomplete {
                     return Err(format!("resync: stripe {stripe} lacks data"));
                 }
             }
-            self.0.clear_region(region, NEED_SYNC);
+            self.array.clear_region(region, NEED_SYNC);
         }
-        self.0.settle_regions().await.map_err(text("settling the region map"))
+        self.array.settle_regions().await.map_err(text("settling the region map"))
     }
 
     async fn scrub_all(&self, is_repairing: bool) -> Result<Scrubbed, String> {
-        let geometry = self.0.config().geometry;
+        let geometry = self.array.config().geometry;
         let mut scrubbed = Scrubbed::default();
         for stripe in 0..geometry.stripes() {
-            let result = self.0.scrub_stripe(stripe, is_repairing).await.map_err(text("scrub"))?;
+            let result = self.array.scrub_stripe(stripe, is_repairing).await.map_err(text("scrub"))?;
             scrubbed.stripes += u64::from(result.mismatches != 0);
             let is_named = |strip: &usize| result.named >> strip & 1 == 1;
             let strips = (0..geometry.group_members()).filter(is_named);
@@ -274,30 +318,33 @@ impl RunningArray {
 
 impl Running for RunningArray {
     fn device(&self) -> Arc<dyn Device> {
-        self.0.clone()
+        self.array.clone()
     }
 
     fn geometry(&self) -> Option<Geometry> {
-        Some(self.0.config().geometry)
+        Some(self.array.config().geometry)
     }
 
     fn live(&self) -> Vec<bool> {
-        self.0.slots().iter().map(|slot| slot.state == SlotState::Live).collect()
+        self.array.slots().iter().map(|slot| slot.state == SlotState::Live).collect()
     }
 
     fn fail(&self, slot: usize) -> Local<'_, Result<(), String>> {
-        Box::pin(async move { self.0.fail(slot).await.map_err(text("fail")) })
+        Box::pin(async move { self.array.fail(slot).await.map_err(text("fail")) })
     }
 
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
         Box::pin(async move {
-            let geometry = self.0.config().geometry;
-            let was_filling = self.0.slots()[slot].filled.is_some();
+            self.move_all().await?; // nothing is filled before
+            let geometry = self.array.config().geometry;
+            let was_filling = self.array.slots()[slot].filled.is_some();
             match self.fill(slot, disk).await {
                 // What was being filled is another disk, which is gone: the array has let it go now.
-                Err(_) if was_filling && self.0.slots()[slot].filled.is_none() => self.fill(slot, disk).await,
+                Err(_) if was_filling && self.array.slots()[slot].filled.is_none() => {
+                    self.fill(slot, disk).await
+                }
                 // The array has grown since the disk was laid out.
-                Err(_) if self.0.config().geometry != geometry => self.fill(slot, disk).await,
+                Err(_) if self.array.config().geometry != geometry => self.fill(slot, disk).await,
                 // So it was, and nothing of it was missing any more.
                 Ok(()) if was_filling && !self.holds(slot, disk) => self.fill(slot, disk).await,
                 result => result,
@@ -310,13 +357,13 @@ impl Running for RunningArray {
     }
 
     fn strips_at(&self, slot: usize) -> Option<Range<u64>> {
-        let [own, _] = self.0.members().attached(slot);
+        let [own, _] = self.array.members().attached(slot);
         let start = own?.layout.data_offset;
         Some(
             start
                 ..start
-                    + self.0.config().geometry.group_stripes
-                        * u64::from(self.0.config().geometry.strip_bytes),
+                    + self.array.config().geometry.group_stripes
+                        * u64::from(self.array.config().geometry.strip_bytes),
         )
     }
 
@@ -325,10 +372,18 @@ impl Running for RunningArray {
     }
 
     fn grow(&self) -> Local<'_, Result<(), String>> {
-        Box::pin(async move { self.0.grow(None).await.map(drop).map_err(|error| error.to_string()) })
+        Box::pin(async move { self.array.grow(None).await.map(drop).map_err(|error| error.to_string()) })
+    }
+
+    fn is_reshaping(&self) -> bool {
+        self.array.is_reshaping()
+    }
+
+    fn reshape(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(self.move_all())
     }
 
     fn stop(&self) -> Local<'_, Result<(), String>> {
-        Box::pin(async move { self.0.stop().await.map_err(text("stop")) })
+        Box::pin(async move { self.array.stop().await.map_err(text("stop")) })
     }
 }

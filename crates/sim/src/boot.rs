@@ -12,6 +12,7 @@ use crate::gate::{Gate, within};
 use crate::growth;
 use crate::machine::CrashAt;
 use crate::newcomers;
+use crate::oracle::SECTOR;
 use crate::plan::{Action, Boot, Newcomers, Step};
 use crate::streams;
 use crate::subject::{Refusal, Running, Scrubbed, Subject};
@@ -164,9 +165,9 @@ impl Session {
         let Some(client) = self.client(&*running) else { return false };
         self.verify(&client).await;
         let (running, client) = match &boot.newcomers {
-            Some(newcomers) if self.lacks_groups(&*running) => {
+            Some(newcomers) if self.can_extend(&*running) => {
                 drop(client);
-                match self.add_groups(running, newcomers).await {
+                match self.extend(running, newcomers).await {
                     Some(both) => both,
                     None => return !self.world.has_failed(),
                 }
@@ -194,18 +195,18 @@ impl Session {
         !self.world.has_failed()
     }
 
-    /// Whether new groups can come.
-    fn lacks_groups(&self, running: &dyn Running) -> bool {
+    /// Whether new members can come.
+    fn can_extend(&self, running: &dyn Running) -> bool {
         let world = &self.world;
-        world.geometry().groups < world.shape.most_groups
+        world.lacks_something()
             && self.is_on()
             && world.is_whole()
             && !world.is_any_beyond()
             && !running.live().contains(&false)
     }
 
-    /// The array is stopped, gets its new groups, and starts again; `None` when power goes or something is wrong.
-    async fn add_groups(
+    /// The array is stopped, gets its new members, and starts again; `None` when power goes or something is wrong.
+    async fn extend(
         &self,
         running: Rc<dyn Running>,
         newcomers: &Newcomers,
@@ -215,20 +216,25 @@ impl Session {
         if !self.is_on() || self.world.has_failed() {
             return None;
         }
-        self.note("groups are added");
+        self.note("members are added");
+        self.world.note_crossing(self.world.shape.next.is_some());
         self.arm(newcomers.crash);
         let disks = self.world.disks();
         let (own, new) = disks.split_at(self.world.members());
         newcomers::soil(&self.world, new);
-        match within(HANGS_NS, self.subject.add_groups(own, new)).await {
-            None => self.world.fail("a group is added for ever".into()),
+        match within(HANGS_NS, self.subject.extend(&self.world.shape, own, new)).await {
+            None => self.world.fail("members are added for ever".into()),
             Some(Ok(geometry)) => {
-                // It is never smaller again, even if power goes now.
-                self.world.note_geometry(Some(geometry), geometry.capacity());
+                // It is never smaller again, even if power goes now. A change of shape makes it larger in the end.
+                let bytes = match self.world.shape.next {
+                    Some(_) => self.world.sectors() * SECTOR as u64,
+                    None => geometry.capacity(),
+                };
+                self.world.note_geometry(Some(geometry), bytes);
                 self.world.count(|stats| stats.growths += 1);
             }
             Some(Err(_)) if !self.is_on() || self.world.has_reason() => {}
-            Some(Err(error)) => self.world.fail(format!("groups: {error}")),
+            Some(Err(error)) => self.world.fail(format!("new members: {error}")),
         }
         if !self.is_on() || self.world.has_failed() {
             return None;
@@ -283,7 +289,7 @@ impl Session {
                 Ok(running) => {
                     world.note_assembled(&running.live());
                     world.note_logging(!running.live().contains(&false));
-                    world.note_geometry(running.geometry(), running.device().limits().capacity);
+                    note_shape(world, &*running);
                     return Some(running);
                 }
                 Err(Refusal::DirtyDegraded) if !force && may_be_dirty => world.give_up_dirty(),
@@ -362,8 +368,12 @@ impl Session {
         if world.has_failed() || world.is_any_beyond() {
             return false;
         }
+        if running.is_reshaping() {
+            run_event(world, &running, &Action::Reshape).await;
+            self.verify(&client).await;
+        }
         resync(world, &*running).await;
-        if world.is_whole() && world.shape.geometry.parity > 0 {
+        if world.is_whole() && world.has_parity() {
             scrub(world, &*running).await;
             damage::inflict(world, &*running).await;
         }
@@ -371,11 +381,7 @@ impl Session {
         let first = world.draw() as usize % members;
         for slot in (first..first + members).map(|slot| slot % members) {
             let disk = world.disk(slot);
-            if world.shape.geometry.parity > 0
-                && !disk.is_dead()
-                && !world.is_lost(slot)
-                && self.can_lose(slot)
-            {
+            if world.has_parity() && !disk.is_dead() && !world.is_lost(slot) && self.can_lose(slot) {
                 self.note(&format!("slot {slot} dies"));
                 disk.kill();
                 world.note_loss(slot, true);
@@ -445,6 +451,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
     if action.slot().is_some_and(|slot| slot >= world.members()) {
         return; // the array has no such slot so far
     }
+    world.note_crossing(running.is_reshaping());
     match *action {
         Action::Kill(slot) if !world.disk(slot).is_dead() && world.may_lose(slot) => {
             world.disk(slot).kill();
@@ -516,12 +523,25 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             judge(world, "add", result);
         }
         Action::Grow(bytes) => growth::run(world, running, bytes).await,
-        Action::Scrub if world.shape.geometry.parity > 0 && world.is_whole() => {
+        Action::Reshape => {
+            let result = running.reshape().await;
+            if world.machine.is_on() {
+                note_shape(world, &**running);
+            }
+            judge(world, "change of shape", result);
+        }
+        Action::Scrub if world.has_parity() && world.is_whole() => {
             resync(world, &**running).await;
             scrub(world, &**running).await;
         }
         _ => {}
     }
+}
+
+/// The array says what shape it has.
+fn note_shape(world: &World, running: &dyn Running) {
+    world.note_crossing(running.is_reshaping());
+    world.note_geometry(running.geometry(), running.device().limits().capacity);
 }
 
 fn judge(world: &World, what: &str, result: Result<(), String>) {
@@ -535,6 +555,9 @@ fn judge(world: &World, what: &str, result: Result<(), String>) {
 
 /// Makes parity right where a crash has left it open.
 async fn resync(world: &World, running: &dyn Running) {
+    if running.is_reshaping() {
+        return; // parity has two shapes
+    }
     let is_whole = world.is_whole();
     match running.resync().await {
         // With a member out, which the array may know before us, nothing is compared.
@@ -548,6 +571,9 @@ async fn resync(world: &World, running: &dyn Running) {
 }
 
 async fn scrub(world: &World, running: &dyn Running) {
+    if running.is_reshaping() {
+        return;
+    }
     let result = running.scrub(false).await;
     if !world.machine.is_on() || world.is_any_beyond() {
         return;

@@ -30,7 +30,7 @@ pub async fn inflict(world: &World, running: &dyn Running) {
         return;
     }
     disk.poke(place.start, &after);
-    let parity = world.shape.geometry.parity;
+    let parity = world.geometry().parity;
     let named = if parity > 1 { BTreeSet::from([slot]) } else { BTreeSet::new() };
     let expected = Scrubbed { stripes: 1, named };
     expect(world, running, false, &expected, "of damage in one strip").await;

@@ -32,13 +32,13 @@ impl Kept {
             checkpoint_bytes: 2 * strip_bytes as u64,
             ..Options::default()
         };
-        let jobs = array.0.keep(options)?;
+        let jobs = array.array.keep(options)?;
         Ok(Kept { array, jobs })
     }
 
     /// Whether the disk is the live member in a slot.
     fn is_live(&self, slot: usize, disk: &SimDisk) -> bool {
-        let [own, _] = self.array.0.members().attached(slot);
+        let [own, _] = self.array.array.members().attached(slot);
         self.array.live()[slot] && own.is_some_and(|own| own.device.name() == disk.name())
     }
 
@@ -71,7 +71,7 @@ impl Kept {
 
     async fn sync(&self) -> Result<(), String> {
         self.jobs.idle().await;
-        let open = self.array.0.count_regions(NEED_SYNC);
+        let open = self.array.array.count_regions(NEED_SYNC);
         let is_whole = !self.live().contains(&false);
         if open > 0 && is_whole {
             return Err(format!("the keeper leaves {open} regions open"));
@@ -136,10 +136,24 @@ impl Running for Kept {
         self.array.grow()
     }
 
+    fn is_reshaping(&self) -> bool {
+        self.array.is_reshaping()
+    }
+
+    fn reshape(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async move {
+            self.jobs.idle().await;
+            match self.is_reshaping() {
+                true => Err(format!("the keeper does not go on: {:?}", self.jobs.status())),
+                false => Ok(()),
+            }
+        })
+    }
+
     fn stop(&self) -> Local<'_, Result<(), String>> {
         Box::pin(async move {
             self.jobs.stop().await;
-            self.array.0.stop().await.map_err(text("stop"))
+            self.array.array.stop().await.map_err(text("stop"))
         })
     }
 }

@@ -28,6 +28,7 @@ mod oracle;
 mod plan;
 mod rng;
 mod run;
+mod shapes;
 mod streams;
 mod subject;
 #[cfg(test)]
@@ -38,7 +39,7 @@ pub use array::ArraySubject;
 pub use disk::{DiskConfig, SimDisk};
 pub use machine::{CrashAt, Machine};
 pub use oracle::{ANYTHING, Oracle, SECTOR, Ticket, Violation, ZEROES};
-pub use plan::{Action, Boot, Filter, Newcomers, Plan, Shape, Step};
+pub use plan::{Action, Boot, Filter, Newcomers, Next, Plan, Shape, Step};
 pub use rng::{Rng, mix};
 pub use run::{Outcome, Shrunk, catch_panics, cut, run_plan, run_seed, shrink};
 pub use subject::{Local, Refusal, Running, Scrubbed, Subject};

@@ -51,6 +51,9 @@ struct Args {
     /// Writes come in streams, too
     #[arg(long)]
     streams: bool,
+    /// Arrays change their shape
+    #[arg(long, conflicts_with_all = ["grow", "groups"])]
+    shapes: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -125,8 +128,8 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let Args { consistency, cores, grow, groups, streams, .. } = *self;
-        Filter { levels: self.level.clone(), consistency, cores, grow, groups, streams }
+        let Args { consistency, cores, grow, groups, streams, shapes, .. } = *self;
+        Filter { levels: self.level.clone(), consistency, cores, grow, groups, streams, shapes }
     }
 
     /// The options that a replay needs, too.
@@ -138,7 +141,9 @@ impl Args {
         let grow = self.grow.then(|| " --grow".to_owned());
         let groups = self.groups.then(|| " --groups".to_owned());
         let streams = self.streams.then(|| " --streams".to_owned());
-        levels.chain(mode).chain(cores).chain(grow).chain(groups).chain(streams).chain(mutant).collect()
+        let shapes = self.shapes.then(|| " --shapes".to_owned());
+        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes);
+        levels.chain(mode).chain(cores).chain(changes).chain(mutant).collect()
     }
 }
 
@@ -322,7 +327,8 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
         let grow = args.grow || mutant.is_about_growth();
         let groups = args.groups || mutant.is_about_groups();
         let streams = args.streams || mutant.is_about_streams();
-        let filter = Filter { grow, groups, streams, ..args.filter() };
+        let shapes = args.shapes || mutant.is_about_shapes();
+        let filter = Filter { grow, groups, streams, shapes, ..args.filter() };
         search.run(&filter, args.jobs, maker, false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {

@@ -50,7 +50,7 @@ pub fn draw(plan: &mut Plan) {
 }
 
 /// What happens to a new member.
-fn event(rng: &mut Rng, slot: usize) -> Action {
+pub fn event(rng: &mut Rng, slot: usize) -> Action {
     match rng.below(4) {
         0 => Action::Kill(slot),
         1 => Action::Fail(slot),

@@ -43,7 +43,32 @@ pub struct Shape {
     pub most_stripes: u64,
     /// Groups once all growth has happened.
     pub most_groups: usize,
+    /// What the array changes to, if it changes its shape.
+    pub next: Option<Next>,
 }
+
+/// What an array changes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    /// Level.
+    pub level: Level,
+    /// Data strips of a stripe.
+    pub data: usize,
+    /// Parity strips of a stripe.
+    pub parity: usize,
+}
+
+impl Next {
+    /// The shape that it comes to, or a little more than that.
+    pub fn geometry(&self, shape: &Shape) -> Geometry {
+        let Next { data, parity, .. } = *self;
+        let group_stripes = shape.geometry.group_stripes + RESERVE_STRIPS;
+        Geometry { data, parity, group_stripes, ..shape.geometry }
+    }
+}
+
+/// Strips that the reserve of a small member has.
+const RESERVE_STRIPS: u64 = 4;
 
 /// One thing that happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,6 +140,8 @@ pub enum Action {
     Scrub,
     /// All disks become larger by so many bytes, and the array with them.
     Grow(u64),
+    /// A change of shape goes on to its end.
+    Reshape,
 }
 
 impl Action {
@@ -214,6 +241,21 @@ pub struct Filter {
     pub groups: bool,
     /// There are streams.
     pub streams: bool,
+    /// Arrays change their shape.
+    pub shapes: bool,
+}
+
+impl Filter {
+    /// Arrays that change their shape are of levels that can, and keep a log.
+    fn narrowed(mut self) -> Filter {
+        if self.shapes && self.levels.is_empty() {
+            self.levels = crate::shapes::LEVELS.to_vec();
+        }
+        if self.shapes {
+            self.consistency = Some(Consistency::Ppl);
+        }
+        self
+    }
 }
 
 /// Workers that do I/O, at most.
@@ -229,7 +271,30 @@ impl Shape {
 
     /// The group of a slot.
     pub fn group_of(&self, slot: usize) -> usize {
-        slot / self.geometry.group_members()
+        if self.next.is_some() { 0 } else { slot / self.geometry.group_members() }
+    }
+
+    /// Slots that the array has at most.
+    pub fn most_members(&self) -> usize {
+        let next = self.next.map_or(0, |next| next.data + next.parity);
+        next.max(self.most_groups * self.geometry.group_members())
+    }
+
+    /// The array will change to that shape.
+    pub fn take(&mut self, next: Next) {
+        self.next = Some(next);
+        self.lanes = self.lanes.max(2); // each shape has a log
+        self.lane_bytes = self.lane_bytes.max(least_lane_bytes(next.data, self.block_size));
+        self.disk_bytes = self.least_disk_bytes();
+    }
+
+    fn least_disk_bytes(&self) -> u64 {
+        let strip_bytes = u64::from(self.geometry.strip_bytes);
+        64 * 1024
+            + u64::from(self.lanes) * u64::from(self.lane_bytes)
+            + RESERVE_STRIPS * strip_bytes
+            + self.geometry.group_stripes * strip_bytes
+            + 64 * 1024
     }
 
     fn draw(seed: u64, rng: &mut Rng, filter: &Filter) -> Shape {
@@ -269,11 +334,8 @@ impl Shape {
         };
         let lanes = rng.pick(&[1, 2, 3]);
         let block_size = rng.pick(&[512, 512, 4096]);
-        // Little more than two entries of one block of a whole stripe with its redo data: lanes wrap, and long writes
-        // are cut.
-        let least_entry = (data as u32 + 1) * block_size + 4096;
-        let lane_bytes = (2 * least_entry).next_multiple_of(4096) * rng.pick(&[1, 2, 4]);
-        Shape {
+        let lane_bytes = least_lane_bytes(data as usize, block_size) * rng.pick(&[1, 2, 4]);
+        let mut shape = Shape {
             seed: rng.draw(),
             level,
             geometry,
@@ -288,21 +350,25 @@ impl Shape {
             cores: rng.pick(&[1, 2, 2]),
             has_keeper: false,
             may_lose_too_many: rng.one_in(12),
-            disk_bytes: 64 * 1024
-                + u64::from(lanes) * u64::from(lane_bytes)
-                + 4 * u64::from(strip_bytes)
-                + geometry.group_stripes * u64::from(strip_bytes)
-                + 64 * 1024,
+            disk_bytes: 0,
             most_stripes: geometry.group_stripes,
             most_groups: geometry.groups,
-        }
-        .seeded(seed)
+            next: None,
+        };
+        shape.disk_bytes = shape.least_disk_bytes();
+        shape.seeded(seed)
     }
 
     fn seeded(mut self, seed: u64) -> Shape {
         self.seed ^= seed;
         self
     }
+}
+
+/// Little more than two entries of one block of a whole stripe with its redo data: lanes wrap, and long writes are cut.
+fn least_lane_bytes(data: usize, block_size: u32) -> u32 {
+    let least_entry = (data as u32 + 1) * block_size + 4096;
+    (2 * least_entry).next_multiple_of(4096)
 }
 
 /// Draws one boot after the other.
@@ -321,6 +387,7 @@ impl Plan {
     pub fn draw(seed: u64, filter: &Filter) -> Plan {
         let rng = Rng::new(seed);
         let mut own = rng.fork(1);
+        let filter = &filter.clone().narrowed();
         let mut shape = Shape::draw(seed, &mut own, filter);
         shape.cores = filter.cores.unwrap_or(shape.cores);
         shape.has_keeper = rng.fork(6).one_in(3);
@@ -345,6 +412,9 @@ impl Plan {
         }
         if filter.streams {
             crate::streams::draw(&mut plan);
+        }
+        if filter.shapes {
+            crate::shapes::draw(&mut plan);
         }
         plan
     }

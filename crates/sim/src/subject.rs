@@ -23,10 +23,11 @@ pub trait Subject {
     /// Makes a new array whose blocks read as zeroes. Disk `i` becomes slot `i`.
     fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>>;
 
-    /// Adds blank disks to a whole array that was stopped, as groups more; says what shape it has then. `own` are its
-    /// disks, and perhaps others.
-    fn add_groups<'a>(
+    /// Adds blank disks to a whole array that was stopped, as groups more or to change its shape; says what shape it has
+    /// then. `own` are its disks, and perhaps others.
+    fn extend<'a>(
         &'a self,
+        shape: &'a Shape,
         own: &'a [SimDisk],
         new: &'a [SimDisk],
     ) -> Local<'a, Result<Geometry, String>>;
@@ -90,6 +91,16 @@ pub trait Running {
 
     /// Makes the array as large as its disks allow.
     fn grow(&self) -> Local<'_, Result<(), String>>;
+
+    /// Whether it changes its shape.
+    fn is_reshaping(&self) -> bool {
+        false
+    }
+
+    /// Goes on with a change of shape to its end.
+    fn reshape(&self) -> Local<'_, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// Stops the array cleanly. Nothing is in flight.
     fn stop(&self) -> Local<'_, Result<(), String>>;

@@ -63,8 +63,9 @@ impl Subject for ToySubject {
         Box::pin(async { Ok(()) })
     }
 
-    fn add_groups<'a>(
+    fn extend<'a>(
         &'a self,
+        _: &'a Shape,
         _: &'a [SimDisk],
         _: &'a [SimDisk],
     ) -> Local<'a, Result<raid::Geometry, String>> {

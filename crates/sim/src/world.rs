@@ -110,8 +110,10 @@ pub struct World {
     replacements: Cell<u64>,
     /// Bytes of a disk now.
     disk_bytes: Cell<u64>,
-    /// The shape that the array had last.
+    /// The shape that the array had last, or changes to.
     geometry: Cell<Geometry>,
+    /// The array may change its shape: both must be readable.
+    is_crossing: Cell<bool>,
     /// Sectors that the array has at least.
     sectors: Cell<u64>,
     failure: RefCell<Option<String>>,
@@ -123,7 +125,7 @@ impl World {
     pub fn new(seed: u64, shape: &Shape, capacity: u64) -> Rc<World> {
         let machine = Machine::new();
         let mut rng = Rng::new(seed).fork(3);
-        let count = shape.most_groups * shape.geometry.group_members();
+        let count = shape.most_members();
         let disks: Vec<SimDisk> = (0..count)
             .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), shape.disk_bytes))
             .collect();
@@ -145,6 +147,7 @@ impl World {
             replacements: Cell::default(),
             disk_bytes: Cell::new(shape.disk_bytes),
             geometry: Cell::new(shape.geometry),
+            is_crossing: Cell::new(false),
             sectors: Cell::new(shape.geometry.capacity() / SECTOR as u64),
             failure: RefCell::default(),
             rng: RefCell::new(rng),
@@ -210,8 +213,34 @@ impl World {
         if geometry.groups < self.geometry.get().groups {
             self.fail(format!("the array has {} groups, and had more", geometry.groups));
         }
-        self.geometry.set(geometry);
+        let old = self.geometry.replace(geometry);
+        if self.is_next(&old) && !self.is_next(&geometry) {
+            self.fail(format!("the array has {geometry:?}, and had its next shape"));
+        }
         self.note_capacity(bytes);
+    }
+
+    fn is_next(&self, geometry: &Geometry) -> bool {
+        self.shape.next.is_some_and(|next| (next.data, next.parity) == (geometry.data, geometry.parity))
+    }
+
+    /// Whether the array can get groups or another shape that it has not.
+    pub fn lacks_something(&self) -> bool {
+        let geometry = self.geometry.get();
+        match self.shape.next {
+            Some(_) => !self.is_next(&geometry),
+            None => geometry.groups < self.shape.most_groups,
+        }
+    }
+
+    /// The array may have two shapes from now on, or has one.
+    pub fn note_crossing(&self, is_crossing: bool) {
+        self.is_crossing.set(is_crossing);
+    }
+
+    /// Whether the array has redundancy.
+    pub fn has_parity(&self) -> bool {
+        self.geometry.get().parity > 0
     }
 
     /// The shape that the array had last.
@@ -276,6 +305,9 @@ impl World {
     }
 
     fn slots_of(&self, group: usize) -> std::ops::Range<usize> {
+        if self.shape.next.is_some() {
+            return 0..self.shape.most_members();
+        }
         let members = self.shape.geometry.group_members();
         group * members..(group + 1) * members
     }
@@ -306,8 +338,22 @@ impl World {
             *other != slot && (self.is_lost(*other) || disk.has_medium_errors() || disk.is_failing())
         };
         let group = self.shape.group_of(slot);
-        let used_up = self.slots_of(group).filter(is_used_up).count();
-        !self.is_beyond(group) && used_up < self.shape.geometry.parity
+        let is_left = |(slots, parity): &(std::ops::Range<usize>, usize)| {
+            !slots.contains(&slot) || slots.clone().filter(is_used_up).count() < *parity
+        };
+        !self.is_beyond(group) && self.sets_of(group).iter().all(is_left)
+    }
+
+    /// Slots of a group, and how many of them parity covers: of both shapes when the array may have two.
+    fn sets_of(&self, group: usize) -> Vec<(std::ops::Range<usize>, usize)> {
+        let set = |geometry: Geometry| (0..geometry.members(), geometry.parity);
+        match self.shape.next {
+            Some(next) if self.is_crossing.get() => {
+                vec![set(self.shape.geometry), set(next.geometry(&self.shape))]
+            }
+            Some(_) => vec![set(self.geometry.get())],
+            None => vec![(self.slots_of(group), self.shape.geometry.parity)],
+        }
     }
 
     /// The slot's member is lost, or there is a reason for the array to take it out.

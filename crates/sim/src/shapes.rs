@@ -1,0 +1,94 @@
+//! Change of shape: a stopped array begins to get another level or more members, on disks that hold something, and goes
+//! on with it while it serves.
+//!
+//! Power goes while it begins, at any write, or not, and later as at any other time. As long as the array has its old shape
+//! it is tried again, with the same disks; once it has begun there is no way back, and every byte is where it was.
+
+use crate::machine::CrashAt;
+use crate::newcomers::event;
+use crate::oracle::SECTOR;
+use crate::plan::{Action, Newcomers, Next, Plan, Shape, Step};
+use crate::rng::Rng;
+use raid::{Level, Restripe};
+
+/// Levels whose arrays change their shape.
+pub const LEVELS: [Level; 4] = [Level::Raid5, Level::Raid6, Level::Raid7, Level::NPlusM];
+
+/// Adds a change of shape to a plan from some boot on, requests to what is added, and events for new members.
+pub fn draw(plan: &mut Plan) {
+    let mut rng = Rng::new(plan.seed).fork(11);
+    let Some(next) = choose(&mut rng, &plan.shape) else { return };
+    plan.shape.take(next);
+    let shape = plan.shape.clone();
+    let old = shape.members();
+    let members = next.data + next.parity;
+    let mut next_id = plan.ids().into_iter().max().unwrap_or(0) + 1;
+    let writes = (12 * (members - old) + 8 * members) as u64;
+    let first = rng.below(plan.boots.len() as u64) as usize;
+    for boot in &mut plan.boots[first..] {
+        let mut step = |worker: usize, delay_ns: u64, action: Action| {
+            next_id += 1;
+            Step { id: next_id - 1, worker, delay_ns, action }
+        };
+        let workers = boot.steps.iter().map(|step| step.worker + 1).max().unwrap_or(1);
+        if !rng.one_in(4) {
+            let delay_ns = rng.log_uniform(20 * shape.latency_ns);
+            boot.steps.push(step(workers, delay_ns, Action::Reshape));
+        }
+        for _ in 0..rng.below(16) {
+            let worker = rng.below(workers as u64) as usize;
+            let delay_ns = if rng.one_in(2) { 0 } else { rng.log_uniform(20 * shape.latency_ns) };
+            boot.steps.push(step(worker, delay_ns, request(&mut rng, &shape, next)));
+        }
+        if members > old && rng.one_in(3) {
+            let delay_ns = rng.log_uniform(20 * shape.latency_ns);
+            let slot = old + rng.below((members - old) as u64) as usize;
+            boot.steps.push(step(workers + 1, delay_ns, event(&mut rng, slot)));
+        }
+        let crash = match rng.below(4) {
+            0 | 1 => None,
+            2 => Some(CrashAt::WriteEnded(1 + rng.below(writes))),
+            _ => Some(CrashAt::WriteStarted(1 + rng.below(writes))),
+        };
+        boot.newcomers = Some(Newcomers { id: next_id, crash });
+        next_id += 1;
+    }
+}
+
+/// What an array changes to; `None` when it stays as it is.
+fn choose(rng: &mut Rng, shape: &Shape) -> Option<Next> {
+    let (data, parity) = (shape.geometry.data, shape.geometry.parity);
+    let more = data + 1 + rng.below(2) as usize;
+    let ways: &[(Level, usize, usize)] = match shape.level {
+        Level::Raid5 => &[(Level::Raid5, more, 1), (Level::Raid6, data, 2), (Level::Raid6, more, 2)],
+        Level::Raid6 => &[
+            (Level::Raid6, more, 2),
+            (Level::Raid7, data, 3),
+            (Level::Raid7, data + 1, 3),
+            (Level::Raid5, data + 1, 1),
+        ],
+        Level::Raid7 => &[(Level::Raid7, more, 3)],
+        Level::NPlusM => &[(Level::NPlusM, more, parity)],
+        _ => return None,
+    };
+    let (level, data, parity) = rng.pick(ways);
+    let next = Next { level, data, parity };
+    // The reserve of these small members has four strips.
+    let restripe = Restripe::new(&shape.geometry, &next.geometry(shape))?;
+    (restripe.new_rows <= 4).then_some(next)
+}
+
+/// A request anywhere, most often around the place up to which the array is moved, or to what is added.
+fn request(rng: &mut Rng, shape: &Shape, next: Next) -> Action {
+    let unit = u64::from(shape.block_size) / SECTOR as u64;
+    let sectors = next.geometry(shape).capacity() / SECTOR as u64;
+    let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
+    let lba = rng.below(sectors) / unit * unit;
+    let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(sectors - lba);
+    match rng.below(8) {
+        0 | 1 => Action::Read { lba, count },
+        2 => Action::WriteZeroes { lba, count },
+        3 => Action::Discard { lba, count },
+        _ => Action::Write { lba, count, is_fua: rng.one_in(4), change_ns: 0 },
+    }
+}
