@@ -165,8 +165,10 @@ impl Shared {
             return Err(JobError::Busy(slot));
         }
         let is_known = table.history.iter().any(|epoch| Some(epoch) == superblock.table.history.last());
-        // The array may have grown since: then everything on it is laid out anew.
-        let is_laid_out = superblock.layout.check(&table.config).is_ok();
+        // The array may have grown since, or changed its shape: then everything on it is laid out anew.
+        let is_laid_out = superblock.layout.check(&table.config).is_ok()
+            && table.reshape.is_none()
+            && superblock.table.has_shape_of(&table);
         let is_partial = is_known && is_laid_out && since > 0 && superblock.table.generation + 1 >= since;
         let uuid = member.uuid;
         let before = match is_partial {
