@@ -113,3 +113,70 @@ fn an_array_that_was_killed_gets_a_group_more_and_grows_by_size_afterwards() {
     let (said, code) = failure_in(runtime, &["array", "show", "data", "--member", &members[8]]);
     assert!(said.contains("no superblock") && code == 1, "{said}");
 }
+
+#[test]
+fn an_array_that_does_not_run_begins_to_change_its_shape() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = dir.path();
+    std::fs::create_dir(runtime.join("members")).unwrap();
+    let path = |i| runtime.join("members").join(format!("m{i}")).to_str().unwrap().to_owned();
+    let members: Vec<String> = (0..6).map(path).collect();
+    members.iter().for_each(|member| File::create(member).unwrap().set_len(16 * MIB).unwrap());
+    let list: Vec<&str> = members.iter().map(String::as_str).collect();
+    let array = |args: &[&str], rest: &[&str]| {
+        run_json_in(runtime, &[&["array"], args, &["--json"], rest].concat()).pop().unwrap()
+    };
+    let before = array(&["create", "data", "--level", "5"], &list[..4])["capacity"].as_u64().unwrap();
+    let members_dir = runtime.join("members");
+    let scan = ["--scan", members_dir.to_str().unwrap()];
+    fn command<'a>(scan: [&'a str; 2], rest: &[&'a str]) -> Vec<&'a str> {
+        [&["array", "grow", "data"], &scan[..], rest].concat()
+    }
+    let refused = |args: &[&str], part: &str| {
+        let (said, code) = failure_in(runtime, args);
+        assert!(said.contains(part) && code == 1, "{said}");
+    };
+
+    // Nothing is changed by what cannot be.
+    refused(&command(scan, &["--level", "6"]), "2 of 4 members for parity leave 2 for data, and it has 3");
+    refused(
+        &command(scan, &["--members", "7", "--add", list[4]]),
+        "7 members are wanted: it has 4, and 1 devices are given",
+    );
+    refused(&command(scan, &["--level", "60", "--add", list[4]]), "it cannot become one of level 60");
+    refused(&command(scan, &["--level", "5"]), "it has 3 data and 1 parity strips already");
+    refused(&command(scan, &["--level", "6", "--add", list[3]]), "m3: it is slot 3 already");
+    assert_eq!(array(&["check"], &list[..4])["clean"], true);
+    let socket = runtime.join("vhost.sock");
+    let export = format!("vhost-user-blk:{},queues=2", path_value("socket", &socket));
+    let device = format!("raid:members={}", members[..4].join("+"));
+    let (server, _) = Server::start_in(runtime, &["--device", &device, "--export", &export]);
+    write(&socket);
+    refused(
+        &command(scan, &["--level", "6", "--add", list[4]]),
+        "a change of its shape can begin only while it does not",
+    );
+    server.kill();
+
+    // What was in flight is recovered first.
+    let begun = command(scan, &["--level", "6", "--members", "6", "--add", list[4], list[5], "--json"]);
+    let begun = run_json_in(runtime, &begun).pop().unwrap();
+    assert_eq!((&begun["event"], &begun["level"]), (&"reshaping".into(), &"6".into()), "{begun}");
+    assert_eq!((&begun["data"], &begun["parity"]), (&4.into(), &2.into()));
+    assert_eq!((&begun["slots"], &begun["before"]), (&serde_json::json!([4, 5]), &before.into()));
+    assert!(begun["capacity"].as_u64() > Some(before + before / 4), "{begun}");
+
+    let shown = array(&["show", "data"], &scan);
+    assert_eq!((&shown["level"], &shown["capacity"]), (&"6".into(), &before.into()), "{shown}");
+    let reshape = &shown["reshape"];
+    assert_eq!((&reshape["level"], &reshape["data"], &reshape["done"]), (&"5".into(), &3.into(), &0.into()));
+    assert_eq!(shown["members"].as_array().map(Vec::len), Some(6));
+    let examined = array(&["examine", list[0]], &[]);
+    assert_eq!(&examined["array"]["reshape"], reshape);
+    refused(
+        &[&["array", "check"][..], &list].concat(),
+        "array data: it is changing its shape: serve it until that has come to its end",
+    );
+    refused(&command(scan, &["--members", "6"]), "array data: it is changing its shape");
+    refused(&command(scan, &["--add", list[0]]), "it is slot 0 already");
+}

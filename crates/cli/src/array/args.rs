@@ -2,6 +2,7 @@
 
 use crate::args::{self, CommonArgs};
 use graph::spec::Size;
+use raid::metadata::Goal;
 use std::path::PathBuf;
 
 /// The arguments of `freestone array`.
@@ -40,7 +41,8 @@ pub enum ArrayCommand {
     ReAdd(ReAddArgs),
     /// Copy a member to another device, which takes its place
     Replace(ReplaceArgs),
-    /// Make an array larger: its members have grown, not all of them was used, or it gets groups of new ones
+    /// Make an array larger: its members have grown, not all of them was used, it gets groups of new ones, or another
+    /// shape
     Grow(GrowArgs),
     /// Compare the parity of a running array with its data
     Scrub(ScrubArgs),
@@ -241,14 +243,30 @@ pub struct GrowArgs {
     /// Bytes of each member to use at most [default: all of the smallest]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     pub size: Option<Size>,
-    /// New members: whole groups more, as large as those that there are. The array must not run
+    /// New members: whole groups more, as large as those that there are; with --level or --members they join the one
+    /// group that there is. The array must not run
     #[arg(long, value_name = "MEMBER", num_args = 1.., conflicts_with = "size")]
     pub add: Vec<String>,
+    /// Another level of one group, with the members that there are and those that are added: 5, 6, 7.3 or n+m (parity
+    /// stays as it is). The array must not run; its data is moved once it is served
+    #[arg(long, value_parser = args::level, conflicts_with = "size")]
+    pub level: Option<raid::Level>,
+    /// How many members the one group shall have, with those that are added
+    #[arg(long, value_name = "N", conflicts_with = "size")]
+    pub members: Option<usize>,
     /// The new members hold something: overwrite it
     #[arg(long, requires = "add")]
     pub force: bool,
     #[command(flatten)]
     pub place: Place,
+}
+
+impl GrowArgs {
+    /// The shape that is wanted, if another one is.
+    pub fn goal(&self) -> Option<Goal> {
+        let goal = Goal { level: self.level, members: self.members };
+        (goal != Goal::default()).then_some(goal)
+    }
 }
 
 /// `freestone array scrub`.

@@ -92,6 +92,11 @@ impl Online<'_> {
     /// `freestone array grow`.
     pub fn grow(&self, args: &GrowArgs) -> Result<(), Error> {
         match self.find_or_place(&args.array, &args.place)? {
+            Some(_) if args.goal().is_some() => Err(Error::Runtime(format!(
+                "array {}: it runs: a change of its shape can begin only while it does not (stop it, then grow it with \
+                 --level or --members and --scan or --member)",
+                args.array
+            ))),
             Some(_) if !args.add.is_empty() => Err(Error::Runtime(format!(
                 "array {}: it runs: it can be given new members only while it does not (stop it, then grow it with \
                  --add and --scan or --member)",
@@ -101,8 +106,11 @@ impl Online<'_> {
                 let command = Command::Grow { size: args.size.map(|size| size.0) };
                 self.ask(client, &args.array, command, "grown")
             }
-            None if !args.add.is_empty() => offline::grow::add(args, self.output),
-            None => offline::grow::run(args, self.output),
+            None => match args.goal() {
+                Some(goal) => offline::grow::restripe(args, goal, self.output),
+                None if !args.add.is_empty() => offline::grow::add(args, self.output),
+                None => offline::grow::run(args, self.output),
+            },
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::output::human_bytes;
 use raid::ArrayConfig;
-use raid::admin::report::{ArrayReport, JobReport, MemberReport};
+use raid::admin::report::{ArrayReport, JobReport, MemberReport, ReshapeReport};
 use raid::jobs::Kind;
 use std::fmt::Write;
 
@@ -33,7 +33,8 @@ pub fn array(report: &ArrayReport) -> String {
         ("consistency", report.consistency.clone()),
         ("generation", report.generation.to_string()),
     ];
-    for (name, value) in rows {
+    let changing = report.reshape.as_ref().map(|reshape| ("changing", self::reshape(reshape)));
+    for (name, value) in rows.into_iter().chain(changing) {
         let _ = write!(text, "\n  {name:<14}{value}");
     }
     for member in &report.members {
@@ -55,6 +56,17 @@ pub fn array(report: &ArrayReport) -> String {
         );
     }
     text
+}
+
+/// How far a change of shape is: `from 5 (2+1): 12.5 % of 3 GiB moved`.
+pub fn reshape(reshape: &ReshapeReport) -> String {
+    let percent = percent(reshape.done, reshape.total);
+    let before = level(&reshape.level, 1, reshape.data, reshape.parity);
+    format!("from {before}: {percent:.1} % of {} moved", human_bytes(reshape.total))
+}
+
+fn percent(done: u64, total: u64) -> f64 {
+    if total == 0 { 100.0 } else { 100.0 * done as f64 / total as f64 }
 }
 
 fn member(member: &MemberReport) -> String {
@@ -79,7 +91,7 @@ const fn job_name(kind: Kind) -> &'static str {
 
 /// How far a job is.
 pub fn job(job: &JobReport) -> String {
-    let percent = if job.total == 0 { 100.0 } else { 100.0 * job.done as f64 / job.total as f64 };
+    let percent = percent(job.done, job.total);
     let mut text = job_name(job.kind).to_owned();
     if let Some(slot) = job.slot {
         let _ = write!(text, " of slot {slot}");

@@ -7,7 +7,7 @@ use super::verify::{Expectation, Findings, Observer, Subject, verify};
 use crate::log::{self, Nonce, PendingWrite, RecoverError, Recovery, RecoveryMember, Report};
 use crate::metadata::store::Copy;
 use crate::metadata::{
-    BadBlocks, BadRange, Layout, MemberFailures, MemberState, RegionMap, Store, Target, region_map,
+    BadBlocks, BadRange, Layout, MemberFailures, MemberState, RegionMap, Store, Table, Target, region_map,
 };
 use block::{Channel, DeviceError};
 use serde::Serialize;
@@ -49,6 +49,14 @@ pub enum CheckError {
         /// The array.
         array: String,
     },
+    /// Its stripes have two shapes.
+    #[error(
+        "array {array}: it is changing its shape: serve it until that has come to its end, and check it afterwards"
+    )]
+    Reshaping {
+        /// The array.
+        array: String,
+    },
     /// The log cannot be read.
     #[error("array {array}: {error}")]
     Log {
@@ -81,6 +89,7 @@ pub async fn check(
 ) -> Result<Checked, CheckError> {
     let table = &selection.assembly.table;
     let config = &table.config;
+    refuse_reshape(table)?;
     if !table.is_clean {
         return Err(CheckError::NotClean { array: config.name.clone() });
     }
@@ -131,6 +140,7 @@ pub async fn check(
 pub async fn pending(selection: &Selection) -> Result<(Vec<PendingWrite>, Report), CheckError> {
     let table = &selection.assembly.table;
     let config = &table.config;
+    refuse_reshape(table)?;
     if table.is_clean || !table.is_logging {
         return Ok(Default::default()); // whatever lies there is of no account
     }
@@ -152,6 +162,13 @@ pub async fn pending(selection: &Selection) -> Result<(Vec<PendingWrite>, Report
     let recovery = Recovery { config, nonce, members: &members, is_live: &is_live, first_stripe: 0 };
     let array = config.name.clone();
     log::list(&recovery).await.map_err(|error| CheckError::Log { array, error })
+}
+
+fn refuse_reshape(table: &Table) -> Result<(), CheckError> {
+    match table.reshape {
+        None => Ok(()),
+        Some(_) => Err(CheckError::Reshaping { array: table.config.name.clone() }),
+    }
 }
 
 /// The members that hold everything.

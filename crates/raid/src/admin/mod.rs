@@ -4,7 +4,7 @@
 //!   open     from devices to an array that may be started
 //!   check    metadata of an array that nobody uses, and with verify the parity of every written stripe
 //!   edit     membership in the superblocks of an array that nobody uses
-//!   group    groups of new members for an array that nobody uses
+//!   group    new members for an array that nobody uses: groups of them, or for another shape
 //!   report   an array and its members as people and programs read them
 //! ```
 //!

@@ -31,6 +31,9 @@ pub struct ArrayReport {
     pub block_size: u32,
     /// Bytes that the array holds.
     pub capacity: u64,
+    /// The change of shape that is under way: level, groups, data and parity are those it will have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reshape: Option<ReshapeReport>,
     /// How it is.
     pub state: ArrayState,
     /// Whether a process serves it now.
@@ -72,7 +75,14 @@ impl ArrayReport {
             parity: geometry.parity,
             strip_bytes: geometry.strip_bytes,
             block_size: config.block_size,
-            capacity: geometry.capacity(),
+            capacity: table.capacity(),
+            reshape: table.reshape.map(|reshape| ReshapeReport {
+                level: reshape.old_level.name().into(),
+                data: reshape.old_geometry.data,
+                parity: reshape.old_geometry.parity,
+                done: reshape.cursor,
+                total: reshape.end(geometry),
+            }),
             state: match (table.is_alive(), table.is_degraded()) {
                 (false, _) => ArrayState::Failed,
                 (true, true) => ArrayState::Degraded,
@@ -166,6 +176,21 @@ pub struct SpareReport {
     pub uuid: Option<Uuid>,
     /// What it is on this host, if it is here.
     pub device: Option<String>,
+}
+
+/// A change of shape that is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReshapeReport {
+    /// The level before, by its usual name.
+    pub level: String,
+    /// Data strips of a stripe before.
+    pub data: usize,
+    /// Parity strips of a stripe before.
+    pub parity: usize,
+    /// Bytes of the array that have the new shape.
+    pub done: u64,
+    /// Bytes that will have it at the end.
+    pub total: u64,
 }
 
 /// Work on an array that takes long.

@@ -2,9 +2,11 @@
 
 use super::members::{Access, open};
 use crate::array::args::ExamineArgs;
+use crate::array::text;
 use crate::error::Error;
 use crate::output::{Output, human_bytes};
 use raid::admin::open::Candidate;
+use raid::admin::report::ArrayReport;
 use raid::metadata::store::Copy;
 use raid::metadata::{Found, Label, Layout, Spare, Superblock, read_superblock};
 use serde_json::{Value, json};
@@ -89,7 +91,7 @@ fn member_text(superblock: &Superblock) -> String {
             "level",
             format!("{} ({} x {}+{})", config.level.name(), geometry.groups, geometry.data, geometry.parity),
         ),
-        ("capacity", format!("{} ({} bytes)", human_bytes(geometry.capacity()), geometry.capacity())),
+        ("capacity", format!("{} ({} bytes)", human_bytes(table.capacity()), table.capacity())),
         ("strip", strip),
         ("consistency", config.consistency.name().into()),
         ("state", stopped.into()),
@@ -98,7 +100,8 @@ fn member_text(superblock: &Superblock) -> String {
         ("data", format!("{} bytes at {}", layout.data_bytes, layout.data_offset)),
         ("log", format!("{} lanes of {}", config.lanes, human_bytes(config.lane_bytes.into()))),
     ];
-    for (name, value) in rows {
+    let changing = ArrayReport::of_table(table).reshape.map(|reshape| ("changing", text::reshape(&reshape)));
+    for (name, value) in rows.into_iter().chain(changing) {
         let _ = write!(text, "\n  {name:<14}{value}");
     }
     for (slot, member) in table.members.iter().enumerate() {
@@ -138,7 +141,7 @@ fn label_json(label: &Label) -> Value {
                 "member": member,
                 "slot": slot,
                 "layout": layout,
-                "array": raid::admin::report::ArrayReport::of_table(table),
+                "array": ArrayReport::of_table(table),
                 "epoch": table.epoch,
                 "history": table.history,
                 "members": table.members,

@@ -1,5 +1,5 @@
 //! `freestone array grow` of an array that does not run. To grow by size it is started in this process, without clients; new
-//! members are written into its superblocks.
+//! members, and another shape, are written into its superblocks.
 
 use super::assemble::recover;
 use super::edit::of_array;
@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::output::{Output, human_bytes};
 use block::Device;
 use graph::array::wall_ns;
-use raid::admin::group::add_members;
+use raid::admin::group::{add_members, begin_restripe};
 use raid::admin::open::{Selection, Wanted};
 use raid::array::Growth;
-use raid::metadata::{AddOptions, Identities};
+use raid::metadata::{AddOptions, Goal, Identities};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -39,20 +39,9 @@ pub fn run(args: &GrowArgs, output: Output) -> Result<(), Error> {
 /// # Errors
 /// When a member is not there, or the new ones do not fit or hold something; nothing is touched then.
 pub fn add(args: &GrowArgs, output: Output) -> Result<(), Error> {
-    let mut selection = whole(args, output)?;
-    if !selection.assembly.table.is_clean {
-        recover(selection)?;
-        selection = whole(args, output)?;
-    }
-    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-    for name in &args.add {
-        devices.push(match selection.found.get(name) {
-            Some(device) => device.clone(), // a spare, or left over from an earlier try
-            None => open(std::slice::from_ref(name), Access::Write)?.remove(0).device?,
-        });
-    }
+    let (selection, devices) = with_new(args, output)?;
     let old = selection.assembly.table.config.geometry;
-    let options = AddOptions { force: args.force, now_ns: wall_ns(), identities: Identities::System };
+    let options = options(args);
     let table = reactor::run(async move { add_members(&selection, &devices, &options).await })
         .map_err(|error| Error::Runtime(error.to_string()))?;
     let (before, after) = (old.capacity(), table.config.geometry.capacity());
@@ -74,6 +63,63 @@ pub fn add(args: &GrowArgs, output: Output) -> Result<(), Error> {
     });
     output.event("grown", human, fields);
     Ok(())
+}
+
+/// Begins to change an array's shape: it goes on once the array is served.
+///
+/// # Errors
+/// When a member is not there, or the goal cannot be reached with what there is; nothing is touched then.
+pub fn restripe(args: &GrowArgs, goal: Goal, output: Output) -> Result<(), Error> {
+    let (selection, devices) = with_new(args, output)?;
+    let options = options(args);
+    let old = selection.assembly.table.config.clone();
+    let table = reactor::run(async move { begin_restripe(&selection, &devices, goal, &options).await })
+        .map_err(|error| Error::Runtime(error.to_string()))?;
+    let geometry = &table.config.geometry;
+    let (before, after) = (old.geometry.capacity(), geometry.capacity());
+    let human = format!(
+        "array {} (not running, its members): level {} is to become {}: it changes its shape once it is served, and has {} \
+         ({after} bytes) at the end, {before} before",
+        args.array,
+        text::shape(&old),
+        text::shape(&table.config),
+        human_bytes(after)
+    );
+    let slots: Vec<usize> = (old.geometry.members()..table.members.len()).collect();
+    let fields = json!({
+        "array": args.array,
+        "running": false,
+        "level": table.config.level.name(),
+        "data": geometry.data,
+        "parity": geometry.parity,
+        "slots": slots,
+        "capacity": after,
+        "before": before,
+    });
+    output.event("reshaping", human, fields);
+    Ok(())
+}
+
+fn options(args: &GrowArgs) -> AddOptions {
+    AddOptions { force: args.force, now_ns: wall_ns(), identities: Identities::System }
+}
+
+/// The array, recovered if it has to be, and its new members.
+fn with_new(args: &GrowArgs, output: Output) -> Result<(Selection, Vec<Arc<dyn Device>>), Error> {
+    let mut selection = whole(args, output)?;
+    let is_changing = selection.assembly.table.reshape.is_some();
+    if !selection.assembly.table.is_clean && !is_changing {
+        recover(selection)?;
+        selection = whole(args, output)?;
+    }
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    for name in &args.add {
+        devices.push(match selection.found.get(name) {
+            Some(device) => device.clone(), // a spare, or left over from an earlier try
+            None => open(std::slice::from_ref(name), Access::Write)?.remove(0).device?,
+        });
+    }
+    Ok((selection, devices))
 }
 
 /// The array, if all of its members are here.

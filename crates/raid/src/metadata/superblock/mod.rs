@@ -293,6 +293,12 @@ impl Table {
         shape(self) == shape(other)
     }
 
+    /// Bytes that the array holds: while it changes its shape, as many as before.
+    pub fn capacity(&self) -> u64 {
+        let before = self.reshape.as_ref().map(|reshape| &reshape.old_geometry);
+        before.unwrap_or(&self.config.geometry).capacity()
+    }
+
     /// Whether some member is not live.
     pub fn is_degraded(&self) -> bool {
         self.members.iter().any(|member| !member.is_live())
