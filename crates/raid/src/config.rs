@@ -1,5 +1,6 @@
 //! What an array is: its level, its shape, how it stays consistent. Fixed at creation, changed by growth only.
 
+use crate::metadata::Layout;
 use crate::{Code, Geometry, Matrix};
 use serde::{Deserialize, Serialize};
 
@@ -215,6 +216,15 @@ impl ArrayConfig {
     /// The code of a stripe.
     pub fn code(&self) -> Code {
         Code::new(self.matrix, self.geometry.data, self.geometry.parity).expect("a checked configuration")
+    }
+
+    /// Lanes that the logs of members with these layouts have room for; as many as there are if there is no log.
+    pub fn lanes_in(&self, layouts: impl Iterator<Item = Layout>) -> u16 {
+        if self.lane_bytes == 0 {
+            return self.lanes;
+        }
+        let lanes = layouts.map(|layout| layout.log_bytes / u64::from(self.lane_bytes)).min();
+        u16::try_from(lanes.unwrap_or(0)).unwrap_or(u16::MAX).max(self.lanes)
     }
 
     /// The log lane of a stripe.

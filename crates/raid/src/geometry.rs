@@ -12,10 +12,8 @@
 //!
 //! The layout of RAID 5 and 6 is md's left-symmetric. Strips of a stripe are numbered: data `0..k`, parity `k..k+m`.
 
-mod restripe;
 mod zones;
 
-pub use restripe::Restripe;
 pub use zones::{MAX_ZONES, Zone, Zones};
 
 /// The shape of an array.

@@ -21,5 +21,5 @@ pub mod parity;
 pub mod stripe;
 
 pub use config::{ArrayConfig, ConfigError, Consistency, Level, Uuid};
-pub use geometry::{Geometry, Place, Restripe, Zone, Zones};
+pub use geometry::{Geometry, Place, Zone, Zones};
 pub use parity::{Code, Matrix};

@@ -68,7 +68,7 @@ impl Next {
 }
 
 /// Strips that the reserve of a small member has.
-const RESERVE_STRIPS: u64 = 4;
+pub const RESERVE_STRIPS: u64 = 4;
 
 /// One thing that happens.
 #[derive(Clone, Debug, PartialEq, Eq)]

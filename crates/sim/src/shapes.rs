@@ -7,9 +7,10 @@
 use crate::machine::CrashAt;
 use crate::newcomers::event;
 use crate::oracle::SECTOR;
-use crate::plan::{Action, Newcomers, Next, Plan, Shape, Step};
+use crate::plan::{Action, Newcomers, Next, Plan, RESERVE_STRIPS, Shape, Step};
 use crate::rng::Rng;
-use raid::{Level, Restripe};
+use raid::Level;
+use raid::metadata::Reshape;
 
 /// Levels whose arrays change their shape.
 pub const LEVELS: [Level; 4] = [Level::Raid5, Level::Raid6, Level::Raid7, Level::NPlusM];
@@ -73,9 +74,8 @@ fn choose(rng: &mut Rng, shape: &Shape) -> Option<Next> {
     };
     let (level, data, parity) = rng.pick(ways);
     let next = Next { level, data, parity };
-    // The reserve of these small members has four strips.
-    let restripe = Restripe::new(&shape.geometry, &next.geometry(shape))?;
-    (restripe.new_rows <= 4).then_some(next)
+    let new_rows = Reshape::unit_strips(shape.geometry.data, data) / data as u64;
+    (new_rows <= RESERVE_STRIPS).then_some(next)
 }
 
 /// A request anywhere, most often around the place up to which the array is moved, or to what is added.

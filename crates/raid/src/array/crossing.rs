@@ -12,9 +12,8 @@
 use super::owner::Owner;
 use super::registry;
 use super::remote::{self, LocalFuture};
-use super::shared::SlotSet;
-use crate::Restripe;
-use crate::metadata::{Reshape, Table};
+use crate::Geometry;
+use crate::metadata::{MemberSet, Reshape, Table};
 use crate::mutant::{self, Mutant};
 use arrayvec::ArrayVec;
 use reactor::CoreRef;
@@ -26,14 +25,15 @@ use std::task::{Poll, Waker};
 
 /// A change of shape as all cores see it.
 pub(crate) struct Crossing {
-    restripe: Restripe,
-    shift_rows: u64,
+    /// As it was when the array was started.
+    reshape: Reshape,
+    new: Geometry,
     /// Bytes of the array in the old shape.
     pub old_bytes: u64,
     /// Bytes of the array in the new shape.
     pub new_bytes: u64,
     /// Slots that stand for each other in the old shape and in the new one.
-    sets: [SlotSet; 2],
+    sets: [MemberSet; 2],
     moved: AtomicU64,
     window_end: AtomicU64,
     is_over: AtomicBool,
@@ -49,13 +49,13 @@ pub(crate) enum Shape {
 }
 
 impl Crossing {
-    /// What a table says. `None` when its shapes do not go together.
-    pub fn new(table: &Table, reshape: &Reshape) -> Option<Crossing> {
+    /// What a table says, which has been checked.
+    pub fn new(table: &Table, reshape: Reshape) -> Crossing {
         let (old, new) = (&reshape.old_geometry, &table.config.geometry);
-        let set = |members: usize, needed: usize| SlotSet { slots: 0..members, needed };
-        Some(Crossing {
-            restripe: Restripe::new(old, new)?,
-            shift_rows: reshape.shift / u64::from(new.strip_bytes),
+        let set = |members: usize, needed: usize| MemberSet { group: 0, slots: 0..members, needed };
+        Crossing {
+            reshape,
+            new: *new,
             old_bytes: old.capacity(),
             new_bytes: new.capacity(),
             sets: [set(old.members(), old.data), set(new.members(), new.data)],
@@ -63,7 +63,7 @@ impl Crossing {
             window_end: AtomicU64::new(reshape.cursor),
             is_over: AtomicBool::new(false),
             fronts: Mutex::default(),
-        })
+        }
     }
 
     /// Whether there are still two shapes.
@@ -78,7 +78,7 @@ impl Crossing {
     }
 
     /// The slots that stand for each other: of both shapes, or of the one that is left.
-    pub fn sets(&self) -> ArrayVec<SlotSet, 2> {
+    pub fn sets(&self) -> ArrayVec<MemberSet, 2> {
         let [old, new] = self.sets.clone();
         std::iter::once(new).chain(self.is_on().then_some(old)).collect()
     }
@@ -91,9 +91,10 @@ impl Crossing {
     /// Where the next window may end when it is to have `bytes` or, if a unit is more than that, one unit; `None` when
     /// all is moved. The last unit may end behind the array.
     pub fn next_end(&self, bytes: u64) -> Option<u64> {
-        let (moved, unit) = (self.moved(), self.restripe.unit_bytes);
-        let most = self.restripe.most_units(moved / unit, self.shift_rows);
-        (moved < self.new_bytes).then(|| moved + (bytes / unit).clamp(1, most.max(1)) * unit)
+        let (moved, unit) = (self.moved(), self.reshape.unit_bytes(&self.new));
+        let most = self.reshape.most_units(&self.new, moved / unit).max(1);
+        let end = moved + (bytes / unit).clamp(1, most) * unit;
+        (moved < self.new_bytes).then(|| end.min(self.reshape.end(&self.new)))
     }
 
     /// Lets no request in from what is moved to `end`, and waits for those under way there.

@@ -70,6 +70,12 @@ pub enum GrowError {
         /// Bytes of the smallest member.
         wanted: u64,
     },
+    /// It is changing its shape.
+    #[error("array {array}: it is changing its shape: it can grow when that is over")]
+    Reshaping {
+        /// The array.
+        array: String,
+    },
     /// The array was started to be read only.
     #[error("array {array}: it is read-only")]
     ReadOnly {
@@ -131,6 +137,9 @@ impl Array {
     pub async fn grow(&self, size: Option<u64>) -> Result<Growth, GrowError> {
         let shared = &self.shared;
         let before = self.config().geometry.capacity();
+        if self.is_reshaping() {
+            return Err(GrowError::Reshaping { array: shared.config.name.clone() });
+        }
         let plan = plan(shared, size)?;
         let after = plan.config.geometry.capacity();
         self.owner();

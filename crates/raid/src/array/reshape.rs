@@ -7,7 +7,7 @@
 //!   4  requests go on
 //! ```
 //!
-//! New stripes lie where no byte of the old shape is needed any more ([`crate::Restripe`]), so power may go anywhere: before
+//! New stripes lie where no byte of the old shape is needed any more ([`Reshape::most_units`](crate::metadata::Reshape::most_units)), so power may go anywhere: before
 //! 3 the old stripes of the window are whole, after it the new ones are. A window is as large as that allows.
 //!
 //! Both shapes have rows, locks, parity and a log of their own, and share members, region map, bad blocks and superblocks.

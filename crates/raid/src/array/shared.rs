@@ -9,13 +9,12 @@ use super::registry;
 use super::remote;
 use crate::log::Nonce;
 use crate::metadata::region_map::OPEN;
-use crate::metadata::{BadBlocks, BadRange, Reason, RegionMap, Store, Table};
+use crate::metadata::{BadBlocks, BadRange, MemberSet, Reason, RegionMap, Store, Table};
 use crate::{ArrayConfig, Code, Consistency};
 use arrayvec::ArrayVec;
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
 use std::future::Future;
-use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -165,13 +164,6 @@ impl Drop for RegionWrite<'_> {
             self.shared.regions.end(region);
         }
     }
-}
-
-/// Slots of which so many must be live.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SlotSet {
-    pub slots: Range<usize>,
-    pub needed: usize,
 }
 
 /// Stripes of a shape that is changed from this one on, in the list of bad blocks.
@@ -478,7 +470,7 @@ impl Shared {
 
     /// Whether a slot's group can do without its member, in each shape.
     pub fn can_lose(&self, slot: usize) -> bool {
-        let others = |set: &SlotSet| {
+        let others = |set: &MemberSet| {
             let is_live = |other: &usize| *other != slot && self.members.is_live(*other);
             set.slots.clone().filter(is_live).count() >= set.needed
         };
@@ -487,7 +479,7 @@ impl Shared {
 
     /// Freezes when a group has lost more members than parity stands for, in any shape.
     pub fn check_redundancy(&self, slot: usize) {
-        for SlotSet { slots, needed } in self.sets_of(slot) {
+        for MemberSet { slots, needed, .. } in self.sets_of(slot) {
             let live = slots.clone().filter(|slot| self.members.is_live(*slot)).count();
             if live < needed {
                 let (first, last) = (slots.start, slots.end - 1);
@@ -497,12 +489,16 @@ impl Shared {
     }
 
     /// The slots that stand for each other, of every group of every shape that a slot is in.
-    fn sets_of(&self, slot: usize) -> impl Iterator<Item = SlotSet> + use<> {
+    fn sets_of(&self, slot: usize) -> impl Iterator<Item = MemberSet> + use<> {
         let (data, size) = (self.config.geometry.data, self.config.geometry.group_members());
         let first = slot / size * size;
         let sets = match &self.crossing {
             Some(crossing) => crossing.sets(),
-            None => ArrayVec::from_iter([SlotSet { slots: first..first + size, needed: data }]),
+            None => ArrayVec::from_iter([MemberSet {
+                group: slot / size,
+                slots: first..first + size,
+                needed: data,
+            }]),
         };
         sets.into_iter().filter(move |set| set.slots.contains(&slot))
     }

@@ -7,8 +7,8 @@ use super::shared::{Clock, Common, OLD_STRIPES, Shared};
 use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
 use crate::metadata::region_map::{self, RegionMap};
 use crate::metadata::{
-    Assembly, BadBlocks, BadBlocksError, BadRange, Found, Label, Layout, MemberFailures, MemberState, Reason,
-    Store, Table, Target,
+    Assembly, BadBlocks, BadBlocksError, BadRange, Found, Label, Layout, MemberFailures, MemberSet,
+    MemberState, Reason, Store, Table, Target,
 };
 use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, ConfigError, Consistency};
@@ -148,13 +148,13 @@ struct Old {
 
 impl Old {
     fn of(table: &Table) -> Option<Old> {
-        let reshape = table.reshape.as_ref()?;
-        let (level, matrix, geometry) = (reshape.old_level, reshape.old_matrix, reshape.old_geometry);
-        let log = u64::from(table.config.lanes) * u64::from(table.config.lane_bytes);
+        let reshape = table.reshape?;
+        let config = reshape.old_config(&table.config);
+        let log = u64::from(config.lanes) * u64::from(config.lane_bytes);
         Some(Old {
-            config: Arc::new(ArrayConfig { level, matrix, geometry, ..table.config.clone() }),
             shift: Shift { log, data: reshape.shift },
-            first_stripe: reshape.cursor / geometry.stripe_bytes(),
+            first_stripe: reshape.cursor / config.geometry.stripe_bytes(),
+            config: Arc::new(config),
         })
     }
 }
@@ -215,12 +215,8 @@ impl Starting {
         let config = Arc::new(table.config.clone());
         let refuse = |error| StartError::Config { name: config.name.clone(), error };
         config.check().map_err(refuse)?;
-        let crossing = match &table.reshape {
-            Some(reshape) => Some(Crossing::new(&table, reshape).ok_or_else(|| {
-                refuse(ConfigError("its old shape cannot change to the one that it is to have".into()))
-            })?),
-            None => None,
-        };
+        table.reshape.map_or(Ok(()), |reshape| reshape.check(&config)).map_err(refuse)?;
+        let crossing = table.reshape.map(|reshape| Crossing::new(&table, reshape));
         let store = Store::new(config.geometry.members());
         let mut channels = Vec::new();
         for (slot, member) in members.iter().enumerate() {
@@ -336,16 +332,12 @@ impl Starting {
     }
 
     fn check_redundancy(&self) -> Result<(), StartError> {
-        let old = self.old.as_ref().map(|old| &old.config.geometry);
-        for geometry in std::iter::once(&self.config.geometry).chain(old) {
-            let groups = self.table.members[..geometry.members()].chunks(geometry.group_members());
-            for (group, members) in groups.enumerate() {
-                let present = members.iter().filter(|member| member.is_live()).count();
-                if present < geometry.data {
-                    let name = self.config.name.clone();
-                    let (members, needed) = (geometry.group_members(), geometry.data);
-                    return Err(StartError::TooFew { name, group, present, members, needed });
-                }
+        for MemberSet { group, slots, needed } in self.table.sets() {
+            let members = slots.len();
+            let present = slots.filter(|slot| self.table.members[*slot].is_live()).count();
+            if present < needed {
+                let name = self.config.name.clone();
+                return Err(StartError::TooFew { name, group, present, members, needed });
             }
         }
         Ok(())
@@ -625,12 +617,10 @@ impl Starting {
 
     /// Lanes that every member's log has room for; while there are two shapes each has half of them.
     fn lanes(&self) -> u16 {
-        if self.old.is_some() || self.config.lane_bytes == 0 {
-            return self.config.lanes;
+        match self.old {
+            Some(_) => self.config.lanes,
+            None => self.config.lanes_in(self.members.iter().flatten().map(|member| member.layout)),
         }
-        let room = |member: &StartMember| member.layout.log_bytes / u64::from(self.config.lane_bytes);
-        let lanes = self.members.iter().flatten().map(room).min().unwrap_or(0);
-        u16::try_from(lanes).unwrap_or(u16::MAX).max(self.config.lanes)
     }
 
     fn into_array(self, limits: Limits, regions: RegionMap, bad: BadBlocks) -> Arc<Array> {

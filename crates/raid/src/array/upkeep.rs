@@ -8,7 +8,7 @@ use super::owner::Owner;
 use super::remote::LocalFuture;
 use super::scrub::ScrubResult;
 use crate::Uuid;
-use crate::metadata::region_map::{NEED_SYNC, OPEN};
+use crate::metadata::region_map::{NEED_SYNC, OPEN, STALE};
 use crate::metadata::{MemberFailures, Reason, Table};
 use block::{IoError, IoResult};
 use std::rc::Rc;
@@ -127,6 +127,25 @@ impl Array {
     pub fn clear_region(&self, region: u64, bits: u8) {
         let open = if bits & NEED_SYNC != 0 { OPEN } else { 0 };
         self.shared.regions.clear(region, bits | open);
+    }
+
+    /// Lanes that every live member's log has room for.
+    pub fn log_lanes(&self) -> u16 {
+        let (members, config) = (&self.shared.members, &self.shared.config);
+        let own = (0..members.count()).filter_map(|slot| members.attached(slot)[0].clone());
+        config.lanes_in(own.map(|own| own.layout))
+    }
+
+    /// A member that is out may lack these stripes: their regions are marked, durably.
+    ///
+    /// # Errors
+    /// When the array cannot go on without members that fail.
+    pub async fn mark_stale(&self, stripes: Vec<u64>) -> IoResult {
+        let owner = self.owner();
+        for stripe in stripes {
+            owner.set_region(stripe, STALE).await?;
+        }
+        Ok(())
     }
 
     /// Writes what was cleared of the region map to the members.

@@ -3,11 +3,14 @@
 use super::Shared;
 use crate::array::Before;
 use crate::array::members::Attached;
+use crate::log::{self, Nonce, RecoveryMember};
 use crate::metadata::{
-    Found, Label, Layout, LayoutError, MemberState, ReadError, Spare, read_superblock, write_label,
+    Found, Label, Layout, LayoutError, MemberState, ReadError, Spare, Superblock, read_superblock,
+    write_label,
 };
 use crate::{ArrayConfig, Uuid};
-use block::{Device, DeviceError, IoError};
+use block::{Channel, Device, DeviceError, IoError};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device that waits to be filled.
@@ -170,6 +173,7 @@ impl Shared {
             && table.reshape.is_none()
             && superblock.table.has_shape_of(&table);
         let is_partial = is_known && is_laid_out && since > 0 && superblock.table.generation + 1 >= since;
+        let is_partial = is_partial && self.mark_unfinished(superblock, &channel).await;
         let uuid = member.uuid;
         let before = match is_partial {
             true => {
@@ -184,9 +188,27 @@ impl Shared {
         Ok((slot, Incoming { attached, uuid, before }, is_partial))
     }
 
+    /// Power may have gone while the member was there, and come back without it: then nobody has heard of writes that
+    /// stand in its log alone, whose data others may hold and it may not. Whether their regions could be marked.
+    async fn mark_unfinished(&self, superblock: &Superblock, channel: &Rc<dyn Channel>) -> bool {
+        let Layout { log_offset, data_offset, .. } = superblock.layout;
+        let (table, slot) = (&superblock.table, usize::from(superblock.slot));
+        let member = RecoveryMember { channel: channel.clone(), log_offset, data_offset };
+        match log::unfinished(&table.config, Nonce(table.nonce), slot, member).await {
+            Ok(stripes) => self.array.mark_stale(stripes).await.is_ok(),
+            Err(_) => false,
+        }
+    }
+
     /// Where things will lie on a device.
     pub(super) fn attach(&self, device: &Arc<dyn Device>) -> Result<Attached, JobError> {
-        Ok(Attached { device: device.clone(), layout: fit(device, self.array.config())? })
+        // As many lanes as members have: an array that changes its shape, or has just done so, uses fewer.
+        let config = self.array.config();
+        let lanes = self.array.log_lanes();
+        Ok(Attached {
+            device: device.clone(),
+            layout: fit(device, &ArrayConfig { lanes, ..ArrayConfig::clone(config) })?,
+        })
     }
 
     /// A device that is a member or a spare cannot be another one.

@@ -78,7 +78,9 @@ mod tests;
 
 pub use entry::Nonce;
 pub use log::{AppendError, Entry, Log, Target, Ticket, max_len};
-pub use recover::{BadRange, PendingWrite, RecoverError, Recovery, RecoveryMember, Report, list, recover};
+pub use recover::{
+    BadRange, PendingWrite, RecoverError, Recovery, RecoveryMember, Report, list, recover, unfinished,
+};
 
 /// An array of one group for tests; its lanes hold 64 KiB.
 #[cfg(test)]

@@ -196,6 +196,34 @@ pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report),
     Ok((pending, report))
 }
 
+/// The stripes of writes that may have been under way when a member wrote to its log last, as it alone tells. Recovery
+/// does not hear of them when the member is not there.
+///
+/// # Errors
+/// When the member cannot be read.
+pub async fn unfinished(
+    config: &ArrayConfig,
+    nonce: Nonce,
+    slot: usize,
+    member: RecoveryMember,
+) -> Result<Vec<u64>, RecoverError> {
+    let mut stripes = Vec::new();
+    if config.consistency == Consistency::None {
+        return Ok(stripes);
+    }
+    let mut members: Vec<Option<RecoveryMember>> = (0..slot).map(|_| None).collect();
+    members.push(Some(member));
+    let context = Recovery { config, nonce, members: &members, is_live: &|_, _| true, first_stripe: 0 };
+    let (buffers, key) = (BufferPool::new(MEMORY.max(2 * config.lane_bytes as usize)), Key::new(&nonce));
+    for lane in 0..config.lanes {
+        let entries = scan(&context, &key, lane, &buffers).await?;
+        let tail = entries.iter().map(|entry| entry.tail).max().unwrap_or(0);
+        let is_open = |entry: &Header| entry.sequence >= tail;
+        stripes.extend(entries.into_iter().filter(is_open).filter_map(|entry| Some(entry.write?.stripe)));
+    }
+    Ok(stripes)
+}
+
 /// The valid entries of a lane on all members that are there, in any order.
 async fn scan(
     context: &Recovery<'_>,

@@ -202,6 +202,7 @@ fn an_array_has_its_bytes_at_every_moment_of_a_change_and_more_room_after_it() {
                 let mut windows = 0;
                 while array.move_window(8 * STRIP).await.unwrap() {
                     windows += 1;
+                    assert_eq!(array.table().reshape.unwrap().check(array.config()), Ok(()));
                     for block in [windows * 7, windows * 31].map(|block| block % pattern.len() as u64) {
                         pattern[block as usize] = 252 + (windows % 4) as u8;
                         write(&*channel, block, pattern[block as usize]).await;

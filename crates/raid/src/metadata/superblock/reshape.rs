@@ -63,6 +63,14 @@ impl Reshape {
         new.capacity().next_multiple_of(self.unit_bytes(new))
     }
 
+    /// Units that may be moved next when so many are moved, durably. New rows of `w` more units end at row `(moved + w) · n`
+    /// of the new shape, which is `shift` rows lower in the old one; old rows are needed from `moved · o` on.
+    pub const fn most_units(&self, new: &Geometry, moved: u64) -> u64 {
+        let unit = Reshape::unit_strips(self.old_geometry.data, new.data);
+        let (old_rows, new_rows) = (unit / self.old_geometry.data as u64, unit / new.data as u64);
+        (self.shift_rows() + (old_rows - new_rows) * moved) / new_rows
+    }
+
     /// Checks everything that arithmetic elsewhere relies on, against the array's checked configuration.
     ///
     /// # Errors
@@ -107,6 +115,28 @@ impl Reshape {
 mod tests {
     use super::*;
     use crate::metadata::testing::{config, reshaping};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_may_be_written_covers_no_row_that_is_needed(
+            old in 2usize..40, more in 1usize..20, extra in 0u64..100, steps in 1usize..200,
+        ) {
+            let (config, mut reshape) = reshaping(&config(old, 1), (old + more, 1));
+            let unit = Reshape::unit_strips(old, old + more);
+            let (old_rows, new_rows) = (unit / old as u64, unit / (old + more) as u64);
+            reshape.shift = (new_rows + extra) * u64::from(config.geometry.strip_bytes);
+            let mut moved = 0;
+            for _ in 0..steps {
+                let units = reshape.most_units(&config.geometry, moved);
+                prop_assert!(units > 0, "it always goes on");
+                let behind = |units: u64| (moved + units) * new_rows;
+                prop_assert!(behind(units) <= reshape.shift_rows() + moved * old_rows);
+                prop_assert!(behind(units + 1) > reshape.shift_rows() + moved * old_rows, "as much as may be");
+                moved += units.min(1000);
+            }
+        }
+    }
 
     #[test]
     fn a_unit_fills_whole_rows_of_both_shapes() {
