@@ -91,13 +91,16 @@ impl Home {
         let members = &self.shared.members;
         let is_done = match which {
             Which::Own => members.state(slot) == SlotState::Out,
-            Which::Incoming => !members.is_filling(slot),
+            Which::Incoming => !members.is_filling(slot) && !members.is_leaving(slot),
         };
         if is_done {
             return Ok(());
         }
         let is_replacement = members.is_live(slot);
-        members.stop_filling(slot);
+        match which == Which::Incoming && !is_replacement {
+            true => members.announce_leaving(slot),
+            false => members.stop_filling(slot),
+        }
         tracing::error!(array = self.shared.config.name, slot, "a member is out: {}", reason.text());
         if which == Which::Incoming && is_replacement {
             return Ok(()); // no superblock knows of it
@@ -139,11 +142,13 @@ impl Home {
             }
             shared.check_frozen()?;
             let failing: Vec<usize> =
-                slots.filter(|slot| shared.members.state(*slot) == SlotState::Failing).collect();
-            for slot in &failing {
+                slots.clone().filter(|slot| shared.members.state(*slot) == SlotState::Failing).collect();
+            // What was filled is not up to date either from now on.
+            let leaving: Vec<usize> = slots.filter(|slot| shared.members.is_leaving(*slot)).collect();
+            for slot in failing.iter().chain(&leaving) {
                 table.take_out(*slot, Reason::WriteError);
             }
-            if kind != Kind::Note || !failing.is_empty() {
+            if kind != Kind::Note || !failing.is_empty() || !leaving.is_empty() {
                 table.begin_epoch(owner.core.random_u64());
             }
             let is_ppl = shared.config.consistency == Consistency::Ppl;
@@ -165,6 +170,7 @@ impl Home {
                     owner.core.spawn(super::owner::clear_marks(self.owner.clone()));
                 }
                 failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
+                leaving.into_iter().for_each(|slot| shared.members.stop_filling(slot));
                 return Ok(());
             }
             table = table.retry(shared.wall_ns());
@@ -174,7 +180,7 @@ impl Home {
                     shared.members.announce_failure(slot);
                     shared.check_redundancy(slot);
                 } else {
-                    shared.members.stop_filling(slot);
+                    shared.members.announce_leaving(slot);
                 }
             }
         }

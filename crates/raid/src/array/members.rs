@@ -46,11 +46,18 @@ pub struct Attached {
     pub layout: Layout,
 }
 
+/// There is no incoming device.
+const NONE: u8 = 0;
+/// There is one.
+const FILLING: u8 = 1;
+/// It takes nothing any more, but superblocks may still say that it holds what is done.
+const LEAVING: u8 = 2;
+
 #[derive(Default)]
 struct Slot {
     state: AtomicU8,
-    /// Whether there is an incoming device.
-    is_filling: AtomicU8,
+    /// Whether there is an incoming device: `NONE`, `FILLING` or `LEAVING`.
+    incoming: AtomicU8,
     cursor: AtomicU64,
     window: [AtomicU64; (WINDOW / 64) as usize],
     devices: Mutex<[Option<Attached>; 2]>,
@@ -165,7 +172,7 @@ impl Members {
         place.window.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         place.cursor.store(cursor, Ordering::Relaxed);
         self.generation.fetch_add(1, Ordering::Release);
-        place.is_filling.store(1, Ordering::Release);
+        place.incoming.store(FILLING, Ordering::Release);
     }
 
     /// The incoming device becomes the slot's own and live. Nothing runs on the array meanwhile.
@@ -173,7 +180,7 @@ impl Members {
         let place = &self.slots[slot];
         let mut devices = self.devices(slot);
         devices[0] = devices[1].take();
-        place.is_filling.store(0, Ordering::Release);
+        place.incoming.store(NONE, Ordering::Release);
         place.state.store(SlotState::Live as u8, Ordering::Release);
         self.generation.fetch_add(1, Ordering::Release);
     }
@@ -187,17 +194,33 @@ impl Members {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// The incoming device is let go.
+    /// The incoming device is let go; no superblock says that it holds anything.
     pub(crate) fn stop_filling(&self, slot: usize) {
-        self.slots[slot].is_filling.store(0, Ordering::Release);
+        self.let_go(slot, NONE);
+    }
+
+    /// The incoming device of an empty slot takes nothing any more. Until a commit says that it is out, what skipped it
+    /// must not be acknowledged.
+    pub(crate) fn announce_leaving(&self, slot: usize) {
+        self.let_go(slot, LEAVING);
+    }
+
+    fn let_go(&self, slot: usize, incoming: u8) {
+        self.slots[slot].incoming.store(incoming, Ordering::Release);
         self.devices(slot)[1] = None;
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether a slot's incoming device takes nothing any more, and superblocks may say otherwise.
+    #[inline]
+    pub fn is_leaving(&self, slot: usize) -> bool {
+        self.slots[slot].incoming.load(Ordering::Acquire) == LEAVING
     }
 
     /// Whether a slot has an incoming device.
     #[inline]
     pub fn is_filling(&self, slot: usize) -> bool {
-        self.slots[slot].is_filling.load(Ordering::Acquire) != 0
+        self.slots[slot].incoming.load(Ordering::Acquire) == FILLING
     }
 
     /// Steps below this one are done on the incoming device.

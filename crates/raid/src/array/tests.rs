@@ -397,3 +397,59 @@ fn a_member_lost_after_a_crash_leaves_dirty_regions_without_it_until_a_start_is_
         assert!(read(&*array.open_channel().unwrap(), 0, 1 << 20).await.unwrap() == before);
     });
 }
+
+/// A mirror of three of which slot 1 is being filled, its first 64 stripes are done, and the device that fills it.
+async fn start_filled_in_part() -> (Arc<Array>, Faults, Arc<Fault>) {
+    let shape = config(Level::Raid1, 1, 1, 2);
+    let (array, faults) = start(&shape, &[1]).await;
+    let device = Arc::new(Fault::new(Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap())));
+    let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
+    let incoming = Attached { device: device.clone(), layout };
+    array.start_filling(1, Uuid::random(), incoming).await.unwrap();
+    for stripe in 0..64 {
+        array.fill_stripe(1, stripe).await.unwrap();
+    }
+    array.advance(1, 64);
+    array.checkpoint(1).await.unwrap();
+    (array, faults, device)
+}
+
+/// Whether the member says that slot 1 is to be used.
+async fn says_that_slot_1_is_in(member: &Fault) -> bool {
+    let found = read_superblock("m", &*member.open_channel().unwrap(), MEMBER_BYTES).await.unwrap();
+    let crate::metadata::Label::Member(superblock) = &found.label else { panic!("a member") };
+    superblock.table.members[1].is_in()
+}
+
+#[test]
+fn a_device_that_is_being_filled_and_misses_a_superblock_is_out_for_all_others() {
+    reactor::run(async {
+        let (array, faults, device) = start_filled_in_part().await;
+        assert!(says_that_slot_1_is_in(&faults[0]).await);
+        // Both copies, once: it could be taken for a good one afterwards.
+        device.add(Rule { count: Some(2), ..Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]) });
+        array.checkpoint(1).await.unwrap();
+        assert_eq!(array.slots()[1].filled, None);
+        assert!(!array.table().members[1].is_in() && !says_that_slot_1_is_in(&faults[0]).await);
+    });
+}
+
+#[test]
+fn what_skips_a_device_that_was_being_filled_waits_until_the_others_know() {
+    reactor::run_simulated(1, |_| async {
+        let (array, faults, _device) = start_filled_in_part().await;
+        let channel = array.open_channel().unwrap();
+        for member in [0, 2] {
+            for superblocks in [4096..32768, MEMBER_BYTES - 32768..MEMBER_BYTES] {
+                let late = Rule::new(Action::Delay(50_000_000)).on(&[Op::Write]);
+                faults[member].add(late.within(superblocks));
+            }
+        }
+        let stopping = array.clone();
+        reactor::current().spawn(async move { stopping.stop_filling(1).await.unwrap() });
+        reactor::current().sleep(5_000_000).await;
+        assert!(array.slots()[1].filled.is_none() && says_that_slot_1_is_in(&faults[0]).await);
+        write(&*channel, 0, 7, 4096).await.unwrap();
+        assert!(!says_that_slot_1_is_in(&faults[0]).await && !says_that_slot_1_is_in(&faults[2]).await);
+    });
+}

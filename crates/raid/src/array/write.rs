@@ -451,6 +451,9 @@ impl Owner {
             if self.shared.members.state(slot) == SlotState::Failing {
                 self.shared.member_failed(slot, Which::Own, IoError::DeviceGone).await?;
             }
+            if self.shared.members.is_leaving(slot) {
+                self.shared.member_failed(slot, Which::Incoming, IoError::DeviceGone).await?;
+            }
         }
         Ok(())
     }
