@@ -287,6 +287,9 @@ impl Session {
                 world.shape.consistency == Consistency::Bitmap && world.shape.geometry.data > 1;
             match result {
                 Ok(running) => {
+                    if force {
+                        world.note_forced();
+                    }
                     world.note_assembled(&running.live());
                     world.note_logging(!running.live().contains(&false));
                     note_shape(world, &*running);

@@ -534,13 +534,18 @@ impl World {
         stripe * sectors..(stripe + 1) * sectors
     }
 
-    /// The array is started by force: in stripes that were being written, blocks of lost members may be wrong. All
-    /// others are right, and can be read.
+    /// Somebody tries to start the array by force: in stripes that were being written, blocks of lost members may be
+    /// wrong, even if power goes before it is up. All others are right.
     pub fn give_up_dirty(&self) {
         for stripe in self.torn.take() {
             let sectors = self.sectors_of(stripe);
             self.oracle.borrow_mut().give_up(sectors.start, sectors.end - sectors.start);
         }
+    }
+
+    /// The array has been started by force: parity is trusted, and all can be read. Until then, if power goes, the next
+    /// start finds what it left open.
+    pub fn note_forced(&self) {
         self.fragile.borrow_mut().clear();
     }
 }
@@ -583,7 +588,7 @@ mod tests {
     }
 
     /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
-    fn may_be_unreadable_by_force(was_filling: bool) -> bool {
+    fn may_be_unreadable_by_force(was_filling: bool, is_up: bool) -> bool {
         let levels = vec![raid::Level::Raid6];
         let consistency = Some(raid::Consistency::Bitmap);
         let shape = Plan::draw(1, &Filter { levels, consistency, ..Filter::default() }).shape;
@@ -598,6 +603,9 @@ mod tests {
         }
         world.note_crash(false);
         world.give_up_dirty();
+        if is_up {
+            world.note_forced();
+        }
         let mut oracle = world.oracle.borrow_mut();
         let ticket = oracle.begin_read();
         let is_excused = |lba: u64, _| world.may_be_lost(lba);
@@ -606,7 +614,12 @@ mod tests {
 
     #[test]
     fn after_a_start_by_force_only_what_a_fill_had_given_up_may_be_unreadable() {
-        assert!(may_be_unreadable_by_force(true));
-        assert!(!may_be_unreadable_by_force(false));
+        assert!(may_be_unreadable_by_force(true, true));
+        assert!(!may_be_unreadable_by_force(false, true));
+    }
+
+    #[test]
+    fn a_start_by_force_in_which_power_goes_leaves_open_what_was_open() {
+        assert!(may_be_unreadable_by_force(false, false));
     }
 }
