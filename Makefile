@@ -37,11 +37,12 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..3000 --grow --jobs 2
 	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
 	$(SIM) --seeds 0..3000 --streams --jobs 2
+	$(SIM) --seeds 0..2000 --shapes --jobs 2
 
-soak: ## Simulated crashes for SOAK_SECONDS (3600): as they are, with growth, with streams, with both
+soak: ## Simulated crashes for SOAK_SECONDS (3600): as they are, with growth, with streams, with both, with changes of shape
 	status=0; \
-	for options in "" "--grow --groups" "--streams" "--grow --groups --streams"; do \
-	    $(SIM) --seconds $$(($(SOAK_SECONDS) / 4)) --jobs 2 --keep-going $$options || status=1; \
+	for options in "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes"; do \
+	    $(SIM) --seconds $$(($(SOAK_SECONDS) / 5)) --jobs 2 --keep-going $$options || status=1; \
 	done; \
 	exit $$status
 

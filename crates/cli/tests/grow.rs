@@ -179,4 +179,21 @@ fn an_array_that_does_not_run_begins_to_change_its_shape() {
     );
     refused(&command(scan, &["--members", "6"]), "array data: it is changing its shape");
     refused(&command(scan, &["--add", list[0]]), "it is slot 0 already");
+
+    // The rest is done while it is served, whatever happens to the server.
+    let device = format!("raid:members={}", members.join("+"));
+    let serve = || Server::start_in(runtime, &["--device", &device, "--export", &export]).0;
+    serve().kill();
+    let server = serve();
+    write(&socket);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while array(&["show", "data"], &[]).get("reshape").is_some_and(|reshape| !reshape.is_null()) {
+        assert!(std::time::Instant::now() < deadline, "{}", array(&["show", "data"], &[]));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    write(&socket);
+    let shown = array(&["show", "data"], &[]);
+    assert_eq!((&shown["level"], &shown["capacity"]), (&"6".into(), &begun["capacity"]), "{shown}");
+    assert_eq!(server.stop().0, 0);
+    assert_eq!(array(&["check"], &list)["clean"], true);
 }

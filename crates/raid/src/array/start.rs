@@ -257,6 +257,9 @@ impl Starting {
             // Until everything is moved it is as large as it was.
             ..Limits::new(self.old.as_ref().map_or(geometry, |old| &old.config.geometry).capacity())
         };
+        let logs = if self.old.is_some() { 2 } else { 1 };
+        let lanes = self.config.lanes.saturating_mul(logs);
+        let laid_out = ArrayConfig { lanes, ..ArrayConfig::clone(&self.config) };
         for member in self.members.iter().flatten() {
             let theirs = member.device.limits();
             let unfit = |what: String| StartError::Unfit {
@@ -268,7 +271,7 @@ impl Starting {
                 let needed = member.layout.member_bytes;
                 return Err(unfit(format!("{} bytes, {needed} were in use", theirs.capacity)));
             }
-            if let Err(error) = member.layout.check(&self.config) {
+            if let Err(error) = member.layout.check(&laid_out) {
                 return Err(unfit(error.to_string()));
             }
             if theirs.read_only && !self.is_read_only {
