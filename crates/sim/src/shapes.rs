@@ -23,14 +23,13 @@ pub fn draw(plan: &mut Plan) {
     let shape = plan.shape.clone();
     let old = shape.members();
     let members = next.data + next.parity;
-    let mut next_id = plan.ids().into_iter().max().unwrap_or(0) + 1;
+    let mut ids = plan.ids().into_iter().max().unwrap_or(0) + 1..;
+    let mut id = || ids.next().expect("numbers do not end");
     let writes = (12 * (members - old) + 8 * members) as u64;
     let first = rng.below(plan.boots.len() as u64) as usize;
     for boot in &mut plan.boots[first..] {
-        let mut step = |worker: usize, delay_ns: u64, action: Action| {
-            next_id += 1;
-            Step { id: next_id - 1, worker, delay_ns, action }
-        };
+        let mut step =
+            |worker: usize, delay_ns: u64, action: Action| Step { id: id(), worker, delay_ns, action };
         let workers = boot.steps.iter().map(|step| step.worker + 1).max().unwrap_or(1);
         if !rng.one_in(4) {
             let delay_ns = rng.log_uniform(20 * shape.latency_ns);
@@ -51,8 +50,7 @@ pub fn draw(plan: &mut Plan) {
             2 => Some(CrashAt::WriteEnded(1 + rng.below(writes))),
             _ => Some(CrashAt::WriteStarted(1 + rng.below(writes))),
         };
-        boot.newcomers = Some(Newcomers { id: next_id, crash });
-        next_id += 1;
+        boot.newcomers = Some(Newcomers { id: id(), crash });
     }
 }
 
