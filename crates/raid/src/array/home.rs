@@ -7,6 +7,9 @@
 //! * *Somebody comes*: a member to be filled, one that is full, a core that shall own stripes. The gates of all owners
 //!   are closed first. The commit carries a new nonce, which makes every older entry of the log void, and each owner's
 //!   log starts over.
+//!
+//! A commit that changes which members are live begins an epoch, and no other does: when power cuts it off, who got it
+//! looks as if it had gone on without the others, and that must not be said of commits for which nobody was left out.
 
 use super::members::{Attached, SlotState, Which};
 use super::owner::Owner;
@@ -32,14 +35,12 @@ pub(crate) struct Home {
     quiet: Permits,
 }
 
-/// What a commit is about.
+/// What becomes of the log with a commit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Nobody comes or goes.
-    Note,
-    /// Somebody goes.
-    Membership,
-    /// Somebody comes.
+    /// It goes on.
+    SameLog,
+    /// It starts over: somebody comes.
     NewLog,
 }
 
@@ -105,7 +106,7 @@ impl Home {
         if which == Which::Incoming && is_replacement {
             return Ok(()); // no superblock knows of it
         }
-        self.commit(|table| table.take_out(slot, reason), Kind::Membership).await
+        self.commit(|table| table.take_out(slot, reason), Kind::SameLog).await
     }
 
     /// Takes a member out that does not answer, unless its group needs it. Of several that do not answer each is
@@ -148,7 +149,7 @@ impl Home {
             for slot in failing.iter().chain(&leaving) {
                 table.take_out(*slot, Reason::WriteError);
             }
-            if kind != Kind::Note || !failing.is_empty() || !leaving.is_empty() {
+            if !table.has_live_members_of(&shared.table()) {
                 table.begin_epoch(owner.core.random_u64());
             }
             let is_ppl = shared.config.consistency == Consistency::Ppl;
@@ -325,13 +326,13 @@ impl Home {
                 *place = cursor;
             }
         };
-        self.commit(change, Kind::Note).await
+        self.commit(change, Kind::SameLog).await
     }
 
     /// Commits a change that concerns no member, e.g. a clean stop.
     pub async fn note(&self, change: impl Fn(&mut Table)) -> IoResult {
         let _turn = Turn::take(&self.commit).await;
-        self.commit(change, Kind::Note).await
+        self.commit(change, Kind::SameLog).await
     }
 
     /// Ends service: lets no operation in any more, waits for those under way, and commits that all is clean.

@@ -251,6 +251,23 @@ fn a_new_member_is_filled_while_writes_go_on() {
 }
 
 #[test]
+fn an_epoch_begins_when_other_members_are_live_and_not_when_a_core_joins() {
+    reactor::run_simulated_cores(1, 2, |_, cores: Vec<reactor::Core>| async move {
+        let (array, _) = start(&config(Level::Raid6, 1, 4, 2), &[]).await;
+        let _channel = array.open_channel().unwrap();
+        let before = array.table();
+        let _other = cores[1].with_current(|| array.open_channel()).unwrap();
+        cores[0].sleep(1_000_000_000).await;
+        let joined = array.table();
+        // Cut off, the commit is on some members only. Those have not gone on without the others.
+        assert!(joined.nonce != before.nonce && joined.generation > before.generation);
+        assert_eq!(joined.history, before.history);
+        array.fail(3).await.unwrap();
+        assert_eq!(array.table().epoch, before.epoch + 1);
+    });
+}
+
+#[test]
 fn a_scrub_finds_parity_that_does_not_fit_and_mends_it() {
     reactor::run(async {
         let shape = config(Level::Raid5, 1, 3, 1);

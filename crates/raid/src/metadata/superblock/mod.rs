@@ -78,7 +78,7 @@ pub struct Table {
     pub generation: u64,
     /// The last generation that was durable on every member which took writes then: an older member has lost writes.
     pub settled: u64,
-    /// Grows by one when membership changes, and with every start.
+    /// Grows by one when other members are live than before, and with every start.
     pub epoch: u64,
     /// The newest epoch in which anybody may have been served. A start begins an epoch, and nobody is served until it
     /// has come to its end: before, nothing depends on its tables.
@@ -302,6 +302,14 @@ impl Table {
     /// Whether some member is not live.
     pub fn is_degraded(&self) -> bool {
         self.members.iter().any(|member| !member.is_live())
+    }
+
+    /// Whether the same members are live as in another table.
+    pub fn has_live_members_of(&self, other: &Table) -> bool {
+        let live = |table: &Table| -> Vec<Option<Uuid>> {
+            table.members.iter().map(|member| member.is_live().then_some(member.uuid)).collect()
+        };
+        live(self) == live(other)
     }
 
     /// Whether the other table knows this one's epoch for one of its ancestors.
