@@ -234,6 +234,8 @@ impl Session {
                 self.world.count(|stats| stats.growths += 1);
             }
             Some(Err(_)) if !self.is_on() || self.world.has_reason() => {}
+            // Blocks are lost, and noted by their places in the shape that it has.
+            Some(Err(_)) if self.world.shape.next.is_some() && self.world.is_impaired(0) => {}
             Some(Err(error)) => self.world.fail(format!("new members: {error}")),
         }
         if !self.is_on() || self.world.has_failed() {
