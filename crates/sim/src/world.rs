@@ -508,7 +508,16 @@ impl World {
     }
 
     /// Every stripe's parity is right. Blocks that were lost before stay so until they are written.
+    ///
+    /// What nothing could bring back the array has given up by a write of its own, which leaves its region marked like
+    /// any other.
     pub fn note_synced(&self) {
+        if self.is_unlogged.get() {
+            let gives_up = self.gives_up.borrow();
+            let given_up = self.stripes().filter(|stripe| gives_up[self.geometry.get().group(*stripe)]);
+            let regions: BTreeSet<u64> = given_up.map(|stripe| self.region_of_stripe(stripe)).collect();
+            self.marked.borrow_mut().extend(regions.intersection(&self.fragile.borrow()));
+        }
         let was_hurt = self.was_hurt.borrow().clone();
         self.excuse_fragile(|group| was_hurt[group] || self.is_impaired(group));
         self.fragile.borrow_mut().clear();
@@ -522,11 +531,15 @@ impl World {
             let is_fragile = self.fragile.borrow().contains(&self.region_of_stripe(*stripe));
             is_fragile && is_chosen(self.geometry.get().group(*stripe))
         };
-        let stripes = self.sectors() * SECTOR as u64 / self.shape.geometry.stripe_bytes(); // it may have grown
-        for stripe in (0..stripes).filter(is_lost) {
+        for stripe in self.stripes().filter(is_lost) {
             let sectors = self.sectors_of(stripe);
             self.oracle.borrow_mut().excuse(sectors);
         }
+    }
+
+    /// All stripes; the array may have grown.
+    fn stripes(&self) -> std::ops::Range<u64> {
+        0..self.sectors() * SECTOR as u64 / self.shape.geometry.stripe_bytes()
     }
 
     fn sectors_of(&self, stripe: u64) -> std::ops::Range<u64> {
@@ -587,11 +600,34 @@ mod tests {
         });
     }
 
-    /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
-    fn may_be_unreadable_by_force(was_filling: bool, is_up: bool) -> bool {
+    fn shape_with_open_parity() -> Shape {
         let levels = vec![raid::Level::Raid6];
         let consistency = Some(raid::Consistency::Bitmap);
-        let shape = Plan::draw(1, &Filter { levels, consistency, ..Filter::default() }).shape;
+        Plan::draw(1, &Filter { levels, consistency, ..Filter::default() }).shape
+    }
+
+    #[test]
+    fn a_resync_that_gives_blocks_up_leaves_their_region_marked() {
+        for gives_up in [false, true] {
+            let shape = shape_with_open_parity();
+            let world = World::new(1, &shape, shape.geometry.capacity());
+            world.note_logging(true);
+            world.note_write(0, 1);
+            world.note_written(0, 1);
+            world.note_crash(false);
+            if gives_up {
+                world.note_giving_up(0);
+            }
+            world.note_synced();
+            world.note_crash(false);
+            world.note_loss(0, true);
+            assert_eq!(world.may_be_lost(0), gives_up);
+        }
+    }
+
+    /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
+    fn may_be_unreadable_by_force(was_filling: bool, is_up: bool) -> bool {
+        let shape = shape_with_open_parity();
         let world = World::new(1, &shape, shape.geometry.capacity());
         world.note_logging(true);
         world.note_write(0, 1);
