@@ -451,22 +451,48 @@ fn a_device_that_is_being_filled_and_misses_a_superblock_is_out_for_all_others()
     });
 }
 
+/// Superblocks are late on some members.
+fn delay_superblocks(faults: &Faults, members: &[usize]) {
+    for member in members {
+        for superblocks in [4096..32768, MEMBER_BYTES - 32768..MEMBER_BYTES] {
+            let late = Rule::new(Action::Delay(50_000_000)).on(&[Op::Write]);
+            faults[*member].add(late.within(superblocks));
+        }
+    }
+}
+
 #[test]
 fn what_skips_a_device_that_was_being_filled_waits_until_the_others_know() {
     reactor::run_simulated(1, |_| async {
         let (array, faults, _device) = start_filled_in_part().await;
         let channel = array.open_channel().unwrap();
-        for member in [0, 2] {
-            for superblocks in [4096..32768, MEMBER_BYTES - 32768..MEMBER_BYTES] {
-                let late = Rule::new(Action::Delay(50_000_000)).on(&[Op::Write]);
-                faults[member].add(late.within(superblocks));
-            }
-        }
+        delay_superblocks(&faults, &[0, 2]);
         let stopping = array.clone();
         reactor::current().spawn(async move { stopping.stop_filling(1).await.unwrap() });
         reactor::current().sleep(5_000_000).await;
         assert!(array.slots()[1].filled.is_none() && says_that_slot_1_is_in(&faults[0]).await);
         write(&*channel, 0, 7, 4096).await.unwrap();
+        assert!(!says_that_slot_1_is_in(&faults[0]).await && !says_that_slot_1_is_in(&faults[2]).await);
+    });
+}
+
+#[test]
+fn what_is_read_of_copies_that_may_differ_waits_until_a_failing_member_is_out() {
+    reactor::run_simulated(1, |_| async {
+        let shape = config(Level::Raid1, 1, 1, 2);
+        let (array, faults) = start(&shape, &[]).await;
+        write(&*array.open_channel().unwrap(), 0, 7, 4096).await.unwrap();
+        drop(array);
+        let array = restart(&shape, &faults, &[], false).await;
+        let channel = array.open_channel().unwrap();
+        assert!(array.region_bits(0) & NEED_SYNC != 0);
+        delay_superblocks(&faults, &[0, 2]);
+        let failing = array.clone();
+        reactor::current().spawn(async move { failing.fail(1).await.unwrap() });
+        reactor::current().sleep(5_000_000).await;
+        assert_eq!(array.slots()[1].state, SlotState::Failing);
+        assert!(says_that_slot_1_is_in(&faults[0]).await);
+        read(&*channel, 0, 4096).await.unwrap();
         assert!(!says_that_slot_1_is_in(&faults[0]).await && !says_that_slot_1_is_in(&faults[2]).await);
     });
 }

@@ -545,7 +545,8 @@ impl Owner {
             let (slot, which) = of_tag(tag);
             self.shared.member_failed(slot, which, error).await?;
         }
-        Ok(())
+        // A copy that began to fail before has not got it, and must not be asked again.
+        Ok(self.wait_until_out(stripe).await?)
     }
 
     /// Computes a part of a strip from others, into the scratch.
