@@ -144,6 +144,8 @@ impl Home {
             shared.check_frozen()?;
             let failing: Vec<usize> =
                 slots.clone().filter(|slot| shared.members.state(*slot) == SlotState::Failing).collect();
+            // No superblock knows of what was to replace them, and none may take it for them.
+            failing.iter().for_each(|slot| shared.members.stop_filling(*slot));
             // What was filled is not up to date either from now on.
             let leaving: Vec<usize> = slots.filter(|slot| shared.members.is_leaving(*slot)).collect();
             for slot in failing.iter().chain(&leaving) {

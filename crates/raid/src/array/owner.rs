@@ -5,7 +5,7 @@ use super::crossing::Front;
 use super::gate::Gate;
 use super::gather::Gather;
 use super::home::Home;
-use super::members::{MemberChannel, MemberChannels, Which};
+use super::members::{MemberChannel, MemberChannels, SlotState, Which};
 use super::patience::Waiting;
 use super::registry;
 use super::remote::{self, LocalFuture};
@@ -406,7 +406,7 @@ impl Targets for Owner {
         let target = |slot: usize| {
             let which = match members.is_live(slot) {
                 true => Which::Own,
-                false if members.is_filling(slot) => Which::Incoming,
+                false if members.state(slot) == SlotState::Out && members.is_filling(slot) => Which::Incoming,
                 false => return None,
             };
             let MemberChannel { channel, layout } = self.channels.get(slot, which)?;

@@ -496,3 +496,20 @@ fn what_is_read_of_copies_that_may_differ_waits_until_a_failing_member_is_out() 
         assert!(!says_that_slot_1_is_in(&faults[0]).await && !says_that_slot_1_is_in(&faults[2]).await);
     });
 }
+
+#[test]
+fn a_replacement_gets_no_superblock_of_the_member_that_failed_beside_it() {
+    reactor::run(async {
+        let shape = config(Level::Raid1, 1, 1, 2);
+        let (array, faults) = start(&shape, &[]).await;
+        let device = Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap());
+        let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
+        let incoming = Attached { device: device.clone(), layout };
+        array.start_filling(1, Uuid::random(), incoming).await.unwrap();
+        faults[1].add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]));
+        array.checkpoint(1).await.unwrap();
+        assert!(!array.table().members[1].is_in() && array.slots()[1].filled.is_none());
+        let channel = device.open_channel().unwrap();
+        assert!(read_superblock("m", &*channel, MEMBER_BYTES).await.is_err());
+    });
+}
