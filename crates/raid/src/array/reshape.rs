@@ -63,8 +63,8 @@ impl Array {
         let Some(end) = crossing.next_end(bytes) else { return Ok(false) };
         let (lead, begin) = (self.shared.lead, crossing.moved());
         let channel = ArrayChannel::new(self.owner());
-        crossing.open_window(lead, end).await;
         let moving = Moving::new(&channel, crossing).ok_or(IoError::Invalid)?;
+        crossing.open_window(lead, end).await;
         if let Err(error) = moving.all(begin..end.min(crossing.new_bytes)).await {
             crossing.close_window(lead, begin).await;
             return Err(error);
