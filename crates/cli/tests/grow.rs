@@ -64,14 +64,20 @@ fn an_array_grows_under_its_clients_and_without_a_server() {
     assert_eq!(array(&["check"], &list)["clean"], true);
 }
 
+/// Empty files that can be members, in a folder of their own.
+fn make_members(runtime: &std::path::Path, count: usize) -> Vec<String> {
+    std::fs::create_dir(runtime.join("members")).unwrap();
+    let path = |i| runtime.join("members").join(format!("m{i}")).to_str().unwrap().to_owned();
+    let members: Vec<String> = (0..count).map(path).collect();
+    members.iter().for_each(|member| File::create(member).unwrap().set_len(16 * MIB).unwrap());
+    members
+}
+
 #[test]
 fn an_array_that_was_killed_gets_a_group_more_and_grows_by_size_afterwards() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = dir.path();
-    std::fs::create_dir(runtime.join("members")).unwrap();
-    let path = |i| runtime.join("members").join(format!("m{i}")).to_str().unwrap().to_owned();
-    let members: Vec<String> = (0..9).map(path).collect();
-    members.iter().for_each(|member| File::create(member).unwrap().set_len(16 * MIB).unwrap());
+    let members = make_members(runtime, 9);
     let list: Vec<&str> = members.iter().map(String::as_str).collect();
     let array = |args: &[&str], rest: &[&str]| {
         run_json_in(runtime, &[&["array"], args, &["--json"], rest].concat()).pop().unwrap()
@@ -118,10 +124,7 @@ fn an_array_that_was_killed_gets_a_group_more_and_grows_by_size_afterwards() {
 fn an_array_that_does_not_run_begins_to_change_its_shape() {
     let dir = tempfile::tempdir().unwrap();
     let runtime = dir.path();
-    std::fs::create_dir(runtime.join("members")).unwrap();
-    let path = |i| runtime.join("members").join(format!("m{i}")).to_str().unwrap().to_owned();
-    let members: Vec<String> = (0..6).map(path).collect();
-    members.iter().for_each(|member| File::create(member).unwrap().set_len(16 * MIB).unwrap());
+    let members = make_members(runtime, 6);
     let list: Vec<&str> = members.iter().map(String::as_str).collect();
     let array = |args: &[&str], rest: &[&str]| {
         run_json_in(runtime, &[&["array"], args, &["--json"], rest].concat()).pop().unwrap()

@@ -241,7 +241,12 @@ impl ArrayConfig {
 
     /// The region of a stripe.
     pub fn region_of(&self, stripe: u64) -> u64 {
-        self.geometry.member_offset(stripe) / self.region_bytes
+        self.region_at(self.geometry.member_offset(stripe))
+    }
+
+    /// The region of a byte of every member's data.
+    pub fn region_at(&self, position: u64) -> u64 {
+        position / self.region_bytes
     }
 
     /// Checks everything that arithmetic elsewhere relies on: to be called for what comes from a disk or a user.

@@ -11,6 +11,7 @@ use crate::subject::Running;
 use crate::world::World;
 use raid::Geometry;
 use raid::metadata::Layout;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// The least by which a disk grows: less is not worth moving superblocks for.
@@ -50,7 +51,7 @@ pub fn draw(plan: &mut Plan) {
         for later in boot..plan.boots.len() {
             for _ in 0..rng.below(6) {
                 let worker = if later == boot { worker } else { rng.below(worker as u64 + 1) as usize };
-                let action = request(&mut rng, &plan.shape, &after);
+                let action = request(&mut rng, &plan.shape, &around_the_end(&plan.shape, &after));
                 plan.boots[later].steps.push(step(worker, 0, action));
             }
         }
@@ -59,14 +60,25 @@ pub fn draw(plan: &mut Plan) {
     }
 }
 
-/// A request around the old end or behind it.
-fn request(rng: &mut Rng, shape: &Shape, after: &Geometry) -> Action {
-    let unit = u64::from(shape.block_size) / SECTOR as u64;
+/// The last stripe of the old shape and everything behind it, in sectors.
+pub fn around_the_end(shape: &Shape, after: &Geometry) -> Range<u64> {
     let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
     let (old, new) = (shape.geometry.capacity() / SECTOR as u64, after.capacity() / SECTOR as u64);
-    let from = old - stripe.min(old);
-    let lba = (from + rng.below(new - from)) / unit * unit;
-    let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(new - lba);
+    old - stripe.min(old)..new
+}
+
+/// Up to two stripes or so that begin among some sectors and end there: first sector, sectors.
+pub fn place(rng: &mut Rng, shape: &Shape, among: &Range<u64>) -> (u64, u64) {
+    let unit = u64::from(shape.block_size) / SECTOR as u64;
+    let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
+    let lba = (among.start + rng.below(among.end - among.start)) / unit * unit;
+    let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(among.end - lba);
+    (lba, count)
+}
+
+/// A request among some sectors.
+pub fn request(rng: &mut Rng, shape: &Shape, among: &Range<u64>) -> Action {
+    let (lba, count) = place(rng, shape, among);
     match rng.below(8) {
         0 | 1 => Action::Read { lba, count },
         2 => Action::WriteZeroes { lba, count },

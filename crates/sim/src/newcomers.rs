@@ -4,8 +4,8 @@
 //! if it was acknowledged. As long as it has the old one it is tried again, with the same disks.
 
 use crate::disk::SimDisk;
+use crate::growth::{around_the_end, place};
 use crate::machine::CrashAt;
-use crate::oracle::SECTOR;
 use crate::plan::{Action, Newcomers, Plan, Shape, Step};
 use crate::rng::Rng;
 use crate::world::World;
@@ -61,13 +61,8 @@ pub fn event(rng: &mut Rng, slot: usize) -> Action {
 
 /// A request to what is added, or to both sides of where it begins.
 fn request(rng: &mut Rng, shape: &Shape) -> Action {
-    let unit = u64::from(shape.block_size) / SECTOR as u64;
     let after = Geometry { groups: shape.most_groups, ..shape.geometry };
-    let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
-    let (old, new) = (shape.geometry.capacity() / SECTOR as u64, after.capacity() / SECTOR as u64);
-    let from = old - stripe.min(old);
-    let lba = (from + rng.below(new - from)) / unit * unit;
-    let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(new - lba);
+    let (lba, count) = place(rng, shape, &around_the_end(shape, &after));
     match rng.below(6) {
         0 => Action::Read { lba, count },
         1 => Action::WriteZeroes { lba, count },

@@ -4,6 +4,7 @@
 //! Power goes while it begins, at any write, or not, and later as at any other time. As long as the array has its old shape
 //! it is tried again, with the same disks; once it has begun there is no way back, and every byte is where it was.
 
+use crate::growth::request;
 use crate::machine::CrashAt;
 use crate::newcomers::event;
 use crate::oracle::SECTOR;
@@ -15,13 +16,14 @@ use raid::metadata::Reshape;
 /// Levels whose arrays change their shape.
 pub const LEVELS: [Level; 4] = [Level::Raid5, Level::Raid6, Level::Raid7, Level::NPlusM];
 
-/// Adds a change of shape to a plan from some boot on, requests to what is added, and events for new members.
+/// Adds a change of shape to a plan from some boot on, requests to all of it, and events for new members.
 pub fn draw(plan: &mut Plan) {
     let mut rng = Rng::new(plan.seed).fork(11);
     let Some(next) = choose(&mut rng, &plan.shape) else { return };
     plan.shape.take(next);
     let shape = plan.shape.clone();
     let old = shape.members();
+    let everywhere = 0..next.geometry(&shape).capacity() / SECTOR as u64;
     let members = next.data + next.parity;
     let mut ids = plan.ids().into_iter().max().unwrap_or(0) + 1..;
     let mut id = || ids.next().expect("numbers do not end");
@@ -38,7 +40,7 @@ pub fn draw(plan: &mut Plan) {
         for _ in 0..rng.below(16) {
             let worker = rng.below(workers as u64) as usize;
             let delay_ns = if rng.one_in(2) { 0 } else { rng.log_uniform(20 * shape.latency_ns) };
-            boot.steps.push(step(worker, delay_ns, request(&mut rng, &shape, next)));
+            boot.steps.push(step(worker, delay_ns, request(&mut rng, &shape, &everywhere)));
         }
         if members > old && rng.one_in(3) {
             let delay_ns = rng.log_uniform(20 * shape.latency_ns);
@@ -74,19 +76,4 @@ fn choose(rng: &mut Rng, shape: &Shape) -> Option<Next> {
     let next = Next { level, data, parity };
     let new_rows = Reshape::unit_strips(shape.geometry.data, data) / data as u64;
     (new_rows <= RESERVE_STRIPS).then_some(next)
-}
-
-/// A request anywhere, most often around the place up to which the array is moved, or to what is added.
-fn request(rng: &mut Rng, shape: &Shape, next: Next) -> Action {
-    let unit = u64::from(shape.block_size) / SECTOR as u64;
-    let sectors = next.geometry(shape).capacity() / SECTOR as u64;
-    let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
-    let lba = rng.below(sectors) / unit * unit;
-    let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(sectors - lba);
-    match rng.below(8) {
-        0 | 1 => Action::Read { lba, count },
-        2 => Action::WriteZeroes { lba, count },
-        3 => Action::Discard { lba, count },
-        _ => Action::Write { lba, count, is_fua: rng.one_in(4), change_ns: 0 },
-    }
 }

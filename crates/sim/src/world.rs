@@ -600,21 +600,23 @@ mod tests {
         });
     }
 
-    fn shape_with_open_parity() -> Shape {
+    /// A world in which a crash has left parity open in the first stripe.
+    fn with_open_parity() -> Rc<World> {
         let levels = vec![raid::Level::Raid6];
         let consistency = Some(raid::Consistency::Bitmap);
-        Plan::draw(1, &Filter { levels, consistency, ..Filter::default() }).shape
+        let shape = Plan::draw(1, &Filter { levels, consistency, ..Filter::default() }).shape;
+        let world = World::new(1, &shape, shape.geometry.capacity());
+        world.note_logging(true);
+        world.note_write(0, 1);
+        world.note_written(0, 1);
+        world.note_crash(false);
+        world
     }
 
     #[test]
     fn a_resync_that_gives_blocks_up_leaves_their_region_marked() {
         for gives_up in [false, true] {
-            let shape = shape_with_open_parity();
-            let world = World::new(1, &shape, shape.geometry.capacity());
-            world.note_logging(true);
-            world.note_write(0, 1);
-            world.note_written(0, 1);
-            world.note_crash(false);
+            let world = with_open_parity();
             if gives_up {
                 world.note_giving_up(0);
             }
@@ -627,12 +629,7 @@ mod tests {
 
     /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
     fn may_be_unreadable_by_force(was_filling: bool, is_up: bool) -> bool {
-        let shape = shape_with_open_parity();
-        let world = World::new(1, &shape, shape.geometry.capacity());
-        world.note_logging(true);
-        world.note_write(0, 1);
-        world.note_written(0, 1);
-        world.note_crash(false);
+        let world = with_open_parity();
         world.note_loss(0, true);
         if was_filling {
             world.note_giving_up(0);

@@ -13,9 +13,8 @@ use super::owner::Owner;
 use super::registry;
 use super::remote::{self, LocalFuture};
 use crate::Geometry;
-use crate::metadata::{MemberSet, Reshape, Table};
+use crate::metadata::{Reshape, Table};
 use crate::mutant::{self, Mutant};
-use arrayvec::ArrayVec;
 use reactor::CoreRef;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,8 +31,6 @@ pub(crate) struct Crossing {
     pub old_bytes: u64,
     /// Bytes of the array in the new shape.
     pub new_bytes: u64,
-    /// Slots that stand for each other in the old shape and in the new one.
-    sets: [MemberSet; 2],
     moved: AtomicU64,
     window_end: AtomicU64,
     is_over: AtomicBool,
@@ -52,13 +49,11 @@ impl Crossing {
     /// What a table says, which has been checked.
     pub fn new(table: &Table, reshape: Reshape) -> Crossing {
         let (old, new) = (&reshape.old_geometry, &table.config.geometry);
-        let set = |members: usize, needed: usize| MemberSet { group: 0, slots: 0..members, needed };
         Crossing {
             reshape,
             new: *new,
             old_bytes: old.capacity(),
             new_bytes: new.capacity(),
-            sets: [set(old.members(), old.data), set(new.members(), new.data)],
             moved: AtomicU64::new(reshape.cursor),
             window_end: AtomicU64::new(reshape.cursor),
             is_over: AtomicBool::new(false),
@@ -75,12 +70,6 @@ impl Crossing {
     /// From now on there is one shape.
     pub fn end(&self) {
         self.is_over.store(true, Ordering::Release);
-    }
-
-    /// The slots that stand for each other: of both shapes, or of the one that is left.
-    pub fn sets(&self) -> ArrayVec<MemberSet, 2> {
-        let [old, new] = self.sets.clone();
-        std::iter::once(new).chain(self.is_on().then_some(old)).collect()
     }
 
     /// Bytes of the array that have the new shape: whole units.

@@ -11,7 +11,6 @@ use crate::log::Nonce;
 use crate::metadata::region_map::OPEN;
 use crate::metadata::{BadBlocks, BadRange, MemberSet, Reason, RegionMap, Store, Table};
 use crate::{ArrayConfig, Code, Consistency};
-use arrayvec::ArrayVec;
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
 use std::future::Future;
@@ -368,7 +367,7 @@ impl Shared {
     /// The region of a stripe.
     #[inline]
     pub fn region_of(&self, stripe: u64) -> u64 {
-        (self.config.geometry.member_offset(stripe) + self.shift) / self.config.region_bytes
+        self.config.region_at(self.config.geometry.member_offset(stripe) + self.shift)
     }
 
     /// A part of a stripe as the list of bad blocks calls it.
@@ -490,17 +489,7 @@ impl Shared {
 
     /// The slots that stand for each other, of every group of every shape that a slot is in.
     fn sets_of(&self, slot: usize) -> impl Iterator<Item = MemberSet> + use<> {
-        let (data, size) = (self.config.geometry.data, self.config.geometry.group_members());
-        let first = slot / size * size;
-        let sets = match &self.crossing {
-            Some(crossing) => crossing.sets(),
-            None => ArrayVec::from_iter([MemberSet {
-                group: slot / size,
-                slots: first..first + size,
-                needed: data,
-            }]),
-        };
-        sets.into_iter().filter(move |set| set.slots.contains(&slot))
+        self.table().sets().filter(move |set| set.slots.contains(&slot))
     }
 
     /// Runs work on the array's home core. On a core that has opened a channel.

@@ -138,23 +138,33 @@ pub enum StartError {
     },
 }
 
-/// The shape that an array changes from.
-struct Old {
+/// A shape of the array: what it has, or changes from.
+#[derive(Clone)]
+struct Shape {
     config: Arc<ArrayConfig>,
     shift: Shift,
-    /// Stripes below this one have the new shape.
+    /// Stripes below this one have another shape by now.
     first_stripe: u64,
+    /// Added to stripes in the list of bad blocks.
+    bad_base: u64,
 }
 
-impl Old {
-    fn of(table: &Table) -> Option<Old> {
+impl Shape {
+    /// The one that an array has, or changes to.
+    fn of(config: &Arc<ArrayConfig>) -> Shape {
+        Shape { config: config.clone(), shift: Shift::default(), first_stripe: 0, bad_base: 0 }
+    }
+
+    /// The one that an array changes from.
+    fn old(table: &Table) -> Option<Shape> {
         let reshape = table.reshape?;
         let config = reshape.old_config(&table.config);
         let log = u64::from(config.lanes) * u64::from(config.lane_bytes);
-        Some(Old {
+        Some(Shape {
             shift: Shift { log, data: reshape.shift },
             first_stripe: reshape.cursor / config.geometry.stripe_bytes(),
             config: Arc::new(config),
+            bad_base: OLD_STRIPES,
         })
     }
 }
@@ -163,7 +173,7 @@ impl Old {
 struct Starting {
     config: Arc<ArrayConfig>,
     /// The shape that it changes from.
-    old: Option<Old>,
+    old: Option<Shape>,
     crossing: Option<Crossing>,
     table: Table,
     members: Vec<Option<StartMember>>,
@@ -231,7 +241,7 @@ impl Starting {
         let clock = Clock { wall_ns, core_ns: reactor::current().now_ns(), is_simulated };
         Ok(Starting {
             config,
-            old: Old::of(&table),
+            old: Shape::old(&table),
             crossing,
             table,
             members,
@@ -454,20 +464,16 @@ impl Starting {
     }
 
     async fn replay(&mut self, regions: &RegionMap, bad: &BadBlocks) -> Result<(), StartError> {
-        let (config, shift) = (self.config.clone(), Shift::default());
-        self.replay_log(&Old { config, shift, first_stripe: 0 }, 0, regions, bad).await?;
-        if let Some(old) = self.old.take() {
-            self.replay_log(&old, OLD_STRIPES, regions, bad).await?;
-            self.old = Some(old);
+        for shape in std::iter::once(Shape::of(&self.config)).chain(self.old.clone()) {
+            self.replay_log(&shape, regions, bad).await?;
         }
         Ok(())
     }
 
-    /// Replays the log of a shape, whose stripes are called by numbers from `bad_base` on in the list of bad blocks.
+    /// Replays the log of a shape.
     async fn replay_log(
         &mut self,
-        shape: &Old,
-        bad_base: u64,
+        shape: &Shape,
         regions: &RegionMap,
         bad: &BadBlocks,
     ) -> Result<(), StartError> {
@@ -507,7 +513,7 @@ impl Starting {
                     );
                     self.mark_replayed(shape, regions, &report.stripes).await?;
                     for log::BadRange { stripe, strip, offset, len } in report.bad {
-                        let stripe = bad_base + stripe;
+                        let stripe = shape.bad_base + stripe;
                         self.note_bad(bad, BadRange { stripe, strips: 1 << strip, offset, len }).await?;
                     }
                     return Ok(());
@@ -523,7 +529,7 @@ impl Starting {
     /// A member that is out has missed what was replayed, and what was written shortly before it was lost.
     async fn mark_replayed(
         &mut self,
-        shape: &Old,
+        shape: &Shape,
         regions: &RegionMap,
         stripes: &[u64],
     ) -> Result<(), StartError> {
@@ -531,7 +537,7 @@ impl Starting {
             return Ok(());
         }
         let position = |stripe: &u64| shape.config.geometry.member_offset(*stripe) + shape.shift.data;
-        let region = |stripe: &u64| position(stripe) / shape.config.region_bytes;
+        let region = |stripe: &u64| self.config.region_at(position(stripe));
         let written: BTreeSet<u64> = stripes.iter().map(region).collect();
         self.mark(regions, region_map::STALE, |region, _| written.contains(&region)).await
     }

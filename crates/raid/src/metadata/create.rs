@@ -59,6 +59,11 @@ impl Identities {
         }
     }
 
+    /// What makes an epoch unlike another line's of the same number.
+    pub fn epoch_id(self) -> u64 {
+        u128::from_le_bytes(self.bits()) as u64
+    }
+
     /// A new identity.
     pub fn uuid(self) -> Uuid {
         Uuid::from_random(self.bits())
@@ -312,7 +317,7 @@ fn first_table(config: ArrayConfig, is_zero: bool, options: &CreateOptions) -> T
         (false, 0) => WRITTEN,
         (false, _) => WRITTEN | NEED_SYNC,
     };
-    let id = u128::from_le_bytes(identities.bits()) as u64;
+    let id = identities.epoch_id();
     Table {
         generation: FIRST_GENERATION,
         settled: 0,

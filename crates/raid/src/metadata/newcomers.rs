@@ -144,7 +144,7 @@ pub(super) async fn finish(
     options: &AddOptions,
 ) -> Result<Table, MemberFailures> {
     loop {
-        table.begin_unserved_epoch(epoch_id(options.identities));
+        table.begin_unserved_epoch(options.identities.epoch_id());
         let results = store.commit(&targets, &table).await;
         let failed = results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?)));
         let failures = MemberFailures(failed.collect());
@@ -161,8 +161,4 @@ pub(super) async fn finish(
         }
         targets.retain(|target| table.members[target.slot].is_in());
     }
-}
-
-fn epoch_id(identities: Identities) -> u64 {
-    u128::from_le_bytes(identities.bits()) as u64
 }
