@@ -27,7 +27,7 @@ pub enum Error {
         /// The export's kind and socket.
         name: String,
         /// Why.
-        source: exports::vhost_user_blk::Error,
+        source: exports::Error,
     },
     /// A core has ended before its time.
     #[error(transparent)]
@@ -40,7 +40,7 @@ pub enum Error {
 impl Error {
     /// The exit code that this error ends the program with.
     pub fn exit_code(&self) -> ExitCode {
-        use exports::vhost_user_blk::Error as ExportError;
+        use exports::Error as ExportError;
         ExitCode::from(match self {
             Error::Spec(_) | Error::Usage(_) | Error::Export { source: ExportError::Config(_), .. } => {
                 EXIT_USAGE

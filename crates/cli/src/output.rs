@@ -65,6 +65,11 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// "1 queue", "2 queues".
+pub fn count(n: usize, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

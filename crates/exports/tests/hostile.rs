@@ -5,6 +5,7 @@ mod common;
 
 use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, Request, Server, SlowDevice, Vmm};
 use common::{eventually, is_signalled, pair, pattern, wait_signal};
+use exports::Export;
 use exports::vhost_user_blk::Config;
 use std::fs::File;
 use std::io::Write;
@@ -119,7 +120,7 @@ fn a_broken_ring_is_left_alone_and_the_other_goes_on() {
 
 #[test]
 fn a_vmm_that_truncates_its_memory_disturbs_nobody() {
-    exports::vhost_user_blk::contain_truncation().unwrap();
+    exports::contain_truncation().unwrap();
     let server = Server::start(1, SlowDevice::new(MIB), |config| config);
     let bystander = Server::start(1, SlowDevice::new(MIB), |config| config);
     let mut neighbour = Guest::boot(&bystander.socket, GuestConfig::default());

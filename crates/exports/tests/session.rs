@@ -5,6 +5,7 @@ mod common;
 
 use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, QueueMemory, Request, Server, SlowDevice, Vmm};
 use common::{eventfd, eventually, is_signalled, pair, pattern, wait_signal};
+use exports::Export;
 use exports::vhost_user_blk::{Config, MAX_QUEUE_SIZE, SocketMode, VhostUserBlk};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -351,7 +352,7 @@ fn an_export_stops_under_load() {
     let mut guest = Guest::boot(&server.socket, GuestConfig::default());
     let ios: Vec<_> = (0..4).map(|sector| guest.submit(0, VIRTIO_BLK_T_IN, sector, Data::In(512))).collect();
     eventually("all four are in flight", || server.device.in_flight() == 4);
-    server.export.take().unwrap().stop();
+    drop(server.export.take());
     assert_eq!(ios.iter().filter(|_| guest.poll_used(0).is_some()).count(), 4);
     assert!(guest.vmm.is_hung_up() && !server.socket.exists() && server.device.regions().is_empty());
 }

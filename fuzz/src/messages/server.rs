@@ -4,6 +4,7 @@ use crate::guest::Guest;
 use crate::memfd::Memfd;
 use block::{Channel, Device, DeviceError, IoFuture, Limits, MemoryRegion, Request};
 use drivers::mem::{MemDevice, Options};
+use exports::Export;
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores};
 use std::cell::Cell;

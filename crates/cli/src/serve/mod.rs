@@ -6,11 +6,11 @@ mod signals;
 
 use crate::args::{self, CommonArgs, PollUs};
 use crate::error::Error;
-use crate::export::ExportConfig;
+use crate::export::ExportPlan;
 use crate::output::Output;
 use crate::stack::StackArgs;
 use clap::ArgMatches;
-use exports::vhost_user_blk::contain_truncation;
+use exports::contain_truncation;
 use graph::spec::CpuList;
 use graph::{DevicePlan, StackPlan};
 use reactor::CoreConfig;
@@ -42,14 +42,9 @@ pub struct ServeArgs {
 /// What is to be served: everything that can be checked without opening has been.
 pub struct ServePlan {
     stack: StackPlan,
-    exports: Vec<ExportPlan>,
+    /// Each with the place of its device.
+    exports: Vec<(ExportPlan, usize)>,
     cores: Vec<CoreConfig>,
-}
-
-/// An export and the place of its device.
-struct ExportPlan {
-    export: ExportConfig,
-    device: usize,
 }
 
 impl ServePlan {
@@ -60,22 +55,21 @@ impl ServePlan {
             return Err(Error::Usage(format!("--control {path}: no array is served that it could control")));
         }
         let cores = args::core_configs(args.cores.as_ref(), args.poll_us.0);
-        let mut exports: Vec<ExportPlan> = Vec::new();
+        let mut exports: Vec<(ExportPlan, usize)> = Vec::new();
         for text in &args.export {
             let refuse = |fault: String| Error::Usage(format!("--export {text}: {fault}"));
-            let mut export = ExportConfig::parse(text)?;
+            let mut export = ExportPlan::parse(text)?;
             let device = match &export.device {
                 Some(id) => stack.position(id).map_err(refuse)?,
                 None => 0,
             };
-            if exports.iter().any(|other| other.export.config.socket == export.config.socket) {
-                return Err(refuse("another export has the same socket".into()));
+            let name = export.config.name();
+            if exports.iter().any(|(other, _)| other.config.name() == name) {
+                return Err(refuse(format!("there is an export {name} already")));
             }
-            export.config.core_map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
-            if !export.has_serial {
-                export.config.serial = serial_of(&stack.devices()[device].id);
-            }
-            exports.push(ExportPlan { export, device });
+            let map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
+            export.config.complete(&stack.devices()[device].id, map);
+            exports.push((export, device));
         }
         Ok(ServePlan { stack, exports, cores })
     }
@@ -94,13 +88,6 @@ fn core_map(chosen: Option<&[usize]>, cores: &[CoreConfig]) -> Result<Vec<usize>
         })
     };
     chosen.unwrap_or_default().iter().map(place_of).collect()
-}
-
-/// An id as a serial number: as much of it as fits.
-fn serial_of(id: &str) -> String {
-    const MAX: usize = 20; // virtio-blk's GET_ID
-    let end = (0..=id.len().min(MAX)).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
-    id[..end].to_owned()
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -144,6 +131,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use clap::FromArgMatches;
+    use serde_json::json;
 
     fn plan(args: &str) -> Result<ServePlan, Error> {
         let words = ["freestone", "serve"].into_iter().chain(args.split_whitespace());
@@ -174,10 +162,13 @@ mod tests {
              --export vhost-user-blk:socket=2,device=device1,cores=7",
         )
         .unwrap();
-        assert_eq!(plan.exports.iter().map(|e| e.device).collect::<Vec<_>>(), [0, 1]);
-        let config = |i: usize| &plan.exports[i].export.config;
-        assert_eq!((config(0).core_map.as_slice(), config(1).core_map.as_slice()), (&[][..], &[1][..]));
-        assert_eq!((config(0).serial.as_str(), config(1).serial.as_str()), ("a", "device1"));
+        assert_eq!(plan.exports.iter().map(|(_, device)| *device).collect::<Vec<_>>(), [0, 1]);
+        let config = |i: usize| &plan.exports[i].0.config;
+        assert_eq!((config(0).cores(), config(1).cores()), (&[][..], &[1][..]));
+        assert_eq!(
+            (&config(0).fields()["serial"], &config(1).fields()["serial"]),
+            (&json!("a"), &json!("device1"))
+        );
     }
 
     #[test]
@@ -197,7 +188,7 @@ mod tests {
         );
         assert_eq!(
             refusal(&format!("--device null {export} {export}")),
-            "--export vhost-user-blk:socket=s: another export has the same socket"
+            "--export vhost-user-blk:socket=s: there is an export vhost-user-blk:s already"
         );
         assert_eq!(
             refusal(&format!("--device null --cores 0,1 {export},cores=2")),
@@ -207,12 +198,5 @@ mod tests {
             refusal(&format!("--device null {export},mode=both")),
             "--export vhost-user-blk:socket=s,mode=both: mode=both: expected server or client"
         );
-    }
-
-    #[test]
-    fn an_id_is_cut_to_a_serial_number() {
-        assert_eq!(serial_of("disk"), "disk");
-        assert_eq!(serial_of("a-very-long-name-of-a-disk"), "a-very-long-name-of-");
-        assert_eq!(serial_of("ääääääääääää"), "ääääääääää");
     }
 }

@@ -1,14 +1,14 @@
 //! What `serve` has open: cores, devices, exports; and how it comes and goes.
 
+use super::ServePlan;
 use super::arrays::{self, Kept, Requests};
-use super::{ExportPlan, ServePlan};
 use crate::array::control::server::ControlSocket;
 use crate::error::Error;
 use crate::export::ExportConfig;
-use crate::output::{Output, human_bytes};
+use crate::output::{Output, count, human_bytes};
 use crate::stats;
 use block::{Device, Op, Request};
-use exports::vhost_user_blk::{SocketMode, Stats, VhostUserBlk};
+use exports::{Export, QueueStats, Stats};
 use graph::Stack;
 use reactor::{CoreRef, Cores};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// ran on.
 pub struct Server {
     controls: Vec<ControlSocket>,
-    exports: Vec<Export>,
+    exports: Vec<Running>,
     arrays: Vec<Kept>,
     stacks: Vec<Stack>,
     cores: Cores,
@@ -27,10 +27,12 @@ pub struct Server {
 }
 
 /// A running export.
-struct Export {
-    config: ExportConfig,
+struct Running {
+    name: String,
+    line: String,
+    json: Value,
     device: usize,
-    running: VhostUserBlk,
+    export: Box<dyn Export>,
 }
 
 impl Server {
@@ -56,11 +58,18 @@ impl Server {
 
     /// Starts the exports: clients may connect from now on.
     pub fn start_exports(mut self, plan: &ServePlan) -> Result<Server, Error> {
-        for ExportPlan { export, device } in &plan.exports {
-            let target = self.stacks[*device].device.clone();
-            let running = VhostUserBlk::start(target, self.cores.all(), export.config.clone())
-                .map_err(|source| Error::Export { name: export.name(), source })?;
-            self.exports.push(Export { config: export.clone(), device: *device, running });
+        for (plan, device) in &plan.exports {
+            let (config, stack) = (&*plan.config, &self.stacks[*device]);
+            let running = config
+                .start(stack.device.clone(), self.cores.all())
+                .map_err(|source| Error::Export { name: config.name(), source })?;
+            self.exports.push(Running {
+                name: config.name(),
+                line: format!("export {}", config.line(&stack.id)),
+                json: self.export_json(config, stack),
+                device: *device,
+                export: running,
+            });
         }
         Ok(self)
     }
@@ -71,9 +80,9 @@ impl Server {
         for (stack, json) in self.stacks.iter().zip(&devices) {
             output.event("device", device_line(stack), json.clone());
         }
-        let exports: Vec<Value> = self.exports.iter().map(|export| self.export_json(export)).collect();
-        for (export, json) in self.exports.iter().zip(&exports) {
-            output.event("export", self.export_line(export), json.clone());
+        let exports: Vec<&Value> = self.exports.iter().map(|export| &export.json).collect();
+        for Running { line, json, .. } in &self.exports {
+            output.event("export", line, json.clone());
         }
         let ready = format!("ready: {}, {}", count(exports.len(), "export"), self.cores_line());
         let fields = json!({
@@ -98,7 +107,7 @@ impl Server {
                 }
             };
             for export in self.exports.iter().filter(|export| export.device == place) {
-                export.running.notify_resize();
+                export.export.notify_resize();
             }
             let human = format!(
                 "refreshed {}: {} bytes, {}",
@@ -126,21 +135,19 @@ impl Server {
                 );
             }
         }
-        for export in &self.exports {
-            let (human, json) = export_stats(export.running.stats());
+        for Running { name, export, .. } in &self.exports {
+            let (human, json) = export_stats(export.stats());
             output.event(
                 "export_stats",
-                format!("stats of export {}\n{human}", export.config.name()),
-                json!({ "export": export.config.name(), "stats": json }),
+                format!("stats of export {name}\n{human}"),
+                json!({ "export": name, "stats": json }),
             );
         }
     }
 
     /// Ends everything in order: clients, requests in flight, caches, sockets, cores.
     pub fn stop(mut self) -> Result<(), Error> {
-        for export in self.exports.drain(..) {
-            export.running.stop();
-        }
+        self.exports.clear();
         let core = self.cores.get(0);
         let mut result = Ok(());
         for stack in &self.stacks {
@@ -162,37 +169,16 @@ impl Server {
         }
     }
 
-    fn export_line(&self, export: &Export) -> String {
-        let config = &export.config.config;
-        let verb = match config.mode {
-            SocketMode::Listen => "listens on",
-            SocketMode::Connect => "connects to",
-        };
-        format!(
-            "export vhost-user-blk: {} of {}, {verb} {}",
-            count(config.num_queues.into(), "queue"),
-            self.stacks[export.device].id,
-            config.socket.display()
-        )
-    }
-
-    fn export_json(&self, export: &Export) -> Value {
-        let config = &export.config.config;
-        let stack = &self.stacks[export.device];
+    fn export_json(&self, config: &dyn ExportConfig, stack: &Stack) -> Value {
         let limits = stack.device.limits();
-        json!({
-            "kind": "vhost-user-blk",
-            "socket": config.socket,
-            "mode": match config.mode { SocketMode::Listen => "server", SocketMode::Connect => "client" },
-            "device": stack.id,
-            "capacity": limits.capacity,
-            "block_size": limits.block_size,
-            "read_only": config.read_only || limits.read_only,
-            "queues": config.num_queues,
-            "queue_size": config.queue_size,
-            "serial": config.serial,
-            "cores": config.core_map.iter().map(|place| self.cpus[*place]).collect::<Vec<_>>(),
-        })
+        let mut fields = config.fields();
+        fields.insert("device".into(), stack.id.clone().into());
+        fields.insert("capacity".into(), limits.capacity.into());
+        fields.insert("block_size".into(), limits.block_size.into());
+        fields.insert("read_only".into(), (config.is_read_only() || limits.read_only).into());
+        let cpus: Vec<_> = config.cores().iter().map(|place| self.cpus[*place]).collect();
+        fields.insert("cores".into(), json!(cpus));
+        Value::Object(fields)
     }
 }
 
@@ -214,9 +200,7 @@ fn device_json(stack: &Stack) -> Value {
 }
 
 fn export_stats(stats: &Stats) -> (String, Value) {
-    let sum = |of: &dyn Fn(&exports::vhost_user_blk::QueueStats) -> u64| {
-        stats.queues.iter().map(|q| of(q)).sum::<u64>()
-    };
+    let sum = |of: &dyn Fn(&QueueStats) -> u64| stats.queues.iter().map(|q| of(q)).sum::<u64>();
     let mut fields = serde_json::Map::new();
     for op in Op::ALL {
         fields.insert(op.name().into(), sum(&|queue| queue.requests(op)).into());
@@ -244,8 +228,4 @@ fn flush(core: &CoreRef, device: Arc<dyn Device>) -> Result<(), Error> {
             Error::Runtime(format!("device {name}: cannot flush: {error}"))
         })
     })?
-}
-
-fn count(n: usize, noun: &str) -> String {
-    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }

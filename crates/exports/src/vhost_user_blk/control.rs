@@ -3,12 +3,11 @@
 use super::config_change::BackendChannel;
 use super::session::Session;
 use super::socket::{Endpoint, StopSignal};
-use super::stats::Stats;
-use super::{Config, Error, lock};
+use super::{Config, lock};
+use crate::{Error, Stats};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
@@ -59,12 +58,11 @@ impl Control {
 }
 
 impl Shared {
-    fn serve_clients(&self, mut endpoint: Endpoint, session: &Arc<Mutex<Session>>, stats: &Stats) {
+    fn serve_clients(&self, mut endpoint: Endpoint, session: &Arc<Mutex<Session>>, stats: &Arc<Stats>) {
         while let Some(client) = endpoint.next_client(&self.stop) {
             let name = lock(session).name().to_owned();
             tracing::info!(export = name, "client connected");
-            stats.connections.fetch_add(1, Ordering::Relaxed);
-            stats.is_connected.store(true, Ordering::Relaxed);
+            let _connected = stats.connect();
             match self.serve(client, session) {
                 Ok(()) => tracing::info!(export = name, "export stops: client disconnected"),
                 Err(ProtocolError::Disconnected | ProtocolError::SocketBroken(_)) => {
@@ -73,7 +71,6 @@ impl Shared {
                 Err(error) => tracing::warn!(export = name, %error, "client disconnected: protocol error"),
             }
             lock(session).end();
-            stats.is_connected.store(false, Ordering::Relaxed);
         }
     }
 

@@ -8,30 +8,24 @@
 //!
 //! One control thread an export accepts one client at a time, speaks the protocol with it and keeps what it
 //! said about each ring ([`rings`]); a ring that is complete is handed to the core it is mapped to, which
-//! serves it until it is taken back ([`queue`]). The mapping changes at any time: a queue is drained, moved
+//! serves it until it is taken back (`virtio_blk`). The mapping changes at any time: a queue is drained, moved
 //! and goes on.
 //!
 //! What a guest does wrong ends its ring, what a VMM does wrong ends its connection; others notice nothing.
 //!
 //! Source of truth: the vhost-user specification (QEMU docs/interop/vhost-user.rst) and virtio 1.3, 5.2.
 
-mod config;
 mod config_change;
 mod control;
-mod error;
+mod features;
 mod protocol;
-mod queue;
-mod request;
 mod rings;
 mod session;
 mod socket;
-mod stats;
 
-pub use error::Error;
 pub use rings::MAX_QUEUE_SIZE;
-pub use stats::{QueueStats, Stats};
-pub use virtio::contain_truncation;
 
+use crate::{Error, Export, Stats};
 use block::{Device, Limits};
 use control::Control;
 use reactor::CoreRef;
@@ -119,7 +113,7 @@ impl Config {
     }
 }
 
-/// A running export. Dropping it does what [`VhostUserBlk::stop`] does.
+/// A running export. Dropping it removes the socket.
 pub struct VhostUserBlk {
     session: Arc<Mutex<Session>>,
     stats: Arc<Stats>,
@@ -133,17 +127,11 @@ impl VhostUserBlk {
     /// When the configuration is impossible, or socket or thread are refused.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<VhostUserBlk, Error> {
         config.check(cores.len())?;
-        let stats = Arc::new(Stats::new(config.num_queues));
+        let stats = Arc::new(Stats::new(config.num_queues.into()));
         let session = Session::new(device, cores.to_vec(), config.clone(), stats.clone());
         let session = Arc::new(Mutex::new(session));
         let control = Control::start(session.clone(), stats.clone(), &config)?;
         Ok(VhostUserBlk { session, stats, control: Some(control) })
-    }
-
-    /// Ends the client's session and the export: requests in flight are completed, the socket is removed. Not to
-    /// be called on a core.
-    pub fn stop(mut self) {
-        self.end();
     }
 
     /// Serves `queue` on another core from now on, with I/O running or not. Returns when it has moved; not to be
@@ -154,28 +142,23 @@ impl VhostUserBlk {
     pub fn remap_queue(&self, queue: u16, core: usize) -> Result<(), Error> {
         lock(&self.session).remap(queue, core)
     }
+}
 
-    /// Counters since the start, and whether a client is there.
-    pub fn stats(&self) -> &Stats {
+impl Export for VhostUserBlk {
+    fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// The device's limits have changed (it grew): the client is told and reads them again. Returns what it
-    /// will find. Not to be called on a core.
-    pub fn notify_resize(&self) -> Limits {
+    fn notify_resize(&self) -> Limits {
         lock(&self.session).notify_resize()
-    }
-
-    fn end(&mut self) {
-        if let Some(control) = self.control.take() {
-            control.stop();
-        }
     }
 }
 
 impl Drop for VhostUserBlk {
     fn drop(&mut self) {
-        self.end();
+        if let Some(control) = self.control.take() {
+            control.stop();
+        }
     }
 }
 

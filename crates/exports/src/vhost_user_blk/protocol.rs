@@ -4,9 +4,11 @@
 //! feature a message needs was negotiated; it has not checked any index, address or length. An error ends the
 //! connection.
 
+use super::features;
 use super::rings::{Addresses, Kick};
 use super::session::Session;
-use super::{Error, config};
+use crate::Error;
+use crate::virtio_blk::config;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -49,7 +51,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
-        Ok(config::protocol_features())
+        Ok(features::protocol_features())
     }
 
     fn set_protocol_features(&mut self, features: u64) -> ProtocolResult<()> {

@@ -4,7 +4,7 @@
 //! back. The session compares that with what the cores do after every message. Source of truth: the
 //! vhost-user specification, "Ring states".
 
-use super::Error;
+use crate::Error;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

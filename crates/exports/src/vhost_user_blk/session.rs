@@ -5,11 +5,12 @@
 //! three steps: take the ring back drained, change, start it again where it left off.
 
 use super::config_change::BackendChannel;
-use super::queue::{RingParts, Serving};
-use super::request::TargetConfig;
 use super::rings::{Addresses, Kick, Ring};
-use super::stats::Stats;
-use super::{Config, Error, config};
+use super::{Config, features};
+use crate::virtio_blk::config::{self, Offer};
+use crate::virtio_blk::queue::{RingParts, Serving};
+use crate::virtio_blk::request::DiskConfig;
+use crate::{Error, Stats};
 use block::{Device, Limits};
 use reactor::CoreRef;
 use std::sync::Arc;
@@ -111,12 +112,17 @@ impl Session {
         self.device.limits()
     }
 
+    fn offer(&self) -> Offer {
+        let Config { num_queues, queue_size, read_only, .. } = self.config;
+        Offer { num_queues, queue_size, read_only }
+    }
+
     pub(super) fn config_space(&self) -> ConfigSpace {
-        config::space(&self.config, &self.limits(), self.is_writeback)
+        config::space(self.offer(), &self.limits(), self.is_writeback)
     }
 
     pub(super) fn offered_features(&self) -> u64 {
-        config::features(&self.config, &self.limits())
+        features::TRANSPORT_FEATURES | config::features(self.offer(), &self.limits())
     }
 
     /// SET_FEATURES. While rings run, only logging may change.
@@ -141,7 +147,7 @@ impl Session {
     }
 
     pub(super) fn set_protocol_features(&mut self, features: u64) -> Result<(), Error> {
-        let unknown = features & !config::protocol_features().bits();
+        let unknown = features & !features::protocol_features().bits();
         if unknown != 0 {
             return Err(Error::protocol(format!("protocol features {unknown:#x} were not offered")));
         }
@@ -369,15 +375,13 @@ impl Session {
             Some(Kick::Event(fd)) => Some(fd.clone()),
             Some(Kick::Polled) | None => None,
         };
-        let limits = self.limits();
         RingParts {
             ring: queue,
             size: ring.size,
-            target: TargetConfig {
+            disk: DiskConfig {
                 device: self.device.clone(),
                 id: virtio_id(&self.config.serial),
-                is_read_only: config::is_read_only(&self.config, &limits),
-                has_volatile_cache: limits.volatile_cache,
+                is_read_only: self.config.read_only,
                 is_write_through: self.is_write_through.clone(),
             },
             kick,

@@ -1,6 +1,7 @@
 //! The export's Unix socket: taking a path over, waiting for clients, connecting to a VMM.
 
-use super::{Config, Error, SocketMode};
+use super::{Config, SocketMode};
+use crate::Error;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -1,8 +1,6 @@
 //! What the guest is told about the device: feature bits and the configuration space.
 
-use super::Config;
 use block::Limits;
-use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::blk::{
     ConfigSpace, SECTOR_BYTES, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX,
@@ -20,16 +18,25 @@ const LEAST_SEGMENT_BYTES: u32 = 4096;
 const MAX_RANGES: u32 = 32;
 
 /// Bytes of configuration space that may be asked for; what is beyond the fields reads as 0.
-pub(super) const SPACE_BYTES: usize = 256;
+pub(crate) const SPACE_BYTES: usize = 256;
 
-/// Feature bits that a driver may choose from.
-pub(super) fn features(config: &Config, limits: &Limits) -> u64 {
+/// How a disk looks beyond what its device says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    /// Virtqueues.
+    pub(crate) num_queues: u16,
+    /// Largest ring that the guest is expected to use.
+    pub(crate) queue_size: u16,
+    /// Writes are refused even where the device takes them.
+    pub(crate) read_only: bool,
+}
+
+/// Feature bits that a driver may choose from, but for those of the transport.
+pub(crate) fn features(offer: Offer, limits: &Limits) -> u64 {
     let mut bits = virtio::VIRTIO_F_VERSION_1
         | virtio::VIRTIO_F_INDIRECT_DESC
         | virtio::VIRTIO_F_EVENT_IDX
         | virtio::VIRTIO_F_RING_PACKED
-        | virtio::VHOST_F_LOG_ALL
-        | virtio::VHOST_USER_F_PROTOCOL_FEATURES
         | VIRTIO_BLK_F_SEG_MAX
         | VIRTIO_BLK_F_SIZE_MAX
         | VIRTIO_BLK_F_BLK_SIZE
@@ -37,7 +44,7 @@ pub(super) fn features(config: &Config, limits: &Limits) -> u64 {
         | VIRTIO_BLK_F_FLUSH
         | VIRTIO_BLK_F_CONFIG_WCE
         | VIRTIO_BLK_F_MQ;
-    if is_read_only(config, limits) {
+    if is_read_only(offer, limits) {
         return bits | VIRTIO_BLK_F_RO;
     }
     if limits.max_discard >= SECTOR_BYTES {
@@ -50,27 +57,15 @@ pub(super) fn features(config: &Config, limits: &Limits) -> u64 {
 }
 
 /// Whether writes are refused, by the device or by the export.
-pub(super) fn is_read_only(config: &Config, limits: &Limits) -> bool {
-    config.read_only || limits.read_only
-}
-
-/// Protocol features that a VMM may choose from.
-pub(super) fn protocol_features() -> Protocol {
-    Protocol::MQ
-        | Protocol::LOG_SHMFD
-        | Protocol::REPLY_ACK
-        | Protocol::BACKEND_REQ
-        | Protocol::CONFIG
-        | Protocol::INFLIGHT_SHMFD
-        | Protocol::RESET_DEVICE
-        | Protocol::CONFIGURE_MEM_SLOTS
+pub(crate) fn is_read_only(offer: Offer, limits: &Limits) -> bool {
+    offer.read_only || limits.read_only
 }
 
 /// The configuration space as a guest reads it now.
-pub(super) fn space(config: &Config, limits: &Limits, is_writeback: bool) -> ConfigSpace {
+pub(crate) fn space(offer: Offer, limits: &Limits, is_writeback: bool) -> ConfigSpace {
     let block = u64::from(limits.block_size);
     let physical = u64::from(limits.physical_block_size).max(block);
-    let (seg_max, size_max) = segment_limits(config, limits);
+    let (seg_max, size_max) = segment_limits(offer, limits);
     let mut space = ConfigSpace {
         capacity: limits.capacity / SECTOR_BYTES,
         size_max,
@@ -80,10 +75,10 @@ pub(super) fn space(config: &Config, limits: &Limits, is_writeback: bool) -> Con
         min_io_size: u16::try_from(physical / block).unwrap_or(u16::MAX),
         opt_io_size: limits.optimal_io_size / limits.block_size,
         writeback: is_writeback.into(),
-        num_queues: config.num_queues,
+        num_queues: offer.num_queues,
         ..ConfigSpace::default()
     };
-    if is_read_only(config, limits) {
+    if is_read_only(offer, limits) {
         return space;
     }
     if limits.max_discard >= SECTOR_BYTES {
@@ -102,8 +97,8 @@ pub(super) fn space(config: &Config, limits: &Limits, is_writeback: bool) -> Con
 
 /// How many segments a request may have, and how long each: together never more than the device transfers at
 /// once.
-fn segment_limits(config: &Config, limits: &Limits) -> (u32, u32) {
-    let most = limits.max_segments.min(config.queue_size - FRAME_DESCRIPTORS).clamp(1, MAX_SEGMENTS);
+fn segment_limits(offer: Offer, limits: &Limits) -> (u32, u32) {
+    let most = limits.max_segments.min(offer.queue_size - FRAME_DESCRIPTORS).clamp(1, MAX_SEGMENTS);
     let seg_max = u32::from(most).min(limits.max_transfer / LEAST_SEGMENT_BYTES).max(1);
     let size_max = limits.max_transfer / seg_max / LEAST_SEGMENT_BYTES * LEAST_SEGMENT_BYTES;
     (seg_max, size_max.max(LEAST_SEGMENT_BYTES))
@@ -116,7 +111,7 @@ fn range_sectors(max_bytes: u64, block: u64) -> u32 {
 }
 
 /// `size` bytes of the configuration space from `offset`; `None` beyond [`SPACE_BYTES`].
-pub(super) fn read_space(space: &ConfigSpace, offset: u32, size: u32) -> Option<Vec<u8>> {
+pub(crate) fn read_space(space: &ConfigSpace, offset: u32, size: u32) -> Option<Vec<u8>> {
     let end = offset.checked_add(size).filter(|&end| end as usize <= SPACE_BYTES)?;
     let mut bytes = [0; SPACE_BYTES];
     bytes[..ConfigSpace::BYTES].copy_from_slice(&space.to_bytes());
@@ -127,14 +122,16 @@ pub(super) fn read_space(space: &ConfigSpace, offset: u32, size: u32) -> Option<
 mod tests {
     use super::*;
 
+    const OFFER: Offer = Offer { num_queues: 1, queue_size: 256, read_only: false };
+
     #[test]
     fn a_read_only_export_offers_nothing_that_writes() {
-        let config = Config { read_only: true, ..Config::new("s") };
+        let offer = Offer { read_only: true, ..OFFER };
         let limits = Limits::new(1 << 20);
-        let bits = features(&config, &limits);
+        let bits = features(offer, &limits);
         assert_ne!(bits & VIRTIO_BLK_F_RO, 0);
         assert_eq!(bits & (VIRTIO_BLK_F_DISCARD | VIRTIO_BLK_F_WRITE_ZEROES), 0);
-        assert_eq!(space(&config, &limits, true).max_discard_seg, 0);
+        assert_eq!(space(offer, &limits, true).max_discard_seg, 0);
     }
 
     #[test]
@@ -147,7 +144,7 @@ mod tests {
             max_discard: u64::MAX,
             ..Limits::new(1 << 30)
         };
-        let space = space(&Config { num_queues: 4, ..Config::new("s") }, &limits, false);
+        let space = space(Offer { num_queues: 4, ..OFFER }, &limits, false);
         assert_eq!((space.capacity, space.blk_size, space.num_queues), (1 << 21, 4096, 4));
         assert_eq!((space.physical_block_exp, space.min_io_size, space.opt_io_size), (2, 4, 16));
         assert_eq!((space.discard_sector_alignment, space.max_discard_sectors), (16, !7));
@@ -157,8 +154,8 @@ mod tests {
     #[test]
     fn a_small_ring_or_device_bounds_the_segments() {
         let seg_max = |queue_size, max_segments| {
-            let config = Config { queue_size, ..Config::new("s") };
-            space(&config, &Limits { max_segments, ..Limits::new(4096) }, true).seg_max
+            let offer = Offer { queue_size, ..OFFER };
+            space(offer, &Limits { max_segments, ..Limits::new(4096) }, true).seg_max
         };
         assert_eq!((seg_max(4, 1024), seg_max(64, 1024), seg_max(1024, 1024)), (2, 62, 126));
         assert_eq!((seg_max(64, 16), seg_max(64, 0)), (16, 1));
@@ -167,7 +164,7 @@ mod tests {
     #[test]
     fn the_longest_request_of_a_guest_is_one_that_the_device_takes() {
         let longest = |max_transfer| {
-            let space = space(&Config::new("s"), &Limits { max_transfer, ..Limits::new(4096) }, true);
+            let space = space(OFFER, &Limits { max_transfer, ..Limits::new(4096) }, true);
             (space.seg_max, space.size_max)
         };
         assert_eq!(longest(128 << 10), (32, 4096));

@@ -1,58 +1,37 @@
 //! One request of a guest: what it asks of the device, and the answer.
 
-use super::Error;
-use super::stats::QueueStats;
-use block::{Channel, Device, Flags, IoError, IoFuture, IoResult, Op, Request};
-use std::cell::RefCell;
-use std::collections::HashMap;
-use std::rc::{Rc, Weak};
+use crate::stats::QueueStats;
+use crate::{Error, Target};
+use block::{Device, Flags, IoError, IoFuture, IoResult, Op, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use virtio::blk::{self, Command, ID_BYTES, ParseError, RANGE_F_UNMAP, Range, SECTOR_BYTES};
 use virtio::device::Chain;
 
 /// What requests are for, as the control thread hands it over.
-pub(super) struct TargetConfig {
-    pub(super) device: Arc<dyn Device>,
+pub(crate) struct DiskConfig {
+    pub(crate) device: Arc<dyn Device>,
     /// What GET_ID answers.
-    pub(super) id: [u8; ID_BYTES],
-    pub(super) is_read_only: bool,
-    pub(super) has_volatile_cache: bool,
+    pub(crate) id: [u8; ID_BYTES],
+    pub(crate) is_read_only: bool,
     /// Whether writes must be durable when they complete; changes at any time.
-    pub(super) is_write_through: Arc<AtomicBool>,
-}
-
-thread_local! {
-    /// Channels that this core has open, by device: queues of one device on one core share a channel, so that
-    /// their requests go down in one batch.
-    static CHANNELS: RefCell<HashMap<usize, Weak<dyn Channel>>> = RefCell::default();
+    pub(crate) is_write_through: Arc<AtomicBool>,
 }
 
 /// What requests of a queue are for, on the queue's core.
-pub(super) struct Target {
-    config: TargetConfig,
-    channel: Rc<dyn Channel>,
+pub(super) struct Disk {
+    target: Target,
+    id: [u8; ID_BYTES],
+    is_write_through: Arc<AtomicBool>,
 }
 
-impl Target {
+impl Disk {
     /// Opens the device on the calling core, or shares what is open there.
-    pub(super) fn open(config: TargetConfig) -> Result<Target, Error> {
-        let key = Arc::as_ptr(&config.device).addr();
-        // A channel found here is used by a target, and that keeps the device: the address is not another's.
-        let open = CHANNELS.with_borrow(|channels| channels.get(&key).and_then(Weak::upgrade));
-        let channel = match open {
-            Some(channel) => channel,
-            None => config.device.open_channel()?,
-        };
-        CHANNELS.with_borrow_mut(|channels| {
-            channels.retain(|_, channel| channel.strong_count() > 0);
-            channels.insert(key, Rc::downgrade(&channel));
-        });
-        Ok(Target { config, channel })
+    pub(super) fn open(config: DiskConfig) -> Result<Disk, Error> {
+        let DiskConfig { device, id, is_read_only, is_write_through } = config;
+        Ok(Disk { target: Target::open(device, is_read_only)?, id, is_write_through })
     }
-}
 
-impl Target {
     /// Carries out the request in `chain` and writes its status; how many bytes the guest finds written.
     ///
     /// # Errors
@@ -86,12 +65,12 @@ impl Target {
         match command {
             Command::Read { .. } | Command::Write { .. } => Err(IoError::Invalid), // not rare
             Command::Flush => {
-                let result = self.flush().await;
+                let result = self.target.flush().await;
                 stats.count_request(Op::Flush, 0);
                 result
             }
             Command::GetId(data) => {
-                data.copy_from(&self.config.id);
+                data.copy_from(&self.id);
                 Ok(())
             }
             Command::Discard(ranges) => {
@@ -136,25 +115,18 @@ impl Target {
         result
     }
 
-    async fn flush(&self) -> IoResult {
-        if !self.config.has_volatile_cache {
-            return Ok(());
-        }
-        self.channel.submit(&Request::flush(), 0).await
-    }
-
     #[inline]
     fn modify<'a>(&'a self, request: &'a Request<'a>, sector: u64) -> IoFuture<'a> {
-        if self.config.is_read_only {
-            return IoFuture::ready(Err(IoError::ReadOnly));
+        match sector.checked_mul(SECTOR_BYTES) {
+            Some(offset) => self.target.modify(request, offset),
+            None => IoFuture::ready(Err(IoError::OutOfRange)),
         }
-        self.submit(request, sector)
     }
 
     #[inline]
     fn submit<'a>(&'a self, request: &'a Request<'a>, sector: u64) -> IoFuture<'a> {
         match sector.checked_mul(SECTOR_BYTES) {
-            Some(offset) => self.channel.submit(request, offset),
+            Some(offset) => self.target.submit(request, offset),
             None => IoFuture::ready(Err(IoError::OutOfRange)),
         }
     }
@@ -162,11 +134,7 @@ impl Target {
     /// How durable a write must be when it completes.
     #[inline]
     fn durability(&self) -> Flags {
-        if self.config.has_volatile_cache && self.config.is_write_through.load(Ordering::Relaxed) {
-            Flags::FUA
-        } else {
-            Flags::NONE
-        }
+        if self.is_write_through.load(Ordering::Relaxed) { self.target.durable() } else { Flags::NONE }
     }
 }
 

@@ -5,7 +5,7 @@ use reactor::CoreStopped;
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong on the control side of a vhost-user-blk export. The message carries its causes.
+/// What went wrong on the control side of an export. The message carries its causes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The configuration asks for what the export cannot do.
@@ -38,7 +38,7 @@ pub enum Error {
     /// The client asked for something that the protocol or this export does not allow.
     #[error("{0}")]
     Protocol(String),
-    /// The client's memory, rings or shared regions cannot be used.
+    /// Something that the client brought cannot be used: its memory, rings, shared regions.
     #[error("{what}: {source}")]
     Client {
         /// What cannot be used, with its values.
@@ -49,11 +49,11 @@ pub enum Error {
 }
 
 impl Error {
-    pub(super) fn protocol(message: impl Into<String>) -> Error {
+    pub(crate) fn protocol(message: impl Into<String>) -> Error {
         Error::Protocol(message.into())
     }
 
-    pub(super) fn client(
+    pub(crate) fn client(
         what: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Error {

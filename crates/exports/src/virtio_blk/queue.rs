@@ -10,9 +10,9 @@
 //! they are first needed and then wait for work for ever. Over a device that completes at once, one slot serves
 //! whole batches; over others, one slot is woken for each request that waits.
 
-use super::Error;
-use super::request::{Target, TargetConfig};
-use super::stats::QueueStats;
+use super::request::{Disk, DiskConfig};
+use crate::Error;
+use crate::stats::QueueStats;
 use reactor::{Core, CoreRef, ServingSlots, Source, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -30,17 +30,17 @@ use virtio::device::{Chain, RingState, VirtQueue};
 const BATCH: u32 = 64;
 
 /// What a core needs to serve a ring.
-pub(super) struct RingParts {
-    pub(super) ring: VirtQueue,
-    pub(super) size: u16,
-    pub(super) target: TargetConfig,
-    pub(super) kick: Option<Arc<OwnedFd>>,
-    pub(super) call: Option<Arc<OwnedFd>>,
-    pub(super) err: Option<Arc<OwnedFd>>,
-    pub(super) stats: Arc<QueueStats>,
+pub(crate) struct RingParts {
+    pub(crate) ring: VirtQueue,
+    pub(crate) size: u16,
+    pub(crate) disk: DiskConfig,
+    pub(crate) kick: Option<Arc<OwnedFd>>,
+    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) err: Option<Arc<OwnedFd>>,
+    pub(crate) stats: Arc<QueueStats>,
     /// The export's name and the queue's number, for logs.
-    pub(super) name: String,
-    pub(super) index: usize,
+    pub(crate) name: String,
+    pub(crate) index: usize,
 }
 
 thread_local! {
@@ -49,14 +49,14 @@ thread_local! {
 }
 
 /// The control side's hold on a ring that a core serves.
-pub(super) struct Serving {
+pub(crate) struct Serving {
     core: CoreRef,
     id: u64,
 }
 
 impl Serving {
     /// Lets `core` serve the ring.
-    pub(super) fn start(core: &CoreRef, parts: RingParts) -> Result<Serving, Error> {
+    pub(crate) fn start(core: &CoreRef, parts: RingParts) -> Result<Serving, Error> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         core.call(move |core| {
@@ -68,7 +68,7 @@ impl Serving {
     }
 
     /// Takes the ring back: no further request is taken, those in flight are completed and published.
-    pub(super) fn stop(self) -> Result<RingState, Error> {
+    pub(crate) fn stop(self) -> Result<RingState, Error> {
         let id = self.id;
         Ok(self.core.block_on(move |_| async move {
             let served = SERVED.with_borrow_mut(|all| all.remove(&id)).expect("a ring is stopped once");
@@ -77,7 +77,7 @@ impl Serving {
     }
 
     /// Signals another descriptor from now on, once at once: an interrupt that the old one got may be lost.
-    pub(super) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), Error> {
+    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), Error> {
         let id = self.id;
         Ok(self.core.call(move |_| {
             let served = SERVED.with_borrow(|all| all.get(&id).cloned());
@@ -101,7 +101,7 @@ enum State {
 /// A ring that this core serves.
 struct Served {
     ring: RefCell<VirtQueue>,
-    target: Target,
+    disk: Disk,
     state: Cell<State>,
     /// Used entries wait to be published.
     is_dirty: Cell<bool>,
@@ -121,10 +121,10 @@ struct Served {
 
 impl Served {
     fn start(core: &Core, parts: RingParts) -> Result<Rc<Served>, Error> {
-        let target = Target::open(parts.target)?;
+        let disk = Disk::open(parts.disk)?;
         let served = Rc::new_cyclic(|weak| Served {
             ring: RefCell::new(parts.ring),
-            target,
+            disk,
             state: Cell::new(State::Running),
             // The first look publishes: a predecessor may have died before it could interrupt.
             is_dirty: Cell::new(true),
@@ -180,7 +180,7 @@ impl Served {
 
     /// Carries a request out, and notes whether the device lets us wait.
     async fn execute(&self, chain: &Chain, batch: &mut u32) -> Result<u32, ParseError> {
-        let mut request = std::pin::pin!(self.target.execute(chain, &self.stats));
+        let mut request = std::pin::pin!(self.disk.execute(chain, &self.stats));
         let mut is_first_poll = true;
         poll_fn(|cx| {
             let written = request.as_mut().poll(cx);

@@ -1,0 +1,73 @@
+//! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes of them.
+
+mod vhost_user_blk;
+
+use block::Device;
+use exports::{Error, Export};
+use graph::spec::{CpuList, Key, Kind, Role, Spec, SpecError, key};
+use reactor::CoreRef;
+use serde_json::{Map, Value};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// Every kind of export.
+pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND];
+
+/// Keys that every kind of export has.
+const DEVICE: Key = key("device", "ID", "the device to export [the first]");
+const CORES: Key = key("cores", "LIST", "which of --cores serve it, such as 0+2 or 0-3 [all, in turn]");
+
+/// An export to be started.
+#[derive(Debug)]
+pub struct ExportPlan {
+    /// The id of its device, if one was chosen.
+    pub device: Option<String>,
+    /// Processors out of `--cores` that serve it, if they were chosen.
+    pub cores: Option<Vec<usize>>,
+    /// What its kind made of the rest.
+    pub config: Box<dyn ExportConfig>,
+}
+
+impl ExportPlan {
+    /// The export that `text` describes.
+    ///
+    /// # Errors
+    /// When the text makes no sense.
+    pub fn parse(text: &str) -> Result<ExportPlan, SpecError> {
+        let spec = Spec::parse(Role::Export, KINDS, text)?;
+        let config = match spec.kind() {
+            "vhost-user-blk" => vhost_user_blk::parse(&spec)?,
+            kind => unreachable!("{kind} is in the table of kinds"),
+        };
+        let cores = spec.get("cores")?.map(|CpuList(cpus)| cpus);
+        Ok(ExportPlan { device: spec.get("device")?, cores, config })
+    }
+}
+
+/// What one kind of export is told on the command line.
+pub trait ExportConfig: Debug + Send {
+    /// Kind and address: the export's name in messages. No two exports have the same.
+    fn name(&self) -> String;
+
+    /// Chooses what was not said: what clients see by default of a device with this id, and the cores (places among
+    /// those of the server; none: all) that serve.
+    fn complete(&mut self, device_id: &str, cores: Vec<usize>);
+
+    /// Starts the export.
+    ///
+    /// # Errors
+    /// When the configuration is impossible or the system refuses something.
+    fn start(&self, device: Arc<dyn Device>, cores: &[CoreRef]) -> Result<Box<dyn Export>, Error>;
+
+    /// What it is and where, after "export ": `device_id` is what it exports.
+    fn line(&self, device_id: &str) -> String;
+
+    /// The same as fields: kind, address and what else was chosen.
+    fn fields(&self) -> Map<String, Value>;
+
+    /// Whether it refuses writes even where the device takes them.
+    fn is_read_only(&self) -> bool;
+
+    /// Places of the cores that serve it; none: all.
+    fn cores(&self) -> &[usize];
+}
