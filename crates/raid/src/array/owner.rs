@@ -35,6 +35,8 @@ const STOCK_BYTES: usize = 4 << 20;
 const SWEEP_NS: u64 = 1_000_000_000;
 /// How long after a member has gone it is first looked again whether unlogged writes have ended.
 const FIRST_LOOK_NS: u64 = 100_000;
+/// … and how often at least from then on: until their marks are gone, power loss leaves their regions without redundancy.
+const LOOK_AGAIN_NS: u64 = 10_000_000;
 /// Scratch lists that are kept for reuse.
 const SPARE_SCRATCH: usize = 64;
 /// Decoders that are kept: patterns of missing strips, each in a few readings.
@@ -438,6 +440,8 @@ pub(crate) async fn keep_regions(owner: Weak<Owner>) {
 /// Takes the marks of writes away that were in flight when the array began to log, as soon as they have ended: parity
 /// fits there, and a crash from now on leaves nothing open.
 pub(crate) async fn clear_marks(owner: Weak<Owner>) {
+    // Where a write may still be in flight that is not logged; its mark may be yet to come.
+    let mut left: Option<Vec<u64>> = None;
     let mut wait_ns = FIRST_LOOK_NS;
     loop {
         let Some(owner) = owner.upgrade() else { return };
@@ -445,20 +449,25 @@ pub(crate) async fn clear_marks(owner: Weak<Owner>) {
         if !shared.is_logging() || shared.is_frozen() {
             return;
         }
-        let is_left = shared.regions.sweep_idle();
+        let is_busy = |region: &u64| !shared.regions.sweep_idle(*region);
+        let busy = match left.take() {
+            None => (0..shared.regions.regions()).filter(is_busy).collect(),
+            Some(before) => before.into_iter().filter(is_busy).collect::<Vec<_>>(),
+        };
         // What a sync has cleared before is written with it.
         while let Err(MemberFailures(failures)) = shared.regions.settle(&*owner).await {
             if owner.members_failed(failures).await.is_err() {
                 return;
             }
         }
-        if !is_left {
+        if busy.is_empty() {
             return;
         }
+        left = Some(busy);
         let core = owner.core.clone();
         drop(owner);
         core.sleep(wait_ns).await;
-        wait_ns = (2 * wait_ns).min(SWEEP_NS);
+        wait_ns = (2 * wait_ns).min(LOOK_AGAIN_NS);
     }
 }
 

@@ -381,7 +381,8 @@ fn a_write_that_starts_over_leaves_no_mark_when_it_has_ended() {
             write(&*channel, stripe * (48 << 10), 7, 4096).await.unwrap();
         }
         assert!(array.counters().read_errors.load(std::sync::atomic::Ordering::Relaxed) > 0);
-        assert!(!array.shared.regions.sweep_idle());
+        let regions = &array.shared.regions;
+        assert!((0..regions.regions()).all(|region| regions.sweep_idle(region)));
         assert_eq!(array.count_regions(DIRTY), 0);
     });
 }

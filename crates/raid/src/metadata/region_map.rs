@@ -342,37 +342,34 @@ impl RegionMap {
             let ended = self.ended[region].load(Ordering::SeqCst);
             let begun = self.begun[region].load(Ordering::SeqCst);
             let is_idle = std::mem::replace(before, begun) == begun && begun == ended;
-            if !is_idle || !self.has(region as u64, DIRTY) {
-                continue;
-            }
-            let mut page = self.pages[region / REGIONS].lock();
-            self.now[region].fetch_and(!DIRTY, Ordering::SeqCst);
-            // A write that began meanwhile either sees that the bit is gone, or is seen here: `begin` comes before its
-            // look, this look comes after the clearing.
-            if self.begun[region].load(Ordering::SeqCst) == begun {
-                page.wanted[region % REGIONS] &= !DIRTY;
-                cleared += 1;
-            } else {
-                self.now[region].fetch_or(DIRTY, Ordering::SeqCst);
+            if is_idle && self.has(region as u64, DIRTY) {
+                cleared += usize::from(self.clear_dirty(region, begun));
             }
         }
         cleared
     }
 
-    /// As [`RegionMap::sweep`], whenever the last write was. Whether there are regions left in which writes are in
-    /// flight.
-    pub fn sweep_idle(&self) -> bool {
-        // What is in flight may not have its mark yet.
-        let is_busy = |region: usize| {
-            let ended = self.ended[region].load(Ordering::SeqCst);
-            self.begun[region].load(Ordering::SeqCst) != ended
-        };
-        let is_left = (0..self.now.len()).any(is_busy);
-        let mut memory = Vec::new();
-        for _ in 0..2 {
-            self.sweep(&mut memory);
+    /// Clears [`DIRTY`], in memory, in one region, unless writes are in flight there; whether none is.
+    pub fn sweep_idle(&self, region: u64) -> bool {
+        let region = region as usize;
+        let ended = self.ended[region].load(Ordering::SeqCst);
+        let begun = self.begun[region].load(Ordering::SeqCst);
+        begun == ended && (!self.has(region as u64, DIRTY) || self.clear_dirty(region, begun))
+    }
+
+    /// Clears [`DIRTY`] in a region unless a write has begun there since `begun` had; whether it did.
+    fn clear_dirty(&self, region: usize, begun: u32) -> bool {
+        let mut page = self.pages[region / REGIONS].lock();
+        self.now[region].fetch_and(!DIRTY, Ordering::SeqCst);
+        // A write that began meanwhile either sees that the bit is gone, or is seen here: `begin` comes before its
+        // look, this look comes after the clearing.
+        let is_idle = self.begun[region].load(Ordering::SeqCst) == begun;
+        if is_idle {
+            page.wanted[region % REGIONS] &= !DIRTY;
+        } else {
+            self.now[region].fetch_or(DIRTY, Ordering::SeqCst);
         }
-        is_left
+        is_idle
     }
 
     /// Writes every page from which bits were cleared.
