@@ -152,6 +152,7 @@ async fn assemble(
     let assembly = metadata::assemble(found, &options).map_err(|refusal| match refusal {
         metadata::Refusal::DirtyDegraded { .. } => Refusal::DirtyDegraded,
         metadata::Refusal::TooFew { .. } | metadata::Refusal::Nothing => Refusal::TooFew,
+        refusal @ metadata::Refusal::SplitBrain { .. } => Refusal::SplitBrain(refusal.to_string()),
         refusal => Refusal::Other(refusal.to_string()),
     })?;
     let device = |found: &Found| {

@@ -256,7 +256,7 @@ impl Session {
         reactor::current().sleep(if is_degraded { IDLE_NS } else { LONG_IDLE_NS }).await;
         if self.is_on() && is_degraded == running.live().contains(&false) {
             self.world.note_idle();
-            self.world.note_logging(!is_degraded);
+            self.world.note_logging_with(&running.live());
         }
     }
 
@@ -274,8 +274,9 @@ impl Session {
     /// Brings the array up. `None` when power went, the array may refuse, or something is wrong.
     async fn assemble(&self) -> Option<Rc<dyn Running>> {
         let world = &self.world;
-        let disks: Vec<_> = world.disks().into_iter().filter(|disk| !disk.is_dead()).collect();
-        for force in [false, true] {
+        let mut force = false;
+        loop {
+            let disks: Vec<_> = world.disks().into_iter().filter(|disk| !disk.is_dead()).collect();
             self.note(if force { "assemble by force" } else { "assemble" });
             let assembly = self.subject.assemble(&world.shape, &disks, &self.cores, force);
             let Some(result) = within(HANGS_NS, assembly).await else {
@@ -293,11 +294,15 @@ impl Session {
                         world.note_forced();
                     }
                     world.note_assembled(&running.live());
-                    world.note_logging(!running.live().contains(&false));
+                    world.note_logging_with(&running.live());
                     note_shape(world, &*running);
                     return Some(running);
                 }
-                Err(Refusal::DirtyDegraded) if !force && may_be_dirty => world.give_up_dirty(),
+                Err(Refusal::DirtyDegraded) if !force && may_be_dirty => {
+                    world.give_up_dirty();
+                    force = true;
+                }
+                Err(Refusal::SplitBrain(_)) if world.take_split_away() => {}
                 Err(_) if world.is_any_beyond() => {
                     world.count(|stats| stats.frozen += 1);
                     return None;
@@ -308,7 +313,6 @@ impl Session {
                 }
             }
         }
-        None
     }
 
     fn client(&self, running: &dyn Running) -> Option<Client> {
@@ -377,8 +381,8 @@ impl Session {
             run_event(world, &running, &Action::Reshape).await;
             self.verify(&client).await;
         }
-        resync(world, &*running).await;
-        if world.is_whole() && world.has_parity() {
+        let is_in_sync = resync(world, &*running).await;
+        if is_in_sync && world.is_whole() && world.has_parity() {
             scrub(world, &*running).await;
             damage::inflict(world, &*running).await;
         }
@@ -519,7 +523,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             world.note_giving_up(slot);
             let result = running.add(slot, &disk).await;
             if world.machine.is_on() {
-                world.note_logging(!running.live().contains(&false));
+                world.note_logging_with(&running.live());
             }
             if world.machine.is_on() && result.is_ok() {
                 world.note_live(slot);
@@ -536,8 +540,10 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             judge(world, "change of shape", result);
         }
         Action::Scrub if world.has_parity() && world.is_whole() => {
-            resync(world, &**running).await;
-            scrub(world, &**running).await;
+            let is_in_sync = resync(world, &**running).await;
+            if is_in_sync {
+                scrub(world, &**running).await;
+            }
         }
         _ => {}
     }
@@ -558,20 +564,25 @@ fn judge(world: &World, what: &str, result: Result<(), String>) {
     }
 }
 
-/// Makes parity right where a crash has left it open.
-async fn resync(world: &World, running: &dyn Running) {
+/// Makes parity right where a crash has left it open; whether it is right everywhere.
+async fn resync(world: &World, running: &dyn Running) -> bool {
     if running.is_reshaping() {
-        return; // parity has two shapes
+        return false; // parity has two shapes
     }
     let is_whole = world.is_whole();
     match running.resync().await {
         // With a member out, which the array may know before us, nothing is compared.
         Ok(()) if world.machine.is_on() && is_whole && !running.live().contains(&false) => {
-            world.note_synced()
+            world.note_synced();
+            true
         }
-        Ok(()) => {}
-        Err(_) if !world.machine.is_on() || !world.is_whole() => {}
-        Err(error) => world.fail(format!("resync: {error}")),
+        Ok(()) => false,
+        Err(error) => {
+            if world.machine.is_on() && world.is_whole() {
+                world.fail(format!("resync: {error}"));
+            }
+            false
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
     SharedLimits,
 };
+use raid::metadata::superblock::MAGIC;
 use reactor::Core;
 use std::ops::Range;
 use std::rc::Rc;
@@ -65,6 +66,7 @@ struct State {
     /// Writes until one fails; 0 for none.
     writes_to_failure: u32,
     has_failed_write: bool,
+    has_torn_commit: bool,
 }
 
 /// A write that has been answered but is not durable.
@@ -94,6 +96,7 @@ impl SimDisk {
             lost_writes: 0,
             misdirected_writes: 0,
             writes_to_failure: 0,
+            has_torn_commit: false,
             has_failed_write: false,
         };
         let (name, machine, limits) = (name.into(), machine.clone(), SharedLimits::new(limits));
@@ -189,6 +192,11 @@ impl SimDisk {
     /// What the write that failed has cost is made up for.
     pub fn forgive(&self) {
         self.lock().has_failed_write = false;
+    }
+
+    /// Whether power went while a superblock was being written, since this was last asked.
+    pub fn take_torn_commit(&self) -> bool {
+        std::mem::take(&mut self.lock().has_torn_commit)
     }
 
     /// Power has gone and every request has ended: the cache is lost. Call for every disk before power comes again.
@@ -389,6 +397,7 @@ impl State {
         if !req.op.is_modifying() {
             return;
         }
+        self.has_torn_commit |= is_superblock(req);
         for part in survivors(&mut self.rng, req.len, block_size) {
             let (at, len) = (offset + part.start, part.end - part.start);
             rewrite(&mut self.bad, &(at..at + len));
@@ -415,6 +424,15 @@ impl Cached {
             bytes[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
         }
     }
+}
+
+fn is_superblock(req: &Request<'_>) -> bool {
+    let mut start = [0; MAGIC.len()];
+    if req.op != Op::Write || req.len < start.len() as u64 {
+        return false;
+    }
+    req.data.part(0, start.len()).copy_to(&mut start);
+    start == MAGIC
 }
 
 /// The parts of a write of `len` bytes that survive: none, all, one end, or any blocks.

@@ -48,6 +48,8 @@ pub trait Subject {
 pub enum Refusal {
     /// It was dirty and degraded: some blocks may be wrong, unless forced.
     DirtyDegraded,
+    /// Two members say that the array went on without the other.
+    SplitBrain(String),
     /// Too few members.
     TooFew,
     /// Anything else.

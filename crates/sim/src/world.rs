@@ -104,6 +104,8 @@ pub struct World {
     /// Groups in which the array may have noted blocks as bad in this boot: it has filled something, or met blocks that a
     /// member cannot read.
     gives_up: RefCell<Vec<bool>>,
+    /// Slots whose disks may hold a commit that power has cut off elsewhere, and that no assembly has seen since.
+    may_be_ahead: RefCell<BTreeSet<usize>>,
     /// What writes are working on.
     writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
@@ -143,6 +145,7 @@ impl World {
             fragile: RefCell::default(),
             was_hurt: RefCell::new(vec![false; shape.most_groups]),
             gives_up: RefCell::new(vec![false; shape.most_groups]),
+            may_be_ahead: RefCell::default(),
             writes: RefCell::default(),
             replacements: Cell::default(),
             disk_bytes: Cell::new(shape.disk_bytes),
@@ -198,6 +201,7 @@ impl World {
         let disk = new_disk(&self.shape, &self.machine, name, self.draw(), self.disk_bytes.get());
         self.disks.borrow()[slot].kill();
         self.disks.borrow_mut()[slot] = disk.clone();
+        self.may_be_ahead.borrow_mut().remove(&slot);
         disk
     }
 
@@ -398,6 +402,7 @@ impl World {
     /// array runs nobody can tell: it takes the member out when the other writes of the stripe have ended, or later.
     pub fn note_assembled(&self, live: &[bool]) {
         self.note_states(live);
+        self.may_be_ahead.borrow_mut().retain(|slot| self.disk(*slot).is_dead());
         for (slot, disk) in self.disks.borrow().iter().enumerate() {
             self.count(|stats| stats.failed_writes += u64::from(disk.has_failed_write()));
             disk.forgive();
@@ -450,6 +455,13 @@ impl World {
         }
     }
 
+    /// As [`World::note_logging`], with what the array says of its members. A keeper fills one that is there on its own,
+    /// and nobody is told when that is done.
+    pub fn note_logging_with(&self, live: &[bool]) {
+        let is_filled_soon = self.shape.has_keeper && self.disks.borrow().iter().all(|disk| !disk.is_dead());
+        self.note_logging(!live.contains(&false) || is_filled_soon);
+    }
+
     /// No write has been under way for some time: nothing is marked any more.
     pub fn note_idle(&self) {
         self.marked.borrow_mut().clear();
@@ -491,7 +503,24 @@ impl World {
                 *was_hurt |= self.slots_of(group).any(is_bad);
             }
         }
+        let is_commit_torn =
+            self.disks.borrow().iter().fold(false, |torn, disk| torn | disk.take_torn_commit());
+        if is_commit_torn {
+            let slots = (0..self.members()).filter(|slot| !self.disk(*slot).is_dead());
+            self.may_be_ahead.borrow_mut().extend(slots);
+        }
         self.oracle.borrow_mut().crash();
+    }
+
+    /// Two lines of the array look as if they had gone on without each other. That may be so when power cut a commit off
+    /// that took members out, who had got it was away when the array was assembled next, and now it is back: nothing on
+    /// the disks tells that from an array whose halves were both used. Whoever was away is taken away again; whether
+    /// there is anybody.
+    pub fn take_split_away(&self) -> bool {
+        let is_back = |slot: &usize| !self.disk(*slot).is_dead() && self.is_lost(*slot);
+        let back: Vec<usize> = self.may_be_ahead.borrow().iter().copied().filter(is_back).collect();
+        back.iter().for_each(|slot| self.disk(*slot).kill());
+        !back.is_empty()
     }
 
     /// Whether a sector has no redundancy: power went while its region was marked, and no resync has made its parity
