@@ -6,7 +6,9 @@
 
 mod error;
 mod stats;
+mod stop;
 mod target;
+pub mod vduse;
 pub mod vhost_user_blk;
 mod virtio_blk;
 
@@ -26,4 +28,40 @@ pub trait Export: Send {
     /// The device's limits have changed (it grew): clients are told where their protocol can say it. Returns what
     /// they will find. Not to be called on a core.
     fn notify_resize(&self) -> Limits;
+}
+
+/// The core that serves each queue: those of `map` in turn, or all of them.
+fn queue_cores(map: &[usize], num_queues: u16, cores: usize) -> Vec<usize> {
+    let everyone: Vec<usize> = (0..cores).collect();
+    let map = if map.is_empty() { &everyone } else { map };
+    map.iter().copied().cycle().take(num_queues.into()).collect()
+}
+
+/// Whether there are cores, and those of `map` among them.
+fn check_cores(map: &[usize], cores: usize) -> Result<(), Error> {
+    if cores == 0 {
+        return Err(Error::Config("no core to serve the export".into()));
+    }
+    match map.iter().find(|&&core| core >= cores) {
+        Some(core) => Err(Error::Config(format!("core {core}: there are {cores}"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_go_round_the_cores_they_are_mapped_to() {
+        assert_eq!(queue_cores(&[2, 0], 5, 3), [2, 0, 2, 0, 2]);
+        assert_eq!(queue_cores(&[], 5, 3), [0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn cores_that_are_not_there_are_named() {
+        check_cores(&[0, 1], 2).unwrap();
+        assert_eq!(check_cores(&[0, 2], 2).unwrap_err().to_string(), "core 2: there are 2");
+        assert!(check_cores(&[], 0).is_err());
+    }
 }

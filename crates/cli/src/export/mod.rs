@@ -1,5 +1,6 @@
 //! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes of them.
 
+mod vduse;
 mod vhost_user_blk;
 
 use block::Device;
@@ -11,7 +12,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 /// Every kind of export.
-pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND];
+pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &vduse::KIND];
 
 /// Keys that every kind of export has.
 const DEVICE: Key = key("device", "ID", "the device to export [the first]");
@@ -36,6 +37,7 @@ impl ExportPlan {
     pub fn parse(text: &str) -> Result<ExportPlan, SpecError> {
         let spec = Spec::parse(Role::Export, KINDS, text)?;
         let config = match spec.kind() {
+            "vduse" => vduse::parse(&spec)?,
             "vhost-user-blk" => vhost_user_blk::parse(&spec)?,
             kind => unreachable!("{kind} is in the table of kinds"),
         };
@@ -70,4 +72,31 @@ pub trait ExportConfig: Debug + Send {
 
     /// Places of the cores that serve it; none: all.
     fn cores(&self) -> &[usize];
+}
+
+/// The fields of an export, made with `json!`.
+fn object(fields: Value) -> Map<String, Value> {
+    match fields {
+        Value::Object(fields) => fields,
+        other => unreachable!("{other} is no object"),
+    }
+}
+
+/// A device's id as the serial number of a virtio-blk disk: as much of it as fits.
+fn serial_of(id: &str) -> String {
+    const MAX: usize = 20; // virtio-blk's GET_ID
+    let end = (0..=id.len().min(MAX)).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
+    id[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_cut_to_a_serial_number() {
+        assert_eq!(serial_of("disk"), "disk");
+        assert_eq!(serial_of("a-very-long-name-of-a-disk"), "a-very-long-name-of-");
+        assert_eq!(serial_of("ääääääääääää"), "ääääääääää");
+    }
 }

@@ -1,6 +1,6 @@
 //! `--export vhost-user-blk:…`.
 
-use super::{CORES, DEVICE, ExportConfig};
+use super::{CORES, DEVICE, ExportConfig, object, serial_of};
 use crate::output::count;
 use block::Device;
 use exports::vhost_user_blk::{Config, SocketMode, VhostUserBlk};
@@ -80,15 +80,14 @@ impl ExportConfig for VhostUserBlkConfig {
 
     fn fields(&self) -> Map<String, serde_json::Value> {
         let Config { socket, mode, num_queues, queue_size, serial, .. } = &self.config;
-        let fields = json!({
+        object(json!({
             "kind": KIND.name,
             "socket": socket,
             "mode": match mode { SocketMode::Listen => "server", SocketMode::Connect => "client" },
             "queues": num_queues,
             "queue_size": queue_size,
             "serial": serial,
-        });
-        fields.as_object().expect("an object").clone()
+        }))
     }
 
     fn is_read_only(&self) -> bool {
@@ -98,13 +97,6 @@ impl ExportConfig for VhostUserBlkConfig {
     fn cores(&self) -> &[usize] {
         &self.config.core_map
     }
-}
-
-/// An id as a serial number: as much of it as fits.
-fn serial_of(id: &str) -> String {
-    const MAX: usize = 20; // virtio-blk's GET_ID
-    let end = (0..=id.len().min(MAX)).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
-    id[..end].to_owned()
 }
 
 struct Mode(SocketMode);
@@ -133,17 +125,5 @@ impl Value for Permissions {
     fn parse(text: &str) -> Option<Self> {
         let is_octal = !text.is_empty() && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
         u32::from_str_radix(text, 8).ok().filter(|bits| is_octal && *bits <= 0o777).map(Permissions)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_is_cut_to_a_serial_number() {
-        assert_eq!(serial_of("disk"), "disk");
-        assert_eq!(serial_of("a-very-long-name-of-a-disk"), "a-very-long-name-of-");
-        assert_eq!(serial_of("ääääääääääää"), "ääääääääää");
     }
 }

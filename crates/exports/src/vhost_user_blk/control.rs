@@ -2,8 +2,9 @@
 
 use super::config_change::BackendChannel;
 use super::session::Session;
-use super::socket::{Endpoint, StopSignal};
+use super::socket::Endpoint;
 use super::{Config, lock};
+use crate::stop::StopSignal;
 use crate::{Error, Stats};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;

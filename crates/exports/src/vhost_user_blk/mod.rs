@@ -25,7 +25,7 @@ mod socket;
 
 pub use rings::MAX_QUEUE_SIZE;
 
-use crate::{Error, Export, Stats};
+use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use control::Control;
 use reactor::CoreRef;
@@ -95,21 +95,10 @@ impl Config {
             format!("queue size {}: want a power of two, 4 to {MAX_QUEUE_SIZE}", self.queue_size)
         } else if self.serial.len() > virtio::blk::ID_BYTES {
             format!("serial {:?}: want at most {} bytes", self.serial, virtio::blk::ID_BYTES)
-        } else if cores == 0 {
-            "no core to serve the export".into()
-        } else if let Some(core) = self.core_map.iter().find(|&&core| core >= cores) {
-            format!("core {core}: there are {cores}")
         } else {
-            return Ok(());
+            return check_cores(&self.core_map, cores);
         };
         Err(Error::Config(fault))
-    }
-
-    /// The core that serves each queue.
-    fn queue_cores(&self, cores: usize) -> Vec<usize> {
-        let everyone: Vec<usize> = (0..cores).collect();
-        let map = if self.core_map.is_empty() { &everyone } else { &self.core_map };
-        map.iter().copied().cycle().take(self.num_queues.into()).collect()
     }
 }
 
@@ -169,14 +158,6 @@ fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn queues_go_round_the_cores_they_are_mapped_to() {
-        let config = Config { num_queues: 5, core_map: vec![2, 0], ..Config::new("s") };
-        assert_eq!(config.queue_cores(3), [2, 0, 2, 0, 2]);
-        let config = Config { num_queues: 5, ..Config::new("s") };
-        assert_eq!(config.queue_cores(3), [0, 1, 2, 0, 1]);
-    }
 
     #[test]
     fn an_impossible_configuration_names_the_value() {

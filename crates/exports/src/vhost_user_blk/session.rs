@@ -8,19 +8,21 @@ use super::config_change::BackendChannel;
 use super::rings::{Addresses, Kick, Ring};
 use super::{Config, features};
 use crate::virtio_blk::config::{self, Offer};
+use crate::virtio_blk::memory::SharedMemory;
 use crate::virtio_blk::queue::{RingParts, Serving};
 use crate::virtio_blk::request::DiskConfig;
-use crate::{Error, Stats};
+use crate::virtio_blk::virtio_id;
+use crate::{Error, Stats, queue_cores};
 use block::{Device, Limits};
 use reactor::CoreRef;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
-use virtio::blk::{ConfigSpace, ID_BYTES, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use virtio::blk::{ConfigSpace, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio::device::{QueueConfig, QueueLog, RingAreas, RingError, RingState, VirtQueue};
 use virtio::dirty_log::DirtyLog;
 use virtio::inflight::InflightRegion;
-use virtio::memory::{GuestMemory, Region};
+use virtio::memory::GuestMemory;
 
 /// See the module.
 pub(super) struct Session {
@@ -35,7 +37,7 @@ pub(super) struct Session {
     rings: Vec<Ring>,
     /// What serves each ring now.
     serving: Vec<Option<Serving>>,
-    memory: Arc<GuestMemory>,
+    memory: SharedMemory,
     inflight: Option<Arc<InflightRegion>>,
     log: Option<Arc<DirtyLog>>,
     backend_channel: Option<BackendChannel>,
@@ -54,8 +56,9 @@ impl Session {
     ) -> Session {
         let queues = usize::from(config.num_queues);
         let mut session = Session {
-            queue_cores: config.queue_cores(cores.len()),
+            queue_cores: queue_cores(&config.core_map, config.num_queues, cores.len()),
             is_writeback: config.writeback,
+            memory: SharedMemory::new(device.clone()),
             device,
             cores,
             config,
@@ -64,7 +67,6 @@ impl Session {
             protocol_features: 0,
             rings: (0..queues).map(|_| Ring::default()).collect(),
             serving: (0..queues).map(|_| None).collect(),
-            memory: Arc::default(),
             inflight: None,
             log: None,
             backend_channel: None,
@@ -84,7 +86,7 @@ impl Session {
         // The in-flight region stays as it is: whoever comes back with it goes on from there.
         self.pause_all();
         self.rings.fill_with(Ring::default);
-        self.replace_memory(GuestMemory::default()).unwrap_or_else(|error| {
+        self.memory.replace(GuestMemory::default()).unwrap_or_else(|error| {
             tracing::error!(export = self.name(), %error, "cannot give memory back");
         });
         self.inflight = None;
@@ -191,7 +193,7 @@ impl Session {
     ) -> Result<(), Error> {
         self.ring(index)?.call = call.clone();
         if let Some(serving) = &self.serving[index as usize] {
-            serving.set_call(call)?;
+            serving.set_call(call.map(|call| call as _))?;
         }
         Ok(())
     }
@@ -236,35 +238,14 @@ impl Session {
     }
 
     pub(super) fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
+        self.memory.get()
     }
 
     /// Rings pause, and go on in the new memory.
     pub(super) fn change_memory(&mut self, memory: GuestMemory) -> Result<(), Error> {
         self.pause_all();
-        self.replace_memory(memory)?;
+        self.memory.replace(memory)?;
         self.resume_all()
-    }
-
-    /// Tells the device about regions that come and go. No ring runs.
-    fn replace_memory(&mut self, memory: GuestMemory) -> Result<(), Error> {
-        let old = std::mem::take(&mut self.memory);
-        let is_in = |memory: &GuestMemory, region: &Arc<Region>| {
-            memory.regions().any(|other| Arc::ptr_eq(other, region))
-        };
-        for region in old.regions().filter(|region| !is_in(&memory, region)) {
-            self.device.unmap_region(&region.as_block_region());
-        }
-        let mut mapped: Vec<&Arc<Region>> = old.regions().filter(|region| is_in(&memory, region)).collect();
-        for region in memory.regions().filter(|region| !is_in(&old, region)) {
-            if let Err(error) = self.device.map_region(&region.as_block_region()) {
-                mapped.iter().for_each(|region| self.device.unmap_region(&region.as_block_region()));
-                return Err(error.into());
-            }
-            mapped.push(region);
-        }
-        self.memory = Arc::new(memory);
-        Ok(())
     }
 
     /// SET_INFLIGHT_FD: takes effect with the next start of each ring.
@@ -363,7 +344,7 @@ impl Session {
             state: RingState::from_vring_base(ring.base, self.is_packed()),
             event_idx: self.has(virtio::VIRTIO_F_EVENT_IDX),
             indirect: self.has(virtio::VIRTIO_F_INDIRECT_DESC),
-            memory: self.memory.clone(),
+            memory: self.memory.get().clone(),
             inflight: self.inflight.as_ref().and_then(|region| region.queue(index as u16)),
             log: log.map(|log| QueueLog { log, used_addr: used_log }),
         }
@@ -385,18 +366,12 @@ impl Session {
                 is_write_through: self.is_write_through.clone(),
             },
             kick,
-            call: ring.call.clone(),
+            call: ring.call.clone().map(|call| call as _),
             err: ring.err.clone(),
+            may_have_more_memory: false,
             stats: self.stats.queues[index].clone(),
             name: self.name(),
             index,
         }
     }
-}
-
-/// The serial as GET_ID answers it: padded with zeroes, not terminated when it fills the field.
-fn virtio_id(serial: &str) -> [u8; ID_BYTES] {
-    let mut id = [0; ID_BYTES];
-    id[..serial.len()].copy_from_slice(serial.as_bytes());
-    id
 }

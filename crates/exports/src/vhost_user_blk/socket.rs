@@ -2,9 +2,10 @@
 
 use super::{Config, SocketMode};
 use crate::Error;
+use crate::stop::StopSignal;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -160,62 +161,6 @@ fn bind_closed(path: &Path) -> io::Result<OwnedFd> {
             return Err(io::Error::last_os_error());
         }
         Ok(fd)
-    }
-}
-
-/// Raised once to end the control thread, wherever it waits.
-pub(super) struct StopSignal {
-    event: OwnedFd,
-}
-
-impl StopSignal {
-    pub(super) fn new() -> io::Result<StopSignal> {
-        // SAFETY: the new descriptor is ours alone.
-        unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(StopSignal { event: OwnedFd::from_raw_fd(fd) })
-        }
-    }
-
-    pub(super) fn raise(&self) {
-        let one = 1u64;
-        // SAFETY: writes 8 bytes from a live variable; the counter is far from full.
-        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Waits until the signal is raised, at most `timeout`; whether it is.
-    pub(super) fn wait(&self, timeout: Duration) -> bool {
-        let mut fds = [readable(self.event.as_raw_fd())];
-        poll(&mut fds, timeout.as_millis() as libc::c_int);
-        fds[0].revents != 0
-    }
-
-    /// Waits until `fd` can be read (or has failed); `false` once the signal is raised.
-    pub(super) fn wait_readable(&self, fd: RawFd) -> bool {
-        let mut fds = [readable(self.event.as_raw_fd()), readable(fd)];
-        loop {
-            poll(&mut fds, -1);
-            if fds[0].revents != 0 {
-                return false;
-            }
-            if fds[1].revents != 0 {
-                return true;
-            }
-        }
-    }
-}
-
-fn readable(fd: RawFd) -> libc::pollfd {
-    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
-}
-
-fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
-    // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a timeout.
-    if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {
-        fds.iter_mut().for_each(|fd| fd.revents = 0);
     }
 }
 

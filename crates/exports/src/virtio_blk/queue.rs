@@ -24,10 +24,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use virtio::blk::ParseError;
-use virtio::device::{Chain, RingState, VirtQueue};
+use virtio::device::{Chain, RingError, RingState, VirtQueue};
 
 /// Requests that one slot completes without waiting before it lets the core publish them and look elsewhere.
 const BATCH: u32 = 64;
+
+/// How a driver is interrupted.
+pub(crate) trait Interrupt: Send + Sync {
+    /// Tells the driver that something was used. Does not block.
+    fn raise(&self);
+}
+
+/// An eventfd of the driver's or its VMM's.
+impl Interrupt for OwnedFd {
+    fn raise(&self) {
+        signal(self);
+    }
+}
 
 /// What a core needs to serve a ring.
 pub(crate) struct RingParts {
@@ -35,8 +48,11 @@ pub(crate) struct RingParts {
     pub(crate) size: u16,
     pub(crate) disk: DiskConfig,
     pub(crate) kick: Option<Arc<OwnedFd>>,
-    pub(crate) call: Option<Arc<OwnedFd>>,
+    pub(crate) call: Option<Arc<dyn Interrupt>>,
+    /// Signalled when the ring cannot be served any more.
     pub(crate) err: Option<Arc<OwnedFd>>,
+    /// There may be more memory than is known here: who watches `err` looks again.
+    pub(crate) may_have_more_memory: bool,
     pub(crate) stats: Arc<QueueStats>,
     /// The export's name and the queue's number, for logs.
     pub(crate) name: String,
@@ -76,8 +92,15 @@ impl Serving {
         })?)
     }
 
-    /// Signals another descriptor from now on, once at once: an interrupt that the old one got may be lost.
-    pub(crate) fn set_call(&self, call: Option<Arc<OwnedFd>>) -> Result<(), Error> {
+    /// How far the ring has come; it goes on meanwhile.
+    pub(crate) fn state(&self) -> Result<RingState, Error> {
+        let id = self.id;
+        let state = move |served: &HashMap<u64, Rc<Served>>| served[&id].ring.borrow().state();
+        Ok(self.core.call(move |_| SERVED.with_borrow(state))?)
+    }
+
+    /// Interrupts in another way from now on, once at once: an interrupt that the old one got may be lost.
+    pub(crate) fn set_call(&self, call: Option<Arc<dyn Interrupt>>) -> Result<(), Error> {
         let id = self.id;
         Ok(self.core.call(move |_| {
             let served = SERVED.with_borrow(|all| all.get(&id).cloned());
@@ -112,8 +135,9 @@ struct Served {
     handle: OnceCell<SourceHandle>,
     weak: std::rc::Weak<Served>,
     kick: Option<Arc<OwnedFd>>,
-    call: RefCell<Option<Arc<OwnedFd>>>,
+    call: RefCell<Option<Arc<dyn Interrupt>>>,
     err: Option<Arc<OwnedFd>>,
+    may_have_more_memory: bool,
     stats: Arc<QueueStats>,
     name: String,
     index: usize,
@@ -136,6 +160,7 @@ impl Served {
             kick: parts.kick,
             call: RefCell::new(parts.call),
             err: parts.err,
+            may_have_more_memory: parts.may_have_more_memory,
             stats: parts.stats,
             name: parts.name,
             index: parts.index,
@@ -209,9 +234,19 @@ impl Served {
     fn break_ring(&self, error: &dyn std::error::Error) {
         if self.state.replace(State::Broken) == State::Running {
             tracing::warn!(export = self.name, queue = self.index, %error, "ring broken by the guest: not served");
-            if let Some(err) = &self.err {
-                signal(err);
-            }
+            self.err.iter().for_each(|err| signal(err));
+        }
+    }
+
+    /// A chain cannot be popped: the guest broke its ring, or the chain lies in memory that is not known yet.
+    #[cold]
+    fn fail_pop(&self, error: &RingError) {
+        if !(self.may_have_more_memory && matches!(error, RingError::OutsideMemory { .. })) {
+            return self.break_ring(error);
+        }
+        if self.state.replace(State::Broken) == State::Running {
+            tracing::debug!(export = self.name, queue = self.index, %error, "ring waits for memory");
+            self.err.iter().for_each(|err| signal(err));
         }
     }
 
@@ -224,7 +259,7 @@ impl Served {
     fn interrupt(&self) {
         if let Some(call) = &*self.call.borrow() {
             self.stats.count_interrupt();
-            signal(call);
+            call.raise();
         }
     }
 }
@@ -295,7 +330,7 @@ impl Future for Next<'_> {
                 return Poll::Ready(true);
             }
             Ok(false) => {}
-            Err(error) => served.break_ring(&error),
+            Err(error) => served.fail_pop(&error),
         }
         served.wait(cx, *slot, batch)
     }

@@ -1,0 +1,70 @@
+//! How a control thread is ended, wherever it waits.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Raised once to end a control thread.
+pub(crate) struct StopSignal {
+    event: OwnedFd,
+}
+
+impl StopSignal {
+    pub(crate) fn new() -> io::Result<StopSignal> {
+        // SAFETY: the new descriptor is ours alone.
+        unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(StopSignal { event: OwnedFd::from_raw_fd(fd) })
+        }
+    }
+
+    pub(crate) fn raise(&self) {
+        let one = 1u64;
+        // SAFETY: writes 8 bytes from a live variable; the counter is far from full.
+        unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Waits until the signal is raised, at most `timeout`; whether it is.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let mut fds = [readable(self.event.as_raw_fd())];
+        poll(&mut fds, timeout.as_millis() as libc::c_int);
+        fds[0].revents != 0
+    }
+
+    /// Waits until `fd` can be read (or has failed); `false` once the signal is raised.
+    pub(crate) fn wait_readable(&self, fd: RawFd) -> bool {
+        self.wait_any([fd]).is_some()
+    }
+
+    /// Waits until one of `fds` can be read (or has failed): its place; `None` once the signal is raised.
+    pub(crate) fn wait_any<const N: usize>(&self, fds: [RawFd; N]) -> Option<usize> {
+        let mut stop = [readable(self.event.as_raw_fd())];
+        let mut fds = fds.map(readable);
+        loop {
+            let mut all: Vec<libc::pollfd> = stop.iter().chain(&fds).copied().collect();
+            poll(&mut all, -1);
+            stop.copy_from_slice(&all[..1]);
+            fds.copy_from_slice(&all[1..]);
+            if stop[0].revents != 0 {
+                return None;
+            }
+            if let Some(place) = fds.iter().position(|fd| fd.revents != 0) {
+                return Some(place);
+            }
+        }
+    }
+}
+
+fn readable(fd: RawFd) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
+    // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a timeout.
+    if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+    }
+}

@@ -1,0 +1,419 @@
+//! What the driver has set up, and the cores that serve it.
+//!
+//! Everything here runs under the session's lock, by the control thread or whoever tells of a new size; nothing here is
+//! on the data path. Virtqueues are looked at when the driver is ready (`DRIVER_OK`), and once at the start: the device
+//! may have had another server before, which died.
+//!
+//! The kernel tells of memory that goes, not of memory that comes: the bounce buffers of `virtio_vdpa` are there with the
+//! first request only. A queue that meets an address that is not known stops, and goes on when the kernel knows it.
+
+use super::Config;
+use super::char_device::{Ask, CharDevice, InjectIrq, KernelRequest};
+use super::journal;
+use super::uapi::{VqInfo, VqState};
+use crate::stats::Connected;
+use crate::virtio_blk::config::{self, Offer};
+use crate::virtio_blk::memory::SharedMemory;
+use crate::virtio_blk::queue::{RingParts, Serving};
+use crate::virtio_blk::request::DiskConfig;
+use crate::virtio_blk::virtio_id;
+use crate::{Error, Stats};
+use block::{Device, Limits};
+use reactor::CoreRef;
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use virtio::blk::{ConfigSpace, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use virtio::device::{QueueConfig, RingAreas, RingError, RingState, VirtQueue};
+use virtio::inflight::InflightRegion;
+use virtio::memory::{GuestMemory, RegionSpec};
+use virtio::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_PACKED, status};
+
+/// Feature bits for a driver to choose from. The kernel translates addresses, and takes no writes to the configuration.
+pub(super) fn offered_features(offer: Offer, limits: &Limits) -> u64 {
+    config::features(offer, limits) & !VIRTIO_BLK_F_CONFIG_WCE | VIRTIO_F_ACCESS_PLATFORM
+}
+
+/// One virtqueue.
+struct Queue {
+    kick: Arc<OwnedFd>,
+    core: usize,
+    serving: Option<Serving>,
+}
+
+/// See the module.
+pub(super) struct Session {
+    device: Arc<dyn Device>,
+    cores: Vec<CoreRef>,
+    config: Config,
+    stats: Arc<Stats>,
+    kernel: Arc<CharDevice>,
+    /// Where it stands what is in flight.
+    journal: File,
+    inflight: Option<Arc<InflightRegion>>,
+    queues: Vec<Queue>,
+    /// Signalled by a queue that has met an address that is not known.
+    misses: Arc<OwnedFd>,
+    memory: SharedMemory,
+    features: u64,
+    /// The driver is ready: virtqueues are served.
+    driver: Option<Connected>,
+    /// Whether writes must be durable when they complete; every queue looks at it.
+    is_write_through: Arc<AtomicBool>,
+}
+
+impl Session {
+    /// A session with the driver of `kernel`, which may be at work already if `is_taken_over`.
+    ///
+    /// # Errors
+    /// When the device is not the one that the configuration means, or what a predecessor has left cannot be used.
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        cores: Vec<CoreRef>,
+        config: Config,
+        stats: Arc<Stats>,
+        kernel: CharDevice,
+        journal: File,
+        is_taken_over: bool,
+    ) -> Result<Session, Error> {
+        let queue_cores = crate::queue_cores(&config.core_map, config.num_queues, cores.len());
+        let failed = |action| move |source| Error::System { action, source };
+        let queues = queue_cores.into_iter().map(|core| Ok(Queue { kick: eventfd()?, core, serving: None }));
+        let queues = queues.collect::<std::io::Result<Vec<_>>>().map_err(failed("make an eventfd"))?;
+        let misses = eventfd().map_err(failed("make an eventfd"))?;
+        if !is_taken_over {
+            for index in 0..config.num_queues {
+                kernel.set_up_queue(index, config.queue_size).map_err(failed("set a virtqueue up"))?;
+            }
+        }
+        let mut session = Session {
+            memory: SharedMemory::new(device.clone()),
+            device,
+            cores,
+            config,
+            stats,
+            kernel: Arc::new(kernel),
+            journal,
+            inflight: None,
+            queues,
+            misses,
+            features: 0,
+            driver: None,
+            is_write_through: Arc::new(AtomicBool::new(true)),
+        };
+        match is_taken_over {
+            true => session.take_over()?,
+            false => session.empty_journal()?,
+        }
+        Ok(session)
+    }
+
+    pub(super) fn kernel(&self) -> &CharDevice {
+        &self.kernel
+    }
+
+    /// What becomes readable when a queue has met an address that is not known.
+    pub(super) fn misses(&self) -> Arc<OwnedFd> {
+        self.misses.clone()
+    }
+
+    /// A queue has met an address that is not known, or was broken.
+    pub(super) fn look_for_memory(&mut self) -> Result<(), Error> {
+        let mut count = [0u8; 8];
+        // SAFETY: reads up to 8 bytes into a live local variable.
+        unsafe { libc::read(self.misses.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        let known: Vec<_> =
+            self.memory.get().regions().map(|region| (region.guest_addr(), region.len())).collect();
+        if self.regions()?.iter().map(|region| (region.guest_addr, region.len)).eq(known) {
+            tracing::warn!(export = self.config.name, "a queue has stopped, and no memory has come: not served");
+            return Ok(());
+        }
+        self.remap()
+    }
+
+    fn regions(&self) -> Result<Vec<RegionSpec>, Error> {
+        let regions = self.kernel.regions();
+        regions.map_err(|source| Error::System { action: "ask for the driver's memory", source })
+    }
+
+    /// Goes on where a predecessor has died or was stopped.
+    fn take_over(&mut self) -> Result<(), Error> {
+        if self.kernel.queue(self.config.num_queues).is_ok() {
+            return Err(Error::Config(format!(
+                "{}: the device that is there has more queues than {}",
+                self.config.name, self.config.num_queues
+            )));
+        }
+        let mut has_queues = false;
+        for index in 0..self.config.num_queues {
+            let info = self.info(index)?;
+            has_queues |= info.ready != 0;
+            if info.num > self.config.queue_size.into() {
+                let (num, most) = (info.num, self.config.queue_size);
+                return Err(Error::Config(format!(
+                    "{}: queue {index} has {num} entries, more than {most}",
+                    self.config.name
+                )));
+            }
+        }
+        self.update_space()?;
+        if !has_queues {
+            return Ok(());
+        }
+        self.read_features()?;
+        let (queues, size) = (self.config.num_queues, self.config.queue_size);
+        match journal::map(&self.journal, queues, size, self.is_packed()) {
+            Ok(inflight) => {
+                self.inflight = Some(Arc::new(inflight));
+                self.run()
+            }
+            // The predecessor died before it answered that the driver is ready: the kernel asks again.
+            Err(_) if self.kernel.is_asking() => Ok(()),
+            Err(error) => {
+                let path = self.config.journal().display().to_string();
+                let what =
+                    format!("{path} does not say what is in flight, and a driver is at work; unbind it");
+                Err(Error::client(what, error))
+            }
+        }
+    }
+
+    /// Does what the kernel asks, and answers.
+    pub(super) fn handle(&mut self, request: KernelRequest) -> Result<(), Error> {
+        let mut state = VqState::default();
+        let done = match request.ask {
+            Ask::Status(0) => self.reset(),
+            Ask::Status(bits) if bits & status::DRIVER_OK != 0 && self.driver.is_none() => self.start(),
+            Ask::Status(_) => Ok(()),
+            Ask::QueueState(index) => self.queue_state(index).map(|found| state = found),
+            Ask::Iotlb => self.remap(),
+            Ask::Unknown(kind) => Err(Error::protocol(format!("request of kind {kind}"))),
+        };
+        let answered = self.kernel.answer(request, done.is_ok(), state);
+        done.and(answered.map_err(|source| Error::System { action: "answer the kernel", source }))
+    }
+
+    /// The driver is ready.
+    fn start(&mut self) -> Result<(), Error> {
+        self.read_features()?;
+        let (queues, size) = (self.config.num_queues, self.config.queue_size);
+        let inflight = journal::start(&self.journal, queues, size, self.is_packed())
+            .map_err(|source| Error::System { action: "make the journal", source })?;
+        self.inflight = Some(Arc::new(inflight));
+        self.run()
+    }
+
+    /// Serves every virtqueue that the driver has made ready.
+    fn run(&mut self) -> Result<(), Error> {
+        self.driver = Some(self.stats.connect());
+        tracing::info!(export = self.config.name, features = self.features, "driver ready");
+        self.remap()
+    }
+
+    /// The driver starts over: nothing of what it had set up counts any more.
+    fn reset(&mut self) -> Result<(), Error> {
+        self.pause();
+        if self.driver.take().is_some() {
+            tracing::info!(export = self.config.name, "device reset by its driver");
+        }
+        self.inflight = None;
+        self.empty_journal()?;
+        self.memory.replace(GuestMemory::default())
+    }
+
+    /// Nothing is in flight, and no queue runs.
+    fn empty_journal(&self) -> Result<(), Error> {
+        self.journal.set_len(0).map_err(|source| Error::System { action: "empty the journal", source })
+    }
+
+    /// The export ends: requests in flight are completed. The driver may be served again by a successor.
+    pub(super) fn end(&mut self) {
+        self.pause();
+        self.driver = None;
+        if let Err(error) = self.memory.replace(GuestMemory::default()) {
+            tracing::error!(export = self.config.name, %error, "cannot give memory back");
+        }
+    }
+
+    /// Tells the driver about the device's size.
+    pub(super) fn notify_resize(&mut self) -> Limits {
+        if let Err(error) = self.update_space() {
+            tracing::warn!(export = self.config.name, %error, "driver not told about the device's new size");
+        }
+        self.device.limits()
+    }
+
+    fn update_space(&self) -> Result<(), Error> {
+        let space = space(self.config.offer(), &self.device.limits());
+        let updated = self.kernel.set_config(&space);
+        updated.map_err(|source| Error::System { action: "change the configuration space", source })
+    }
+
+    fn info(&self, index: u16) -> Result<VqInfo, Error> {
+        self.kernel.queue(index).map_err(|source| Error::System { action: "look at a virtqueue", source })
+    }
+
+    fn read_features(&mut self) -> Result<(), Error> {
+        let features = self.kernel.features();
+        self.features = features.map_err(|source| Error::System { action: "read the features", source })?;
+        // Virtio 1.3, 5.2.6.2: the cache may be used when the driver can flush it.
+        self.is_write_through.store(self.features & VIRTIO_BLK_F_FLUSH == 0, Ordering::Release);
+        Ok(())
+    }
+
+    fn is_packed(&self) -> bool {
+        self.features & VIRTIO_F_RING_PACKED != 0
+    }
+
+    /// Takes every virtqueue back, drained; it keeps its place.
+    fn pause(&mut self) {
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            if let Some(Err(error)) = queue.serving.take().map(Serving::stop) {
+                tracing::error!(export = self.config.name, queue = index, %error, "queue lost");
+            }
+        }
+    }
+
+    /// Addresses mean something else from now on: virtqueues go on in the memory that there is now.
+    fn remap(&mut self) -> Result<(), Error> {
+        if self.driver.is_none() {
+            return Ok(());
+        }
+        self.pause();
+        let memory = GuestMemory::map(self.regions()?)
+            .map_err(|error| Error::client("memory of the driver", error))?;
+        self.memory.replace(memory)?;
+        (0..self.config.num_queues).try_for_each(|index| self.serve(index))
+    }
+
+    /// Serves one virtqueue, if it is ready.
+    fn serve(&mut self, index: u16) -> Result<(), Error> {
+        let info = self.info(index)?;
+        if info.ready == 0 {
+            return Ok(());
+        }
+        let ring = match VirtQueue::new(self.queue_config(index, &info)?) {
+            Ok(ring) => ring,
+            Err(error @ RingError::BadArea { .. }) => {
+                tracing::warn!(export = self.config.name, queue = index, %error, "ring has to wait for its memory");
+                return Ok(());
+            }
+            Err(error) => return Err(Error::client(format!("queue {index} refused"), error)),
+        };
+        let place = usize::from(index);
+        // The kernel forgets it with every reset.
+        let watched = self.kernel.set_kick(index, &self.queues[place].kick);
+        watched.map_err(|source| Error::System { action: "watch a virtqueue", source })?;
+        let parts = self.parts(index, ring, info.num as u16);
+        self.queues[place].serving = Some(Serving::start(&self.cores[self.queues[place].core], parts)?);
+        Ok(())
+    }
+
+    fn queue_config(&self, index: u16, info: &VqInfo) -> Result<QueueConfig, Error> {
+        let size = u16::try_from(info.num).ok().filter(|size| *size <= self.config.queue_size);
+        let size = size.ok_or_else(|| Error::protocol(format!("queue {index} has {} entries", info.num)))?;
+        Ok(QueueConfig {
+            size,
+            areas: RingAreas {
+                descriptors: info.desc_addr,
+                driver: info.driver_addr,
+                device: info.device_addr,
+            },
+            state: ring_state(info.state, self.is_packed()),
+            event_idx: self.features & virtio::VIRTIO_F_EVENT_IDX != 0,
+            indirect: self.features & virtio::VIRTIO_F_INDIRECT_DESC != 0,
+            memory: self.memory.get().clone(),
+            inflight: self.inflight.as_ref().and_then(|region| region.queue(index)),
+            log: None,
+        })
+    }
+
+    fn parts(&self, index: u16, ring: VirtQueue, size: u16) -> RingParts {
+        let place = usize::from(index);
+        RingParts {
+            ring,
+            size,
+            disk: DiskConfig {
+                device: self.device.clone(),
+                id: virtio_id(&self.config.serial),
+                is_read_only: self.config.read_only,
+                is_write_through: self.is_write_through.clone(),
+            },
+            kick: Some(self.queues[place].kick.clone()),
+            call: Some(Arc::new(InjectIrq { device: self.kernel.clone(), queue: index })),
+            err: Some(self.misses.clone()),
+            may_have_more_memory: true,
+            stats: self.stats.queues[place].clone(),
+            name: self.config.name.clone(),
+            index: place,
+        }
+    }
+
+    /// How far a virtqueue has come.
+    fn queue_state(&self, index: u32) -> Result<VqState, Error> {
+        let queue = self.queues.get(index as usize);
+        let queue = queue
+            .ok_or_else(|| Error::protocol(format!("queue {index}: there are {}", self.queues.len())))?;
+        match &queue.serving {
+            Some(serving) => Ok(vq_state(serving.state()?)),
+            None => Ok(self.info(index as u16)?.state),
+        }
+    }
+}
+
+/// The configuration space as a driver reads it.
+pub(super) fn space(offer: Offer, limits: &Limits) -> [u8; ConfigSpace::BYTES] {
+    config::space(offer, limits, true).to_bytes()
+}
+
+/// A place in a ring, as the kernel writes it: wrap counter and index.
+fn ring_state(state: VqState, is_packed: bool) -> RingState {
+    let [avail_wrap, avail, used_wrap, used] = state;
+    let base = match is_packed {
+        false => u32::from(state[0]),
+        true => u32::from(avail | avail_wrap << 15) | u32::from(used | used_wrap << 15) << 16,
+    };
+    RingState::from_vring_base(base, is_packed)
+}
+
+fn vq_state(state: RingState) -> VqState {
+    let base = state.to_vring_base();
+    let (low, high) = (base as u16, (base >> 16) as u16);
+    match state {
+        RingState::Split { .. } => [low, 0, 0, 0],
+        RingState::Packed { .. } => [low >> 15, low & 0x7fff, high >> 15, high & 0x7fff],
+    }
+}
+
+fn eventfd() -> std::io::Result<Arc<OwnedFd>> {
+    // SAFETY: the new descriptor is ours alone.
+    unsafe {
+        match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+            fd if fd < 0 => Err(std::io::Error::last_os_error()),
+            fd => Ok(Arc::new(OwnedFd::from_raw_fd(fd))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_in_rings_survive_the_way_to_the_kernel_and_back() {
+        for (state, is_packed) in [([7, 0, 0, 0], false), ([1, 300, 0, 299], true), ([0, 0x7fff, 1, 0], true)]
+        {
+            assert_eq!(vq_state(ring_state(state, is_packed)), state);
+        }
+    }
+
+    #[test]
+    fn the_kernel_takes_the_features_that_are_offered() {
+        let offer = Offer { num_queues: 1, queue_size: 256, read_only: false };
+        let features = offered_features(offer, &Limits::new(1 << 20));
+        assert_eq!(features & VIRTIO_BLK_F_CONFIG_WCE, 0);
+        assert_ne!(features & VIRTIO_F_ACCESS_PLATFORM, 0);
+        assert_ne!(features & VIRTIO_BLK_F_FLUSH, 0);
+    }
+}

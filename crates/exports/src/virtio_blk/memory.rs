@@ -1,0 +1,47 @@
+//! A guest's memory, and what the device under the disk was told of it.
+
+use crate::Error;
+use block::Device;
+use std::sync::Arc;
+use virtio::memory::{GuestMemory, Region};
+
+/// The memory that requests point into now. The device knows its regions.
+pub(crate) struct SharedMemory {
+    device: Arc<dyn Device>,
+    memory: Arc<GuestMemory>,
+}
+
+impl SharedMemory {
+    /// No memory yet.
+    pub(crate) fn new(device: Arc<dyn Device>) -> SharedMemory {
+        SharedMemory { device, memory: Arc::default() }
+    }
+
+    pub(crate) fn get(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Tells the device about regions that come and go. No ring runs.
+    ///
+    /// # Errors
+    /// When the device cannot take a region: then it knows none, and there is no memory.
+    pub(crate) fn replace(&mut self, memory: GuestMemory) -> Result<(), Error> {
+        let old = std::mem::take(&mut self.memory);
+        let is_in = |memory: &GuestMemory, region: &Arc<Region>| {
+            memory.regions().any(|other| Arc::ptr_eq(other, region))
+        };
+        for region in old.regions().filter(|region| !is_in(&memory, region)) {
+            self.device.unmap_region(&region.as_block_region());
+        }
+        let mut mapped: Vec<&Arc<Region>> = old.regions().filter(|region| is_in(&memory, region)).collect();
+        for region in memory.regions().filter(|region| !is_in(&old, region)) {
+            if let Err(error) = self.device.map_region(&region.as_block_region()) {
+                mapped.iter().for_each(|region| self.device.unmap_region(&region.as_block_region()));
+                return Err(error.into());
+            }
+            mapped.push(region);
+        }
+        self.memory = Arc::new(memory);
+        Ok(())
+    }
+}
