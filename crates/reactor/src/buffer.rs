@@ -55,6 +55,19 @@ impl BufferPool {
     pub async fn take(&self, len: usize) -> Buffer {
         let class = class_of(len);
         self.0.permits.acquire(size_of_class(class)).await;
+        self.take_of(class, len)
+    }
+
+    /// A buffer as [`BufferPool::take`] gives it, if the pool has that much left and nobody waits.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`MAX_BUFFER`].
+    pub fn try_take(&self, len: usize) -> Option<Buffer> {
+        let class = class_of(len);
+        self.0.permits.try_acquire(size_of_class(class)).then(|| self.take_of(class, len))
+    }
+
+    fn take_of(&self, class: usize, len: usize) -> Buffer {
         let reused = self.0.free[class].borrow_mut().pop();
         if reused.is_some() {
             self.0.free_bytes.set(self.0.free_bytes.get() - size_of_class(class));
@@ -255,11 +268,13 @@ mod tests {
         let pool = BufferPool::new(MAX_BUFFER);
         let Poll::Ready(first) = poll(pin!(pool.take(MAX_BUFFER / 2 + 1))) else { panic!() };
         assert_eq!(first.segment().len, MAX_BUFFER / 2 + 1);
+        assert!(pool.try_take(1).is_none());
         let mut second = pin!(pool.take(1));
         assert!(poll(second.as_mut()).is_pending());
         drop(first);
         let Poll::Ready(second) = poll(second.as_mut()) else { panic!() };
         assert_eq!(second.segment().base.addr() % MIN_BUFFER, 0);
+        assert_eq!(pool.try_take(5000).map(|third| third.segment().len), Some(5000));
     }
 
     #[test]
