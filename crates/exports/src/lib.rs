@@ -5,8 +5,10 @@
 //! reaches the cores by message; the data path takes no lock.
 
 mod error;
+pub mod nbd;
 mod stats;
 mod stop;
+pub mod stream;
 mod target;
 pub mod vduse;
 pub mod vhost_user_blk;

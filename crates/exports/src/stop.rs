@@ -1,4 +1,4 @@
-//! How a control thread is ended, wherever it waits.
+//! How a control thread waits, and how it is told to end.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -41,20 +41,22 @@ impl StopSignal {
 
     /// Waits until one of `fds` can be read (or has failed): its place; `None` once the signal is raised.
     pub(crate) fn wait_any<const N: usize>(&self, fds: [RawFd; N]) -> Option<usize> {
-        let mut stop = [readable(self.event.as_raw_fd())];
-        let mut fds = fds.map(readable);
+        let mut all: Vec<libc::pollfd> = Vec::with_capacity(N + 1);
+        all.push(readable(self.event.as_raw_fd()));
+        all.extend(fds.map(readable));
         loop {
-            let mut all: Vec<libc::pollfd> = stop.iter().chain(&fds).copied().collect();
             poll(&mut all, -1);
-            stop.copy_from_slice(&all[..1]);
-            fds.copy_from_slice(&all[1..]);
-            if stop[0].revents != 0 {
-                return None;
-            }
-            if let Some(place) = fds.iter().position(|fd| fd.revents != 0) {
-                return Some(place);
+            if let Some(place) = all.iter().position(|fd| fd.revents != 0) {
+                return place.checked_sub(1);
             }
         }
+    }
+}
+
+impl AsRawFd for StopSignal {
+    /// Readable once the signal is raised.
+    fn as_raw_fd(&self) -> RawFd {
+        self.event.as_raw_fd()
     }
 }
 
@@ -62,9 +64,25 @@ fn readable(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 
-fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
+/// Waits until one of `fds` has what it asks for, or `timeout_ms` is over (-1: never).
+pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
     // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a timeout.
     if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {
         fds.iter_mut().for_each(|fd| fd.revents = 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_stop_signal_ends_every_wait() {
+        let stop = StopSignal::new().unwrap();
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert!(!stop.wait(Duration::ZERO));
+        stop.raise();
+        assert!(stop.wait(Duration::from_secs(9)) && !stop.wait_readable(ours.as_raw_fd()));
     }
 }

@@ -126,7 +126,10 @@ impl Session {
         let known: Vec<_> =
             self.memory.get().regions().map(|region| (region.guest_addr(), region.len())).collect();
         if self.regions()?.iter().map(|region| (region.guest_addr, region.len)).eq(known) {
-            tracing::warn!(export = self.config.name, "a queue has stopped, and no memory has come: not served");
+            tracing::warn!(
+                export = self.config.name,
+                "a queue has stopped, and no memory has come: not served"
+            );
             return Ok(());
         }
         self.remap()

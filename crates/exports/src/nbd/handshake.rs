@@ -1,0 +1,496 @@
+//! The handshake: what is said with a client until it has chosen an export. Pure: bytes in, bytes out.
+//!
+//! ```text
+//!   Greet ─► Flags ─► Option ◄─► Skip (an option that is too long)
+//!                        └─► agreed: EXPORT_NAME or GO      └─► over: ABORT
+//! ```
+//!
+//! Every option is answered and unknown ones are refused, so that a client may try; only what leaves no way to go on
+//! ends the connection.
+//!
+//! Source: the NBD protocol, "Handshake", "Option types", "Option reply types".
+
+use super::offer::Offer;
+use super::options::{ALLOCATION, Contexts, Info, Malformed};
+use super::wire::{self, Form, u32_at, u64_at};
+use crate::stream::{Step, Talk};
+
+/// Longest data of an option: names, and more queries than anybody has.
+const MAX_OPTION: usize = 32 << 10;
+/// An option's magic, number and length.
+const OPTION_HEADER: usize = 16;
+/// Zeroes behind the reply to EXPORT_NAME, for clients of old.
+const PADDING: usize = 124;
+
+/// A handshake with one client.
+pub(super) struct Handshake {
+    offer: Offer,
+    state: State,
+    pads: bool,
+    agreed: Agreed,
+    /// The name with which `base:allocation` was chosen last.
+    context: Option<Vec<u8>>,
+}
+
+/// What client and server agreed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Agreed {
+    pub(super) form: Form,
+    /// The client may ask for the state of blocks.
+    pub(super) has_status: bool,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Greet,
+    Flags,
+    Option,
+    /// So many bytes of an option that was refused are still to come.
+    Skip(usize),
+}
+
+/// Why an option is refused: a reply type, and a sentence for people.
+type Refused = (u32, &'static str);
+
+impl Handshake {
+    pub(super) fn new(offer: Offer) -> Handshake {
+        Handshake { offer, state: State::Greet, pads: true, agreed: Agreed::default(), context: None }
+    }
+
+    /// What was agreed, once the handshake has come to [`Step::Serve`].
+    pub(super) fn agreed(&self) -> Agreed {
+        self.agreed
+    }
+
+    fn greet(&mut self, output: &mut Vec<u8>) {
+        output.extend(wire::GREETING.to_be_bytes());
+        output.extend(wire::OPTION_MAGIC.to_be_bytes());
+        output.extend((wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES).to_be_bytes());
+        self.state = State::Flags;
+    }
+
+    fn take_flags(&mut self, flags: u32) -> Result<(), String> {
+        let known = u32::from(wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES);
+        if flags & !known != 0 {
+            return Err(format!("unknown handshake flags {flags:#x}"));
+        }
+        if flags & u32::from(wire::FLAG_FIXED_NEWSTYLE) == 0 {
+            return Err("the client knows only the handshake of before 2011".into());
+        }
+        self.pads = flags & u32::from(wire::FLAG_NO_ZEROES) == 0;
+        self.state = State::Option;
+        Ok(())
+    }
+
+    /// Understands one option, if it is there whole; how long it was.
+    fn take_option(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<(usize, Step)>, String> {
+        if input.len() < OPTION_HEADER {
+            return Ok(None);
+        }
+        let (magic, option, len) = (u64_at(input, 0), u32_at(input, 8), u32_at(input, 12) as usize);
+        if magic != wire::OPTION_MAGIC {
+            return Err(format!("an option starts with {magic:#018x}"));
+        }
+        if len > MAX_OPTION {
+            if option == wire::OPT_EXPORT_NAME {
+                return Err(format!("an export's name of {len} bytes"));
+            }
+            refuse(option, (wire::REP_ERR_TOO_BIG, "the option is too long"), output);
+            self.state = State::Skip(len);
+            return Ok(Some((OPTION_HEADER, Step::More)));
+        }
+        let Some(data) = input.get(OPTION_HEADER..OPTION_HEADER + len) else { return Ok(None) };
+        let step = self.answer(option, data, output)?;
+        Ok(Some((OPTION_HEADER + len, step)))
+    }
+
+    fn answer(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<Step, String> {
+        let done = match option {
+            wire::OPT_EXPORT_NAME => return self.export_name(data, output),
+            wire::OPT_ABORT => {
+                reply(option, wire::REP_ACK, &[], output);
+                return Ok(Step::Leave);
+            }
+            wire::OPT_LIST => self.list(data, output),
+            wire::OPT_INFO | wire::OPT_GO => self.info(option, data, output),
+            wire::OPT_STRUCTURED_REPLY => self.structured_reply(data),
+            wire::OPT_EXTENDED_HEADERS => self.extended_headers(data),
+            wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, output),
+            wire::OPT_SET_META_CONTEXT => self.set_context(data, output),
+            wire::OPT_STARTTLS => Err((wire::REP_ERR_UNSUP, "this server has no TLS")),
+            _ => Err((wire::REP_ERR_UNSUP, "unknown option")),
+        };
+        match done {
+            Ok(()) => reply(option, wire::REP_ACK, &[], output),
+            Err(refused) => refuse(option, refused, output),
+        }
+        Ok(if option == wire::OPT_GO && done.is_ok() { Step::Serve } else { Step::More })
+    }
+
+    /// The one option whose refusal is the end, and whose answer has a form of its own.
+    fn export_name(&mut self, name: &[u8], output: &mut Vec<u8>) -> Result<Step, String> {
+        if self.agreed.form == Form::Extended {
+            return Err("NBD_OPT_EXPORT_NAME after extended headers were agreed on".into());
+        }
+        if !self.offer.is_called(name) {
+            return Err(format!("there is no export {:?}", String::from_utf8_lossy(name)));
+        }
+        self.choose(name);
+        output.extend(self.offer.limits.capacity.to_be_bytes());
+        output.extend(self.offer.flags(self.agreed.form).to_be_bytes());
+        if self.pads {
+            output.extend([0; PADDING]);
+        }
+        Ok(Step::Serve)
+    }
+
+    fn choose(&mut self, name: &[u8]) {
+        self.agreed.has_status = self.context.as_deref() == Some(name);
+    }
+
+    fn list(&self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
+        no_data(data)?;
+        let name = self.offer.name.as_bytes();
+        let len = (name.len() as u32).to_be_bytes();
+        let entry = [&len, name, self.offer.description.as_bytes()];
+        reply(wire::OPT_LIST, wire::REP_SERVER, &entry, output);
+        Ok(())
+    }
+
+    fn info(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
+        let asked = Info::parse(data).map_err(invalid)?;
+        self.find(asked.name)?;
+        let mut say = |info: u16, parts: &[&[u8]]| {
+            let kind = info.to_be_bytes();
+            let all = [&[&kind[..]], parts].concat();
+            reply(option, wire::REP_INFO, &all, output);
+        };
+        let (size, flags) = (self.offer.limits.capacity, self.offer.flags(self.agreed.form));
+        say(wire::INFO_EXPORT, &[&size.to_be_bytes(), &flags.to_be_bytes()]);
+        if asked.wants(wire::INFO_NAME) {
+            say(wire::INFO_NAME, &[self.offer.name.as_bytes()]);
+        }
+        if asked.wants(wire::INFO_DESCRIPTION) {
+            say(wire::INFO_DESCRIPTION, &[self.offer.description.as_bytes()]);
+        }
+        // Said also unasked: who does not know it has to skip it.
+        let [least, preferred, most] = self.offer.block_sizes().map(u32::to_be_bytes);
+        say(wire::INFO_BLOCK_SIZE, &[&least, &preferred, &most]);
+        if option == wire::OPT_GO {
+            self.choose(asked.name);
+        }
+        Ok(())
+    }
+
+    fn find(&self, name: &[u8]) -> Result<(), Refused> {
+        if self.offer.is_called(name) {
+            Ok(())
+        } else {
+            Err((wire::REP_ERR_UNKNOWN, "there is no such export"))
+        }
+    }
+
+    fn structured_reply(&mut self, data: &[u8]) -> Result<(), Refused> {
+        no_data(data)?;
+        if self.agreed.form == Form::Extended {
+            return Err((wire::REP_ERR_EXT_HEADER_REQD, "extended headers were agreed on"));
+        }
+        self.agreed.form = Form::Structured;
+        Ok(())
+    }
+
+    fn extended_headers(&mut self, data: &[u8]) -> Result<(), Refused> {
+        no_data(data)?;
+        self.agreed.form = Form::Extended;
+        Ok(())
+    }
+
+    fn list_contexts(&self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
+        let asked = Contexts::parse(data).map_err(invalid)?;
+        self.find(asked.name)?;
+        if asked.queries == 0 || asked.has_allocation || asked.has_wildcard {
+            reply(wire::OPT_LIST_META_CONTEXT, wire::REP_META_CONTEXT, &[&[0; 4], ALLOCATION], output);
+        }
+        Ok(())
+    }
+
+    fn set_context(&mut self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
+        // Whatever comes of it, what was chosen before is chosen no longer.
+        self.context = None;
+        let asked = Contexts::parse(data).map_err(invalid)?;
+        if self.agreed.form == Form::Simple {
+            return Err((wire::REP_ERR_INVALID, "structured replies come first"));
+        }
+        self.find(asked.name)?;
+        if asked.has_allocation {
+            self.context = Some(asked.name.to_vec());
+            let id = wire::CONTEXT_ID.to_be_bytes();
+            reply(wire::OPT_SET_META_CONTEXT, wire::REP_META_CONTEXT, &[&id, ALLOCATION], output);
+        }
+        Ok(())
+    }
+}
+
+impl Talk for Handshake {
+    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String> {
+        let mut used = 0;
+        loop {
+            let rest = &input[used..];
+            match self.state {
+                State::Greet => self.greet(output),
+                State::Flags => {
+                    if rest.len() < 4 {
+                        return Ok((used, Step::More));
+                    }
+                    self.take_flags(u32_at(rest, 0))?;
+                    used += 4;
+                }
+                State::Skip(left) => {
+                    let len = left.min(rest.len());
+                    used += len;
+                    if len < left {
+                        self.state = State::Skip(left - len);
+                        return Ok((used, Step::More));
+                    }
+                    self.state = State::Option;
+                }
+                // Whoever asks without listening is not asked for more: one answer, then it is sent.
+                State::Option => {
+                    let Some((len, step)) = self.take_option(rest, output)? else {
+                        return Ok((used, Step::More));
+                    };
+                    used += len;
+                    if step != Step::More || output.len() > MAX_OPTION {
+                        return Ok((used, step));
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn no_data(data: &[u8]) -> Result<(), Refused> {
+    if data.is_empty() { Ok(()) } else { Err((wire::REP_ERR_INVALID, "the option has no data")) }
+}
+
+fn invalid(malformed: Malformed) -> Refused {
+    (wire::REP_ERR_INVALID, malformed)
+}
+
+fn refuse(option: u32, (kind, text): Refused, output: &mut Vec<u8>) {
+    reply(option, kind, &[text.as_bytes()], output);
+}
+
+fn reply(option: u32, kind: u32, data: &[&[u8]], output: &mut Vec<u8>) {
+    let len: usize = data.iter().map(|part| part.len()).sum();
+    output.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
+    output.extend(option.to_be_bytes());
+    output.extend(kind.to_be_bytes());
+    output.extend((len as u32).to_be_bytes());
+    data.iter().for_each(|part| output.extend(*part));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::u16_at;
+    use super::*;
+    use block::Limits;
+
+    fn handshake() -> Handshake {
+        let limits = Limits::new(1 << 20);
+        let offer = Offer { name: "disk".into(), description: "a disk".into(), limits, is_read_only: false };
+        Handshake::new(offer)
+    }
+
+    fn option(number: u32, data: &[u8]) -> Vec<u8> {
+        let magic = wire::OPTION_MAGIC.to_be_bytes();
+        [&magic[..], &number.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
+    }
+
+    fn string(text: &str) -> Vec<u8> {
+        [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat()
+    }
+
+    /// Everything said to a client that sends this after its flags, and how it ends. The client sends a byte at a
+    /// time, and all at once: the server must say the same.
+    fn talk(flags: u8, input: &[u8]) -> (Vec<u8>, Result<Step, String>) {
+        let input = [&[0, 0, 0, flags], input].concat();
+        let run = |piece: usize| {
+            let (mut handshake, mut output, mut unread, mut at) = (handshake(), Vec::new(), Vec::new(), 0);
+            loop {
+                let said = output.len();
+                match handshake.advance(&unread, &mut output) {
+                    Ok((used, Step::More)) => {
+                        unread.drain(..used);
+                        if at == input.len() && output.len() == said {
+                            return (output, Ok(Step::More));
+                        }
+                        let end = input.len().min(at + piece);
+                        unread.extend(&input[at..end]);
+                        at = end;
+                    }
+                    Ok((used, step)) => {
+                        assert!(unread.len() - used + input.len() - at < 8, "bytes are left");
+                        return (output, Ok(step));
+                    }
+                    Err(error) => return (output, Err(error)),
+                }
+            }
+        };
+        let (slow, fast) = (run(1), run(input.len()));
+        assert_eq!(slow, fast);
+        slow
+    }
+
+    /// A reply to an option: number, type, data.
+    type Reply = (u32, u32, Vec<u8>);
+
+    fn replies(flags: u8, input: &[u8]) -> (Vec<Reply>, Result<Step, String>) {
+        let (output, step) = talk(flags, input);
+        let mut rest = &output[18..];
+        let mut replies = Vec::new();
+        while !rest.is_empty() {
+            assert_eq!(u64_at(rest, 0), wire::OPTION_REPLY_MAGIC);
+            let len = u32_at(rest, 16) as usize;
+            replies.push((u32_at(rest, 8), u32_at(rest, 12), rest[20..20 + len].to_vec()));
+            rest = &rest[20 + len..];
+        }
+        (replies, step)
+    }
+
+    #[test]
+    fn the_greeting_comes_first_and_strange_flags_end_it() {
+        let (output, step) = talk(3, &[]);
+        assert_eq!((output.as_slice(), step), (&b"NBDMAGICIHAVEOPT\0\x03"[..], Ok(Step::More)));
+        assert!(talk(4, &[]).1.unwrap_err().contains("0x4"));
+        assert!(talk(2, &[]).1.is_err());
+        let wrong = [b"IHAVENOT".to_vec(), vec![0; 8]].concat();
+        assert!(talk(3, &wrong).1.unwrap_err().contains("0x494841"));
+    }
+
+    #[test]
+    fn a_client_of_old_gets_the_export_by_name_with_zeroes() {
+        for (flags, padding) in [(1, 124), (3, 0)] {
+            for name in ["", "disk"] {
+                let (output, step) = talk(flags, &option(1, name.as_bytes()));
+                assert_eq!(step, Ok(Step::Serve));
+                let answer = &output[18..];
+                assert_eq!(answer.len(), 10 + padding);
+                assert_eq!((u64_at(answer, 0), u16_at(answer, 8)), (1 << 20, 0xd6d));
+            }
+        }
+        assert!(talk(3, &option(1, b"disc")).1.unwrap_err().contains("\"disc\""));
+        let extended = [option(11, &[]), option(1, b"")].concat();
+        assert!(talk(3, &extended).1.is_err());
+    }
+
+    #[test]
+    fn go_tells_what_there_is_and_begins() {
+        let data = [string("disk"), vec![0, 3, 0, 1, 0, 2, 0, 99]].concat();
+        let (replies, step) = replies(3, &option(7, &data));
+        assert_eq!(step, Ok(Step::Serve));
+        let infos: Vec<_> = replies.iter().map(|(_, kind, data)| (*kind, data.clone())).collect();
+        let export = [&[0, 0][..], &(1u64 << 20).to_be_bytes(), &[0x0d, 0x6d]].concat();
+        let sizes = vec![0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0];
+        let expected = [
+            (3, export),
+            (3, b"\0\x01disk".to_vec()),
+            (3, b"\0\x02a disk".to_vec()),
+            (3, sizes),
+            (1, Vec::new()),
+        ];
+        assert_eq!(infos, expected);
+    }
+
+    #[test]
+    fn info_tells_the_same_and_goes_on() {
+        let data = [string(""), vec![0, 0]].concat();
+        let (first, step) = replies(3, &option(6, &data));
+        assert_eq!((first.len(), step), (3, Ok(Step::More)));
+        let unknown = [string("nothing"), vec![0, 0]].concat();
+        let (replies, step) = replies(3, &[option(7, &unknown), option(6, &data)].concat());
+        assert_eq!(step, Ok(Step::More));
+        assert_eq!((replies[0].1, replies.len()), (wire::REP_ERR_UNKNOWN, 4));
+    }
+
+    #[test]
+    fn the_list_has_name_and_description() {
+        let (replies, _) = replies(3, &[option(3, &[]), option(3, b"x")].concat());
+        assert_eq!(replies[0], (3, 2, [string("disk"), b"a disk".to_vec()].concat()));
+        assert_eq!((replies[1].1, replies[2].1), (1, wire::REP_ERR_INVALID));
+    }
+
+    #[test]
+    fn unknown_and_malformed_options_are_refused_and_the_talk_goes_on() {
+        let input = [
+            option(4, b"peek"),
+            option(99, &[]),
+            option(5, &[]),
+            option(7, b"short"),
+            option(10, b""),
+            option(2, b"bye"),
+        ];
+        let (replies, step) = replies(3, &input.concat());
+        let kinds: Vec<_> = replies.iter().map(|(option, kind, _)| (*option, *kind)).collect();
+        let (unsup, invalid) = (wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID);
+        assert_eq!(kinds, [(4, unsup), (99, unsup), (5, unsup), (7, invalid), (10, invalid), (2, 1)]);
+        assert_eq!(step, Ok(Step::Leave));
+    }
+
+    #[test]
+    fn an_option_that_is_too_long_is_skipped() {
+        let long = option(7, &vec![0; MAX_OPTION + 1]);
+        let (replies, step) = replies(3, &[long, option(3, &[])].concat());
+        assert_eq!((replies[0].1, replies[1].1, step), (wire::REP_ERR_TOO_BIG, 2, Ok(Step::More)));
+        assert!(talk(3, &option(1, &vec![b'x'; MAX_OPTION + 1])).1.is_err());
+    }
+
+    fn agree(options: &[Vec<u8>]) -> (Agreed, Vec<u32>) {
+        let mut handshake = handshake();
+        let (mut output, mut kinds) = (Vec::new(), Vec::new());
+        handshake.advance(&[], &mut output).unwrap();
+        handshake.advance(&[0, 0, 0, 3], &mut output).unwrap();
+        for option in options {
+            output.clear();
+            handshake.advance(option, &mut output).unwrap();
+            let mut rest = &output[..];
+            while !rest.is_empty() {
+                kinds.push(u32_at(rest, 12));
+                rest = &rest[20 + u32_at(rest, 16) as usize..];
+            }
+        }
+        (handshake.agreed(), kinds)
+    }
+
+    fn context(name: &str, query: &str) -> Vec<u8> {
+        option(10, &[string(name), vec![0, 0, 0, 1], string(query)].concat())
+    }
+
+    #[test]
+    fn the_richest_form_wins_and_a_context_counts_for_the_name_it_was_chosen_with() {
+        let go = |name: &str| option(7, &[string(name), vec![0, 0]].concat());
+        let (structured, extended) = (option(8, &[]), option(11, &[]));
+        let (agreed, kinds) = agree(&[context("disk", "base:allocation"), go("disk")]);
+        assert_eq!((agreed, kinds[0]), (Agreed::default(), wire::REP_ERR_INVALID));
+        let (agreed, kinds) = agree(&[structured.clone(), context("disk", "base:allocation"), go("disk")]);
+        assert_eq!(agreed, Agreed { form: Form::Structured, has_status: true });
+        assert_eq!(kinds[..3], [1, 4, 1]);
+        let (agreed, kinds) =
+            agree(&[extended, structured.clone(), context("disk", "base:allocation"), go("")]);
+        assert_eq!(agreed, Agreed { form: Form::Extended, has_status: false });
+        assert_eq!(kinds[1], wire::REP_ERR_EXT_HEADER_REQD);
+        let replaced =
+            [structured, context("disk", "base:allocation"), context("disk", "qemu:dirty"), go("disk")];
+        assert!(!agree(&replaced).0.has_status);
+    }
+
+    #[test]
+    fn contexts_are_listed_by_name_by_wildcard_and_without_a_query() {
+        let list = |queries: &[&str]| {
+            let count = (queries.len() as u32).to_be_bytes().to_vec();
+            let data = [string(""), count, queries.iter().flat_map(|query| string(query)).collect()].concat();
+            replies(3, &option(9, &data)).0.len() - 1
+        };
+        assert_eq!((list(&[]), list(&["base:"]), list(&["base:allocation"]), list(&["x:y"])), (1, 1, 1, 0));
+    }
+}

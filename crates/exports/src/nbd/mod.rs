@@ -1,0 +1,250 @@
+//! A block device for whoever speaks NBD: kernels, QEMU, libnbd, other hosts.
+//!
+//! ```text
+//!   client ──► control thread: accept, handshake (pure) ──► a core, in turn ─► Connection ─► channel ─► device
+//!              one for all newcomers                        Unix or TCP socket, served there to its end
+//! ```
+//!
+//! Clients come and go; each is served by one core, on which requests of its own run side by side and are answered as
+//! they complete. Several connections of one client are spread over the cores: a flush on one covers the writes that
+//! completed on any.
+//!
+//! What is understood: the fixed newstyle handshake with every option but STARTTLS; simple, structured and extended
+//! requests and replies; every command, block status for `base:allocation` (all is data: devices do not tell holes).
+//! Payload is at most 32 MiB. A connection never has more than 32 MiB of memory and 512 requests, however slowly its
+//! client reads: it is not read from meanwhile.
+//!
+//! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its extension "extended
+//! headers".
+
+mod connection;
+mod handshake;
+mod job;
+mod offer;
+mod options;
+mod reading;
+mod registry;
+mod request;
+mod wire;
+
+pub use crate::stream::Address;
+
+use crate::stream::{Guest, Host, Lobby};
+use crate::{Error, Export, Stats};
+use block::{Device, Limits};
+use connection::Parts;
+use handshake::Handshake;
+use offer::Offer;
+use reactor::CoreRef;
+use request::Rules;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Clients at a time, unless the configuration says otherwise.
+pub const DEFAULT_CLIENTS: usize = 64;
+/// Most clients at a time.
+pub const MAX_CLIENTS: usize = 4096;
+
+/// How an export looks to its clients and which cores serve it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens.
+    pub address: Address,
+    /// What clients call it; they may also ask for the export without a name.
+    pub name: String,
+    /// What its listing says beside, for people.
+    pub description: String,
+    /// Refuse writes even where the device takes them.
+    pub read_only: bool,
+    /// Connections at a time, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
+    pub clients: usize,
+    /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn. Empty: all.
+    pub core_map: Vec<usize>,
+}
+
+impl Config {
+    /// An export without name and description.
+    pub fn new(address: Address) -> Config {
+        Config {
+            address,
+            name: String::new(),
+            description: String::new(),
+            read_only: false,
+            clients: DEFAULT_CLIENTS,
+            core_map: Vec::new(),
+        }
+    }
+
+    fn check(&self, cores: usize, limits: &Limits) -> Result<(), Error> {
+        let fault = if !(1..=MAX_CLIENTS).contains(&self.clients) {
+            format!("{} clients: want 1 to {MAX_CLIENTS}", self.clients)
+        } else if self.name.len() > options::MAX_STRING {
+            format!("a name of {} bytes: want at most {}", self.name.len(), options::MAX_STRING)
+        } else if self.description.len() > options::MAX_STRING {
+            format!("a description of {} bytes: want at most {}", self.description.len(), options::MAX_STRING)
+        } else if limits.block_size > offer::MAX_BLOCK {
+            format!("blocks of {} bytes: NBD has at most {}", limits.block_size, offer::MAX_BLOCK)
+        } else if cores == 0 {
+            "no core to serve the export".into()
+        } else if let Some(core) = self.core_map.iter().find(|&&core| core >= cores) {
+            format!("core {core}: there are {cores}")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(fault))
+    }
+}
+
+/// A running export. Dropping it hangs up on its clients once their requests in flight have been answered, and removes
+/// the socket.
+pub struct Nbd {
+    id: u64,
+    device: Arc<dyn Device>,
+    capacity: Arc<AtomicU64>,
+    stats: Arc<Stats>,
+    cores: Vec<CoreRef>,
+    lobby: Option<Lobby>,
+}
+
+impl Nbd {
+    /// Starts to export `device`; clients may connect when this returns.
+    ///
+    /// # Errors
+    /// When the configuration is impossible, or socket or thread are refused.
+    pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Nbd, Error> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let limits = device.limits();
+        config.check(cores.len(), &limits)?;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let serving: Vec<CoreRef> = match config.core_map.as_slice() {
+            [] => cores.to_vec(),
+            map => map.iter().map(|place| cores[*place].clone()).collect(),
+        };
+        let stats = Arc::new(Stats::new(serving.len()));
+        let capacity = Arc::new(AtomicU64::new(limits.capacity));
+        let name = format!("nbd:{}", config.address);
+        let reception = Reception {
+            id,
+            device: device.clone(),
+            capacity: capacity.clone(),
+            stats: stats.clone(),
+            cores: serving.clone(),
+            next: 0,
+            name: name.clone().into(),
+            config: config.clone(),
+        };
+        let lobby = Lobby::open(&config.address, config.clients, name, reception)?;
+        Ok(Nbd { id, device, capacity, stats, cores: serving, lobby: Some(lobby) })
+    }
+
+    /// Where clients connect to: the socket's path, or address and port as the system chose them.
+    pub fn address(&self) -> &str {
+        self.lobby.as_ref().map_or("", Lobby::address)
+    }
+}
+
+impl Export for Nbd {
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Clients that connect from now on are told. Those that are there cannot be, but may use what they find.
+    fn notify_resize(&self) -> Limits {
+        let limits = self.device.limits();
+        self.capacity.store(limits.capacity, Ordering::Relaxed);
+        limits
+    }
+}
+
+impl Drop for Nbd {
+    fn drop(&mut self) {
+        if let Some(lobby) = self.lobby.take() {
+            lobby.close();
+        }
+        let mut drained: Vec<&CoreRef> = Vec::new();
+        for core in &self.cores {
+            if !drained.iter().any(|other| other.is_same(core)) {
+                registry::drain(core, self.id);
+                drained.push(core);
+            }
+        }
+    }
+}
+
+/// Who speaks with newcomers, on the control thread.
+struct Reception {
+    id: u64,
+    device: Arc<dyn Device>,
+    capacity: Arc<AtomicU64>,
+    stats: Arc<Stats>,
+    cores: Vec<CoreRef>,
+    /// Whose turn it is.
+    next: usize,
+    name: Arc<str>,
+    config: Config,
+}
+
+impl Reception {
+    fn offer(&self) -> Offer {
+        let Config { name, description, .. } = &self.config;
+        let limits = self.device.limits();
+        let is_read_only = self.config.read_only || limits.read_only;
+        Offer { name: name.clone(), description: description.clone(), limits, is_read_only }
+    }
+}
+
+impl Host for Reception {
+    type Talk = Handshake;
+
+    fn greet(&mut self) -> Handshake {
+        Handshake::new(self.offer())
+    }
+
+    fn admit(&mut self, guest: Guest<Handshake>) {
+        let place = self.next % self.cores.len();
+        self.next = place + 1;
+        let agreed = guest.talk.agreed();
+        let offer = self.offer();
+        tracing::info!(export = &*self.name, peer = guest.connection.peer, core = place, "client connected");
+        let parts = Parts {
+            socket: guest.connection.socket,
+            peer: guest.connection.peer,
+            early: guest.early,
+            rules: Rules {
+                form: agreed.form,
+                has_status: agreed.has_status,
+                is_read_only: offer.is_read_only,
+                limits: offer.limits,
+            },
+            device: self.device.clone(),
+            capacity: self.capacity.clone(),
+            stats: self.stats.queues[place].clone(),
+            export: self.name.clone(),
+            seat: guest.seat,
+            connected: self.stats.connect(),
+        };
+        if registry::serve(&self.cores[place], self.id, parts).is_err() {
+            tracing::warn!(export = &*self.name, core = place, "client dropped: the core has stopped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_impossible_configuration_names_the_value() {
+        let limits = Limits::new(1 << 20);
+        let config = Config::new(Address::Tcp("127.0.0.1:0".into()));
+        let refused = |config: Config| config.check(2, &limits).expect_err("impossible").to_string();
+        assert!(refused(Config { clients: 0, ..config.clone() }).contains("0 clients"));
+        assert!(refused(Config { clients: 5000, ..config.clone() }).contains("5000"));
+        assert!(refused(Config { name: "x".repeat(4097), ..config.clone() }).contains("4097 bytes"));
+        assert!(refused(Config { description: "x".repeat(9999), ..config.clone() }).contains("9999 bytes"));
+        assert!(refused(Config { core_map: vec![0, 2], ..config.clone() }).contains("core 2"));
+        let large = Limits { block_size: 128 << 10, ..limits.clone() };
+        assert!(config.check(1, &large).unwrap_err().to_string().contains("131072"));
+        config.check(1, &limits).unwrap();
+    }
+}

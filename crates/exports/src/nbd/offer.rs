@@ -1,0 +1,96 @@
+//! What is told about an export: size, transmission flags, block sizes.
+//!
+//! Source: the NBD protocol, "Transmission flags", "Size constraints".
+
+use super::wire::{
+    FLAG_CAN_MULTI_CONN, FLAG_HAS_FLAGS, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_CACHE, FLAG_SEND_DF,
+    FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH, FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Form,
+    MAX_PAYLOAD,
+};
+use block::Limits;
+
+/// Largest least block size that the protocol can say.
+pub(super) const MAX_BLOCK: u32 = 64 << 10;
+
+/// An export as a newcomer finds it.
+#[derive(Clone, Debug)]
+pub(super) struct Offer {
+    pub(super) name: String,
+    pub(super) description: String,
+    pub(super) limits: Limits,
+    /// Whether writes are refused, by the device or by the export.
+    pub(super) is_read_only: bool,
+}
+
+impl Offer {
+    /// Whether a client that asks for `name` means this export: the empty name is the one there is.
+    pub(super) fn is_called(&self, name: &[u8]) -> bool {
+        name.is_empty() || name == self.name.as_bytes()
+    }
+
+    /// Transmission flags for a client that agreed on `form`.
+    pub(super) fn flags(&self, form: Form) -> u16 {
+        let Limits { max_discard, max_write_zeroes, rotational, .. } = self.limits;
+        // Whatever is exported is one device on all cores: a flush covers what completed on any connection. There is
+        // always a flush and a FUA; where nothing is cached they cost nothing.
+        let mut flags =
+            FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_CAN_MULTI_CONN | FLAG_SEND_CACHE;
+        let mut add = |flag, is_set| flags |= if is_set { flag } else { 0 };
+        let can_write = !self.is_read_only;
+        add(FLAG_READ_ONLY, !can_write);
+        add(FLAG_ROTATIONAL, rotational);
+        add(FLAG_SEND_TRIM, can_write && max_discard > 0);
+        add(FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO, can_write && max_write_zeroes > 0);
+        add(FLAG_SEND_DF, form != Form::Simple);
+        flags
+    }
+
+    /// Least block, preferred block, longest read or write.
+    pub(super) fn block_sizes(&self) -> [u32; 3] {
+        let least = self.limits.block_size;
+        // A power of two by the protocol; no device of ours says more than it can be.
+        let preferred = self.limits.physical_block_size.clamp(least, MAX_PAYLOAD).next_power_of_two();
+        [least, preferred, MAX_PAYLOAD]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(limits: Limits) -> Offer {
+        let is_read_only = limits.read_only;
+        Offer { name: "disk".into(), description: String::new(), limits, is_read_only }
+    }
+
+    #[test]
+    fn flags_say_what_the_device_can() {
+        let common = 0x1 | 0x4 | 0x8 | 0x100 | 0x400;
+        let writable = 0x20 | 0x40 | 0x800;
+        let plain = Limits::new(1 << 20);
+        assert_eq!(offer(plain.clone()).flags(Form::Simple), common | writable);
+        assert_eq!(offer(plain.clone()).flags(Form::Extended), common | writable | 0x80);
+        let read_only = Limits { read_only: true, rotational: true, ..plain.clone() };
+        assert_eq!(offer(read_only).flags(Form::Simple), common | 0x2 | 0x10);
+        let bare = Limits { max_discard: 0, max_write_zeroes: 0, ..plain };
+        assert_eq!(offer(bare).flags(Form::Structured), common | 0x80);
+    }
+
+    #[test]
+    fn block_sizes_are_powers_of_two_in_order() {
+        let sizes = |block_size, physical_block_size| {
+            offer(Limits { block_size, physical_block_size, ..Limits::new(1 << 20) }).block_sizes()
+        };
+        assert_eq!(sizes(512, 4096), [512, 4096, MAX_PAYLOAD]);
+        assert_eq!(sizes(4096, 512), [4096, 4096, MAX_PAYLOAD]);
+        assert_eq!(sizes(512, 5000), [512, 8192, MAX_PAYLOAD]);
+        assert_eq!(sizes(512, u32::MAX), [512, MAX_PAYLOAD, MAX_PAYLOAD]);
+    }
+
+    #[test]
+    fn the_empty_name_is_the_one_export() {
+        let offer = offer(Limits::new(512));
+        assert!(offer.is_called(b"") && offer.is_called(b"disk"));
+        assert!(!offer.is_called(b"dis") && !offer.is_called(b"disk2"));
+    }
+}

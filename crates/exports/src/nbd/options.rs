@@ -1,0 +1,153 @@
+//! What comes with the options of the handshake. Pure, and sceptical: every length is the client's.
+//!
+//! Source: the NBD protocol, "Option types".
+
+use super::wire::{u16_at, u32_at};
+
+/// Longest name, query or other string, by the protocol.
+pub(super) const MAX_STRING: usize = 4096;
+
+/// What is wrong with an option's data.
+pub(super) type Malformed = &'static str;
+
+/// Data that is taken apart from the front.
+struct Parts<'a>(&'a [u8]);
+
+impl<'a> Parts<'a> {
+    fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (front, rest) = self.0.split_at_checked(len).ok_or("the option is shorter than it says")?;
+        self.0 = rest;
+        Ok(front)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        Ok(u32_at(self.bytes(4)?, 0))
+    }
+
+    /// A string, its length before it.
+    fn string(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = self.u32()? as usize;
+        if len > MAX_STRING {
+            return Err("a string has at most 4096 bytes");
+        }
+        self.bytes(len)
+    }
+
+    fn end(&self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err("the option is longer than it says") }
+    }
+}
+
+/// NBD_OPT_INFO, NBD_OPT_GO: which export, and what is asked about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Info<'a> {
+    pub(super) name: &'a [u8],
+    wanted: &'a [u8],
+}
+
+impl<'a> Info<'a> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Info<'a>, Malformed> {
+        let mut parts = Parts(data);
+        let name = parts.string()?;
+        let count = u16_at(parts.bytes(2)?, 0);
+        let wanted = parts.bytes(2 * usize::from(count))?;
+        parts.end()?;
+        Ok(Info { name, wanted })
+    }
+
+    /// Whether the client asks for this piece of information.
+    pub(super) fn wants(&self, info: u16) -> bool {
+        self.wanted.chunks_exact(2).any(|wanted| u16_at(wanted, 0) == info)
+    }
+}
+
+/// The one context there is.
+pub(super) const ALLOCATION: &[u8] = b"base:allocation";
+
+/// NBD_OPT_LIST_META_CONTEXT, NBD_OPT_SET_META_CONTEXT: of which export, and whether [`ALLOCATION`] is meant.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Contexts<'a> {
+    pub(super) name: &'a [u8],
+    /// How many queries there are.
+    pub(super) queries: u32,
+    /// One of them says exactly `base:allocation`.
+    pub(super) has_allocation: bool,
+    /// One of them says `base:`, which lists all of its kind.
+    pub(super) has_wildcard: bool,
+}
+
+impl<'a> Contexts<'a> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Contexts<'a>, Malformed> {
+        let mut parts = Parts(data);
+        let name = parts.string()?;
+        let queries = parts.u32()?;
+        let (mut has_allocation, mut has_wildcard) = (false, false);
+        // Each takes four bytes at least, so that the count cannot make this long.
+        for _ in 0..queries {
+            let query = parts.string()?;
+            has_allocation |= query == ALLOCATION;
+            has_wildcard |= query == b"base:";
+        }
+        parts.end()?;
+        Ok(Contexts { name, queries, has_allocation, has_wildcard })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn string(text: &[u8]) -> Vec<u8> {
+        [&(text.len() as u32).to_be_bytes(), text].concat()
+    }
+
+    #[test]
+    fn what_is_asked_about_an_export_is_found() {
+        let data = [string(b"disk"), vec![0, 2, 0, 3, 1, 0]].concat();
+        let info = Info::parse(&data).unwrap();
+        assert_eq!(info.name, b"disk");
+        assert!(info.wants(3) && info.wants(0x100) && !info.wants(0) && !info.wants(1));
+        assert!(!Info::parse(&[string(b""), vec![0, 0]].concat()).unwrap().wants(0));
+    }
+
+    #[test]
+    fn queries_are_counted_and_ours_is_found() {
+        let parse = |queries: &[&[u8]]| {
+            let count = (queries.len() as u32).to_be_bytes().to_vec();
+            let data =
+                [string(b"d"), count, queries.iter().flat_map(|query| string(query)).collect()].concat();
+            let Contexts { queries, has_allocation, has_wildcard, .. } = Contexts::parse(&data).unwrap();
+            (queries, has_allocation, has_wildcard)
+        };
+        assert_eq!(parse(&[]), (0, false, false));
+        assert_eq!(parse(&[b"qemu:x", b"base:allocation"]), (2, true, false));
+        assert_eq!(parse(&[b"base:"]), (1, false, true));
+        assert_eq!(parse(&[b"base:allocation:depth", b""]), (2, false, false));
+    }
+
+    #[test]
+    fn every_cut_and_every_surplus_is_refused() {
+        let info = [string(b"disk"), vec![0, 1, 0, 3]].concat();
+        let contexts = [string(b"disk"), vec![0, 0, 0, 1], string(b"base:")].concat();
+        for len in 0..info.len() {
+            assert!(Info::parse(&info[..len]).is_err(), "{len}");
+        }
+        for len in 0..contexts.len() {
+            assert!(Contexts::parse(&contexts[..len]).is_err(), "{len}");
+        }
+        assert!(Info::parse(&[&info[..], b"x"].concat()).is_err());
+        assert!(Contexts::parse(&[&contexts[..], b"x"].concat()).is_err());
+    }
+
+    #[test]
+    fn lengths_that_lie_are_refused() {
+        for len in [5u32, 4097, u32::MAX] {
+            let data = [&len.to_be_bytes()[..], b"disk"].concat();
+            assert!(Info::parse(&data).is_err() && Contexts::parse(&data).is_err(), "{len}");
+        }
+        let many = [string(b"d"), u32::MAX.to_be_bytes().to_vec(), vec![0; 400]].concat();
+        assert!(Contexts::parse(&many).is_err());
+        let long = [string(&[b'x'; 4097]), vec![0, 0]].concat();
+        assert_eq!(Info::parse(&long), Err("a string has at most 4096 bytes"));
+    }
+}

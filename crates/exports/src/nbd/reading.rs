@@ -1,0 +1,183 @@
+//! From bytes to requests: where the reader of a connection stands in the stream.
+//!
+//! ```text
+//!   Header ─► Judged ─► (room?) ─┬─► Payload ─► a job ─┐
+//!      ▲                         ├─► a job ───────────┤
+//!      │                         └─► Skip ─► a refusal ┤
+//!      └─────────────────────────────────────────────────┘
+//! ```
+//!
+//! The reader takes nothing that there is no room for: while its client has as many requests or as much memory as it
+//! may have, it stands still, and so does the client when the socket is full.
+
+use super::job::Job;
+use super::request::{Rules, Verdict};
+use super::wire::{Content, Header, SHUTDOWN};
+use crate::stream::{Inbox, Memory};
+use block::Data;
+
+/// Where the reader stands.
+enum State {
+    /// Before a header.
+    Header,
+    /// Behind a header that asks for memory or an answer.
+    Judged(Header, Verdict),
+    /// In the payload of a write.
+    Payload { job: Job, received: usize },
+    /// In payload that nobody wants.
+    Skip { header: Header, content: Content, left: u64 },
+}
+
+/// What the reader needs to go on, or has found.
+pub(super) enum Found {
+    /// More bytes.
+    NeedsBytes,
+    /// A place for one more request, and memory for its data.
+    NeedsRoom,
+    /// A request for the device.
+    Job(Job),
+    /// One that is answered without it.
+    Answer(Header, Content),
+    /// The client takes its leave.
+    Leave,
+    /// The stream makes no sense from here on.
+    Nonsense(String),
+}
+
+/// What is left of a request that was given up.
+pub(super) struct GivenUp {
+    /// Its memory.
+    pub(super) memory: Option<Memory>,
+    /// There was one that counted, and it will not be answered.
+    pub(super) is_forgotten: bool,
+}
+
+/// The reader of one connection.
+pub(super) struct Reader {
+    inbox: Inbox,
+    state: State,
+}
+
+/// What the connection grants.
+pub(super) trait Room {
+    /// Memory for a request of so many bytes, which counts as taken from now on; `None` while there is no room.
+    fn grant(&self, data: usize) -> Option<Option<Memory>>;
+}
+
+impl Reader {
+    /// A reader whose first bytes came with the handshake.
+    pub(super) fn new(early: &[u8]) -> Reader {
+        Reader { inbox: Inbox::new(early), state: State::Header }
+    }
+
+    /// Goes on with what came until there is something to do. With `is_closing` every request is refused.
+    pub(super) fn next(&mut self, rules: &Rules, capacity: u64, is_closing: bool, room: &impl Room) -> Found {
+        loop {
+            match std::mem::replace(&mut self.state, State::Header) {
+                State::Header => {
+                    let unread = self.inbox.unread();
+                    let len = rules.form.header_len();
+                    if unread.len() < len {
+                        return Found::NeedsBytes;
+                    }
+                    let header = match Header::parse(unread, rules.form) {
+                        Ok(header) => header,
+                        Err(magic) => return Found::Nonsense(format!("a request starts with {magic:#010x}")),
+                    };
+                    self.inbox.consume(len);
+                    let verdict = match rules.judge(&header, capacity) {
+                        Verdict::Leave => return Found::Leave,
+                        Verdict::HangUp(reason) => return Found::Nonsense(reason.into()),
+                        Verdict::Run { .. } | Verdict::Answer { .. } if is_closing => Verdict::Answer {
+                            content: Content::Failed(SHUTDOWN),
+                            skip: rules.payload(&header),
+                        },
+                        verdict => verdict,
+                    };
+                    self.state = State::Judged(header, verdict);
+                }
+                State::Judged(header, verdict) => {
+                    let data = if let Verdict::Run { data } = verdict { data } else { 0 };
+                    let Some(memory) = room.grant(data) else {
+                        self.state = State::Judged(header, verdict);
+                        return Found::NeedsRoom;
+                    };
+                    match verdict {
+                        Verdict::Answer { content, skip: 0 } => return Found::Answer(header, content),
+                        Verdict::Answer { content, skip } => {
+                            self.state = State::Skip { header, content, left: skip }
+                        }
+                        _ if rules.payload(&header) > 0 => {
+                            self.state = State::Payload { job: Job { header, memory }, received: 0 };
+                        }
+                        _ => return Found::Job(Job { header, memory }),
+                    }
+                }
+                State::Payload { mut job, mut received } => {
+                    let Some(memory) = &mut job.memory else { return Found::Job(job) };
+                    let len = memory.fill(received, self.inbox.unread());
+                    self.inbox.consume(len);
+                    received += len;
+                    if received == memory.len() {
+                        return Found::Job(job);
+                    }
+                    self.state = State::Payload { job, received };
+                    return Found::NeedsBytes;
+                }
+                State::Skip { header, content, left } => {
+                    let len = left.min(self.inbox.unread().len() as u64);
+                    self.inbox.consume(len as usize);
+                    if len == left {
+                        return Found::Answer(header, content);
+                    }
+                    self.state = State::Skip { header, content, left: left - len };
+                    return Found::NeedsBytes;
+                }
+            }
+        }
+    }
+
+    /// Where the next bytes belong, if that is known: the rest of a payload.
+    pub(super) fn with_due<R>(&mut self, receive: impl FnOnce(&mut Inbox, Data<'_>) -> R) -> R {
+        match &self.state {
+            State::Payload { job: Job { memory: Some(memory), .. }, received } => {
+                // SAFETY: the memory is ours until it goes with its job, which is after this call.
+                let data = unsafe { memory.data() };
+                receive(&mut self.inbox, data.part(*received, data.len() - received))
+            }
+            _ => receive(&mut self.inbox, Data::none()),
+        }
+    }
+
+    /// So many bytes of the payload that was due have come.
+    pub(super) fn note_due(&mut self, len: usize) {
+        if let State::Payload { received, .. } = &mut self.state {
+            *received += len;
+        }
+    }
+
+    /// Gives up what has not come whole. With `is_closing` the rest of a write is skipped, and the write refused; without,
+    /// nothing more comes.
+    pub(super) fn give_up(&mut self, is_closing: bool) -> GivenUp {
+        match std::mem::replace(&mut self.state, State::Header) {
+            State::Payload { job: Job { header, memory }, received } => {
+                let len = memory.as_ref().map_or(0, Memory::len);
+                if is_closing {
+                    let left = (len - received) as u64;
+                    self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
+                }
+                GivenUp { memory, is_forgotten: !is_closing }
+            }
+            State::Skip { .. } if !is_closing => GivenUp { memory: None, is_forgotten: true },
+            state => {
+                self.state = if is_closing { state } else { State::Header };
+                GivenUp { memory: None, is_forgotten: false }
+            }
+        }
+    }
+
+    /// Whether the reader stands in payload that it throws away.
+    pub(super) fn is_skipping(&self) -> bool {
+        matches!(self.state, State::Skip { .. })
+    }
+}

@@ -1,0 +1,255 @@
+//! What becomes of a request: refused, answered at once, or carried out. Pure.
+//!
+//! Source: the NBD protocol, "Request types", "Command flags", "Error values"; the extension "extended headers".
+
+use super::wire::{
+    CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLAG_PAYLOAD_LEN, CMD_FLAG_REQ_ONE,
+    Command, Content, EOVERFLOW, Form, Header, MAX_PAYLOAD, Refusal, refusal_of,
+};
+use block::{IoError, Limits};
+
+/// Payload of a request that is refused is skipped up to this length; who sends more is hung up on.
+const MAX_SKIPPED: u64 = 2 * MAX_PAYLOAD as u64;
+
+/// What requests are judged by.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) form: Form,
+    /// The client has chosen `base:allocation`.
+    pub(super) has_status: bool,
+    pub(super) is_read_only: bool,
+    pub(super) limits: Limits,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It goes to the device; `data` bytes of memory go with it, which for a write come next.
+    Run { data: usize },
+    /// It is answered so, after `skip` bytes of payload have been thrown away.
+    Answer { content: Content, skip: u64 },
+    /// The client takes its leave: there is no answer, and nothing comes after it.
+    Leave,
+    /// Nothing that follows can be understood.
+    HangUp(&'static str),
+}
+
+impl Rules {
+    /// Judges a request. `capacity` is the device's size now.
+    pub(super) fn judge(&self, header: &Header, capacity: u64) -> Verdict {
+        let payload = self.payload(header);
+        if payload > MAX_SKIPPED || (self.form == Form::Extended && payload > MAX_PAYLOAD.into()) {
+            return Verdict::HangUp("a request has more payload than the server takes");
+        }
+        match self.check(header, capacity) {
+            Err(refusal) => Verdict::Answer { content: Content::Failed(refusal), skip: payload },
+            Ok(()) => match header.command {
+                Command::Disconnect => Verdict::Leave,
+                // There is nowhere to put it before it is asked for.
+                Command::Cache => Verdict::Answer { content: Content::Done, skip: 0 },
+                Command::BlockStatus => {
+                    Verdict::Answer { content: Content::Allocated { len: header.len }, skip: 0 }
+                }
+                // Nothing to be done; what it means is left to servers.
+                Command::Read | Command::Write | Command::Trim | Command::WriteZeroes if header.len == 0 => {
+                    Verdict::Answer { content: Content::Done, skip: 0 }
+                }
+                Command::Read | Command::Write => Verdict::Run { data: header.len as usize },
+                _ => Verdict::Run { data: 0 },
+            },
+        }
+    }
+
+    /// Bytes that follow the header.
+    pub(super) fn payload(&self, header: &Header) -> u64 {
+        let is_there = match self.form {
+            Form::Extended => header.flags & CMD_FLAG_PAYLOAD_LEN != 0,
+            Form::Simple | Form::Structured => header.command == Command::Write,
+        };
+        if is_there { header.len } else { 0 }
+    }
+
+    fn check(&self, header: &Header, capacity: u64) -> Result<(), Refusal> {
+        let Header { command, flags, len, .. } = *header;
+        if flags & !self.known_flags(command) != 0 {
+            return Err(Refusal::invalid("unknown command flag"));
+        }
+        if command == Command::Write && self.form == Form::Extended && flags & CMD_FLAG_PAYLOAD_LEN == 0 {
+            return Err(Refusal::invalid("a write without payload"));
+        }
+        let is_write = matches!(command, Command::Write | Command::WriteZeroes);
+        if self.is_read_only && (is_write || command == Command::Trim) {
+            return Err(refusal_of(IoError::ReadOnly, is_write));
+        }
+        match command {
+            Command::Unknown(_) => return Err(Refusal::invalid("unknown command")),
+            // A disconnect is one, whatever else it says.
+            Command::Disconnect => return Ok(()),
+            Command::Flush if header.offset | len != 0 => {
+                return Err(Refusal::invalid("a flush has neither offset nor length"));
+            }
+            Command::Flush => return Ok(()),
+            Command::Trim if self.limits.max_discard == 0 => {
+                return Err(Refusal::invalid("the device has no discard"));
+            }
+            Command::WriteZeroes if self.limits.max_write_zeroes == 0 => {
+                return Err(Refusal::invalid("the device cannot write zeroes"));
+            }
+            Command::BlockStatus if !self.has_status => {
+                return Err(Refusal::invalid("no metadata context was chosen"));
+            }
+            Command::BlockStatus if len == 0 => return Err(Refusal::invalid("a status of nothing")),
+            Command::Read if len > MAX_PAYLOAD.into() && self.form != Form::Simple => {
+                return Err(Refusal { number: EOVERFLOW, text: "longer than the largest payload" });
+            }
+            Command::Read | Command::Write if len > MAX_PAYLOAD.into() => {
+                return Err(Refusal::invalid("longer than the largest payload"));
+            }
+            _ => {}
+        }
+        self.check_range(header, capacity).map_err(|error| refusal_of(error, is_write))
+    }
+
+    fn check_range(&self, header: &Header, capacity: u64) -> Result<(), IoError> {
+        match header.offset.checked_add(header.len) {
+            Some(end) if end <= capacity => {}
+            _ => return Err(IoError::OutOfRange),
+        }
+        let mask = u64::from(self.limits.block_size) - 1;
+        if (header.offset | header.len) & mask != 0 { Err(IoError::Misaligned) } else { Ok(()) }
+    }
+
+    fn known_flags(&self, command: Command) -> u16 {
+        let payload = match (self.form, command) {
+            (Form::Extended, Command::Write) => CMD_FLAG_PAYLOAD_LEN,
+            _ => 0,
+        };
+        let own = match command {
+            Command::Read if self.form != Form::Simple => CMD_FLAG_DF,
+            Command::WriteZeroes => CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
+            Command::BlockStatus => CMD_FLAG_REQ_ONE,
+            // Nothing that a disconnect says beside matters.
+            Command::Disconnect => u16::MAX,
+            _ => 0,
+        };
+        CMD_FLAG_FUA | payload | own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::{EINVAL, ENOSPC, EPERM};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const READ: Command = Command::Read;
+    const WRITE: Command = Command::Write;
+
+    fn rules(form: Form) -> Rules {
+        Rules { form, has_status: form != Form::Simple, is_read_only: false, limits: Limits::new(256 * MIB) }
+    }
+
+    fn judge(rules: &Rules, command: Command, flags: u16, offset: u64, len: u64) -> Verdict {
+        rules.judge(&Header { command, flags, cookie: 1, offset, len }, rules.limits.capacity)
+    }
+
+    /// The number of the refusal, and how much is skipped.
+    fn refused(verdict: Verdict) -> (u32, u64) {
+        match verdict {
+            Verdict::Answer { content: Content::Failed(refusal), skip } => (refusal.number, skip),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_in_order_goes_to_the_device() {
+        for form in [Form::Simple, Form::Structured, Form::Extended] {
+            let rules = rules(form);
+            let payload = if form == Form::Extended { CMD_FLAG_PAYLOAD_LEN } else { 0 };
+            assert_eq!(judge(&rules, READ, 0, 512, 1024), Verdict::Run { data: 1024 });
+            assert_eq!(
+                judge(&rules, WRITE, 1 | payload, 255 * MIB, MIB),
+                Verdict::Run { data: MIB as usize }
+            );
+            assert_eq!(judge(&rules, WRITE, payload, 0, 32 * MIB), Verdict::Run { data: 32 << 20 });
+            assert_eq!(judge(&rules, Command::Flush, 0, 0, 0), Verdict::Run { data: 0 });
+            assert_eq!(judge(&rules, Command::Trim, 1, 0, 256 * MIB), Verdict::Run { data: 0 });
+            assert_eq!(judge(&rules, Command::WriteZeroes, 0x13, 0, 256 * MIB), Verdict::Run { data: 0 });
+            assert_eq!(judge(&rules, Command::Disconnect, 0xffff, 7, 7), Verdict::Leave);
+        }
+    }
+
+    #[test]
+    fn what_needs_no_device_is_answered() {
+        let rules = rules(Form::Structured);
+        let done = Verdict::Answer { content: Content::Done, skip: 0 };
+        assert_eq!(judge(&rules, Command::Cache, 0, 0, MIB), done);
+        for command in [READ, WRITE, Command::Trim, Command::WriteZeroes] {
+            assert_eq!(judge(&rules, command, 0, 512, 0), done);
+        }
+        let status = Verdict::Answer { content: Content::Allocated { len: 8 * MIB }, skip: 0 };
+        assert_eq!(judge(&rules, Command::BlockStatus, CMD_FLAG_REQ_ONE, MIB, 8 * MIB), status);
+    }
+
+    #[test]
+    fn a_refused_write_is_skipped_and_too_long_a_one_ends_the_connection() {
+        let structured = rules(Form::Structured);
+        assert_eq!(refused(judge(&structured, WRITE, 0, 256 * MIB, 512)), (ENOSPC, 512));
+        assert_eq!(refused(judge(&structured, WRITE, 0, u64::MAX, 512)), (ENOSPC, 512));
+        assert_eq!(refused(judge(&structured, WRITE, 0, 1, 512)), (EINVAL, 512));
+        assert_eq!(refused(judge(&structured, WRITE, 0x80, 0, 100)), (EINVAL, 100));
+        assert_eq!(refused(judge(&structured, WRITE, 0, 0, 33 * MIB)), (EINVAL, 33 * MIB));
+        assert!(matches!(judge(&structured, WRITE, 0, 0, 65 * MIB), Verdict::HangUp(_)));
+        let extended = rules(Form::Extended);
+        assert_eq!(refused(judge(&extended, WRITE, 0, 0, 512)), (EINVAL, 0));
+        assert_eq!(refused(judge(&extended, READ, CMD_FLAG_PAYLOAD_LEN, 0, 512)), (EINVAL, 512));
+        assert!(matches!(judge(&extended, WRITE, CMD_FLAG_PAYLOAD_LEN, 0, 33 * MIB), Verdict::HangUp(_)));
+        assert!(matches!(judge(&extended, READ, CMD_FLAG_PAYLOAD_LEN, 0, u64::MAX), Verdict::HangUp(_)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let simple = rules(Form::Simple);
+        let structured = rules(Form::Structured);
+        for (rules, command, flags, offset, len, number) in [
+            (&simple, READ, 0, 0, 33 * MIB, EINVAL),
+            (&structured, READ, 0, 0, 33 * MIB, EOVERFLOW),
+            (&simple, READ, CMD_FLAG_DF, 0, 512, EINVAL),
+            (&structured, READ, CMD_FLAG_NO_HOLE, 0, 512, EINVAL),
+            (&structured, READ, CMD_FLAG_PAYLOAD_LEN, 0, 512, EINVAL),
+            (&structured, READ, 0, 256 * MIB, 512, EINVAL),
+            (&structured, READ, 0, 0, 511, EINVAL),
+            (&structured, READ, 0, u64::MAX - 511, 512, EINVAL),
+            (&structured, Command::Flush, 0, 0, 512, EINVAL),
+            (&structured, Command::Trim, 0, 256 * MIB, 512, EINVAL),
+            (&structured, Command::WriteZeroes, 0, 256 * MIB, 512, ENOSPC),
+            (&structured, Command::WriteZeroes, CMD_FLAG_DF, 0, 512, EINVAL),
+            (&structured, Command::Cache, CMD_FLAG_REQ_ONE, 0, 512, EINVAL),
+            (&structured, Command::Cache, 0, 256 * MIB, 512, EINVAL),
+            (&simple, Command::BlockStatus, 0, 0, 512, EINVAL),
+            (&structured, Command::BlockStatus, 0, 0, 0, EINVAL),
+            (&structured, Command::Unknown(8), 0, 0, 0, EINVAL),
+        ] {
+            let verdict = judge(rules, command, flags, offset, len);
+            assert_eq!(refused(verdict), (number, 0), "{command:?} {flags:#x} {offset} {len}");
+        }
+    }
+
+    #[test]
+    fn a_read_only_export_refuses_whatever_changes_it() {
+        let rules = Rules { is_read_only: true, ..rules(Form::Structured) };
+        assert_eq!(refused(judge(&rules, WRITE, 0, 0, 512)), (EPERM, 512));
+        assert_eq!(refused(judge(&rules, Command::Trim, 0, 0, 512)), (EPERM, 0));
+        assert_eq!(refused(judge(&rules, Command::WriteZeroes, 0, 0, 512)), (EPERM, 0));
+        assert_eq!(judge(&rules, Command::Flush, 0, 0, 0), Verdict::Run { data: 0 });
+        assert_eq!(judge(&rules, READ, 0, 0, 512), Verdict::Run { data: 512 });
+    }
+
+    #[test]
+    fn what_the_device_cannot_do_is_refused_before_it_gets_there() {
+        let limits = Limits { max_discard: 0, max_write_zeroes: 0, ..Limits::new(MIB) };
+        let rules = Rules { limits, ..rules(Form::Structured) };
+        assert_eq!(refused(judge(&rules, Command::Trim, 0, 0, 512)), (EINVAL, 0));
+        assert_eq!(refused(judge(&rules, Command::WriteZeroes, 0, 0, 512)), (EINVAL, 0));
+    }
+}

@@ -1,0 +1,32 @@
+//! Where an export listens.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where an export listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket, made here.
+    Unix {
+        /// Its path.
+        path: PathBuf,
+        /// Its permission bits.
+        permissions: u32,
+    },
+    /// A TCP port: address and port, such as `127.0.0.1:10809`, `[::1]:10809` or `localhost:10809`.
+    Tcp(String),
+    /// A socket that systemd listens on for this process: with the name that its unit gave it
+    /// (`FileDescriptorName=`), or the first that nobody took yet.
+    Systemd(Option<String>),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix { path, .. } => write!(f, "{}", path.display()),
+            Address::Tcp(address) => f.write_str(address),
+            Address::Systemd(None) => f.write_str("systemd"),
+            Address::Systemd(Some(name)) => write!(f, "systemd:{name}"),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What comes in: many requests a system call, and the data of long ones straight to where it belongs.
+//!
+//! ```text
+//!   one recvmsg(2):  [ rest of the data that is due, to its request ][ what follows, to the buffer ]
+//! ```
+
+use block::{Data, Segment};
+use std::io;
+use std::os::fd::RawFd;
+
+/// The buffer: sixteen requests that write 4 KiB each, which are cheaper to copy than to ask for one by one.
+const BUFFER_BYTES: usize = 66 << 10;
+/// From here on data is worth not being copied; what follows it is taken only as far as the next header may reach.
+const LARGE_BYTES: usize = 16 << 10;
+/// Longest header of a request that anybody has who uses this.
+const HEADER_BYTES: usize = 128;
+/// Most pieces of a request's memory: as many as the longest has.
+const MAX_PIECES: usize = 64;
+
+/// Bytes that came and were not used yet.
+pub(crate) struct Inbox {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// What one call brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// Nothing is there now.
+    Nothing,
+    /// Bytes: `direct` of them went straight to where they belong.
+    Bytes { direct: usize, is_drained: bool },
+    /// The other side will send no more.
+    End,
+}
+
+impl Inbox {
+    /// An inbox with bytes that came early.
+    ///
+    /// # Panics
+    /// When they are more than 64 KiB.
+    pub(crate) fn new(early: &[u8]) -> Inbox {
+        let mut buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+        buffer[..early.len()].copy_from_slice(early);
+        Inbox { buffer, start: 0, end: early.len() }
+    }
+
+    /// What the buffer holds.
+    #[inline]
+    pub(crate) fn unread(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// The first `len` bytes of the buffer were used.
+    #[inline]
+    pub(crate) fn consume(&mut self, len: usize) {
+        assert!(len <= self.end - self.start, "{len} bytes of {}", self.end - self.start);
+        self.start += len;
+    }
+
+    /// Receives once: first into `due`, then into the buffer.
+    ///
+    /// # Errors
+    /// What `recvmsg(2)` says.
+    pub(crate) fn receive(&mut self, socket: RawFd, due: Data<'_>) -> io::Result<Received> {
+        // What is left is the start of a header, or nothing.
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let mut pieces = [Segment { base: std::ptr::null_mut(), len: 0 }; MAX_PIECES + 1];
+        let mut count = 0;
+        for (piece, segment) in pieces.iter_mut().zip(due.iter().take(MAX_PIECES)) {
+            *piece = segment;
+            count += 1;
+        }
+        let due_len: usize = pieces[..count].iter().map(|piece| piece.len).sum();
+        let is_large = due.len() >= LARGE_BYTES;
+        let room = if is_large { HEADER_BYTES } else { self.buffer.len() - self.end };
+        pieces[count] = Segment { base: self.buffer[self.end..].as_mut_ptr(), len: room };
+        // SAFETY: all zeroes is a valid message without anything.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        // A `Segment` is laid out as an iovec.
+        message.msg_iov = pieces.as_mut_ptr().cast();
+        message.msg_iovlen = count + 1;
+        loop {
+            // SAFETY: the pieces are memory that the caller lends for this call, and ours.
+            let received = unsafe { libc::recvmsg(socket, &raw mut message, libc::MSG_DONTWAIT) };
+            if received > 0 {
+                let received = received as usize;
+                let direct = received.min(due_len);
+                self.end += received - direct;
+                return Ok(Received::Bytes { direct, is_drained: received < due_len + room });
+            }
+            if received == 0 {
+                return Ok(Received::End);
+            }
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn data_goes_to_its_place_and_the_rest_into_the_buffer() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let socket = ours.as_raw_fd();
+        let mut inbox = Inbox::new(b"ear");
+        assert_eq!(inbox.receive(socket, Data::none()).unwrap(), Received::Nothing);
+        theirs.write_all(b"ly").unwrap();
+        let received = inbox.receive(socket, Data::none()).unwrap();
+        assert_eq!(received, Received::Bytes { direct: 0, is_drained: true });
+        assert_eq!(inbox.unread(), b"early");
+        inbox.consume(4);
+        theirs.write_all(b"abcdeXYZ").unwrap();
+        let mut memory = [0u8; 6];
+        let segments = [
+            Segment { base: memory.as_mut_ptr(), len: 2 },
+            Segment { base: memory[3..].as_mut_ptr(), len: 3 },
+        ];
+        // SAFETY: list and memory live to the end of the test.
+        let data = unsafe { Data::new(&segments) };
+        assert_eq!(inbox.receive(socket, data).unwrap(), Received::Bytes { direct: 5, is_drained: true });
+        assert_eq!((&memory, inbox.unread()), (b"ab\0cde", &b"yXYZ"[..]));
+        drop(theirs);
+        assert_eq!(inbox.receive(socket, Data::none()).unwrap(), Received::End);
+    }
+
+    #[test]
+    fn behind_long_data_only_the_next_header_is_taken() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut inbox = Inbox::new(&[]);
+        let mut memory = vec![0u8; LARGE_BYTES];
+        let segments = [Segment { base: memory.as_mut_ptr(), len: LARGE_BYTES }];
+        // SAFETY: list and memory live to the end of the test.
+        let data = unsafe { Data::new(&segments) };
+        theirs.write_all(&vec![7; LARGE_BYTES + 1000]).unwrap();
+        let received = inbox.receive(ours.as_raw_fd(), data).unwrap();
+        assert_eq!(received, Received::Bytes { direct: LARGE_BYTES, is_drained: false });
+        assert_eq!(inbox.unread(), [7; HEADER_BYTES]);
+    }
+}

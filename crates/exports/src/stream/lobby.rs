@@ -1,0 +1,368 @@
+//! Who has just come: one control thread that accepts clients and speaks with all of them until they say what they want.
+//!
+//! ```text
+//!   accept ─► newcomer: talk, at most DEADLINE ─► a seat ─► Host::admit, which hands it to a core
+//!                 │ too slow, nonsense, no seat
+//!                 └─► hung up on
+//! ```
+//!
+//! What is said is a state machine without side effects ([`Talk`]): bytes in, bytes out. Newcomers are few at a time;
+//! when there are too many, the one that has taken longest goes, so that who only connects keeps nobody out.
+
+use super::{Accepted, Address, Listener};
+use crate::Error;
+use crate::stop::{StopSignal, poll};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a client may take until it has said what it wants: a program needs milliseconds, a person who types the
+/// protocol has other means.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Newcomers at a time.
+const MAX_NEWCOMERS: usize = 64;
+/// Bytes of one newcomer that wait to be understood.
+const MAX_UNREAD: usize = 64 << 10;
+/// After an error of accept(2), for want of descriptors most likely: others may give some back.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Refusals are logged one by one up to this often, and counted in between.
+const REFUSAL_LOG: Duration = Duration::from_secs(10);
+/// The thread parses small messages; exports are many.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What is said with a newcomer.
+pub(crate) trait Talk: Send + 'static {
+    /// Understands as much as it can of `input`, all that came and was not used before, and adds to `output` what is
+    /// to be said: at first, without any input, a greeting. Returns how many bytes were used, and how it goes on.
+    ///
+    /// # Errors
+    /// What the newcomer did wrong, for the log: the connection ends, what was added before is not sent.
+    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String>;
+}
+
+/// How a talk goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// With what comes next.
+    More,
+    /// It is over: the client is to be served. What came and was not used is its first requests.
+    Serve,
+    /// It is over: the client leaves when it has been told what there is to say.
+    Leave,
+}
+
+/// Who speaks, and to whom clients go then. Called by the control thread.
+pub(crate) trait Host: Send + 'static {
+    /// What is said with one newcomer.
+    type Talk: Talk;
+    /// Someone has come.
+    fn greet(&mut self) -> Self::Talk;
+    /// Someone is to be served.
+    fn admit(&mut self, guest: Guest<Self::Talk>);
+}
+
+/// A client that is to be served.
+pub(crate) struct Guest<T> {
+    pub(crate) connection: Accepted,
+    /// What was agreed.
+    pub(crate) talk: T,
+    /// Bytes that came and belong to what follows.
+    pub(crate) early: Vec<u8>,
+    pub(crate) seat: Seat,
+}
+
+/// One of the places for clients; given back when it is dropped.
+pub(crate) struct Seat(Arc<AtomicUsize>);
+
+impl Seat {
+    fn take(taken: &Arc<AtomicUsize>, limit: usize) -> Option<Seat> {
+        let next = |taken: usize| (taken < limit).then_some(taken + 1);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Seat(taken.clone()))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The control thread, and what ends it.
+pub(crate) struct Lobby {
+    stop: Arc<StopSignal>,
+    thread: JoinHandle<()>,
+    address: String,
+}
+
+impl Lobby {
+    /// Listens at `address`; clients may come when this returns. At most `limit` are served at a time.
+    ///
+    /// # Errors
+    /// When socket or thread are refused.
+    pub(crate) fn open<H: Host>(
+        address: &Address,
+        limit: usize,
+        name: String,
+        host: H,
+    ) -> Result<Lobby, Error> {
+        let failed = |source| Error::System { action: "start the export's control thread", source };
+        let listener = Listener::bind(address)?;
+        let address = listener.local_address();
+        let stop = Arc::new(StopSignal::new().map_err(failed)?);
+        let reception = Reception {
+            listener,
+            host,
+            limit,
+            taken: Arc::default(),
+            newcomers: Vec::new(),
+            refused: 0,
+            refusal_logged: None,
+            name: name.clone(),
+        };
+        let signal = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.chars().take(15).collect())
+            .stack_size(STACK_BYTES)
+            .spawn(move || reception.run(&signal))
+            .map_err(failed)?;
+        Ok(Lobby { stop, thread, address })
+    }
+
+    /// Where clients connect to.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Takes no one any more, and hangs up on who is not served yet. Clients that are served stay.
+    pub(crate) fn close(self) {
+        self.stop.raise();
+        if self.thread.join().is_err() {
+            tracing::error!("the control thread of an export panicked");
+        }
+    }
+}
+
+/// What the thread has.
+struct Reception<H: Host> {
+    listener: Listener,
+    host: H,
+    limit: usize,
+    /// Seats that are taken.
+    taken: Arc<AtomicUsize>,
+    newcomers: Vec<Newcomer<H::Talk>>,
+    refused: u64,
+    refusal_logged: Option<Instant>,
+    name: String,
+}
+
+struct Newcomer<T> {
+    stream: UnixStream,
+    peer: String,
+    talk: T,
+    unread: Vec<u8>,
+    unsent: Vec<u8>,
+    step: Step,
+    deadline: Instant,
+}
+
+impl<H: Host> Reception<H> {
+    fn run(mut self, stop: &StopSignal) {
+        let mut fds = Vec::new();
+        loop {
+            fds.clear();
+            fds.push(libc::pollfd { fd: stop.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            fds.push(libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            fds.extend(self.newcomers.iter().map(Newcomer::interest));
+            poll(&mut fds, self.patience_ms());
+            if fds[0].revents != 0 {
+                return;
+            }
+            // From the back: who goes is replaced by the last, who has had a turn.
+            for place in (0..self.newcomers.len()).rev() {
+                self.attend(place, fds[2 + place].revents != 0);
+            }
+            if fds[1].revents != 0 && !self.accept() && stop.wait(PAUSE) {
+                return;
+            }
+        }
+    }
+
+    /// Until the next newcomer has had its time.
+    fn patience_ms(&self) -> libc::c_int {
+        let now = Instant::now();
+        let next =
+            self.newcomers.iter().map(|newcomer| newcomer.deadline.saturating_duration_since(now)).min();
+        next.map_or(-1, |left| left.as_millis() as libc::c_int + 1)
+    }
+
+    /// Takes everybody who waits. `false` when the system cannot.
+    fn accept(&mut self) -> bool {
+        loop {
+            let connection = match self.listener.accept() {
+                Ok(connection) => connection,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return true,
+                    // Gone again before anybody looked.
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
+                    _ => {
+                        tracing::warn!(export = self.name, %error, "cannot accept a client");
+                        return false;
+                    }
+                },
+            };
+            if self.taken.load(Ordering::Relaxed) >= self.limit {
+                self.refuse(&connection.peer);
+                continue;
+            }
+            if self.newcomers.len() == MAX_NEWCOMERS {
+                let longest = (0..MAX_NEWCOMERS).min_by_key(|place| self.newcomers[*place].deadline);
+                let gone = self.newcomers.swap_remove(longest.expect("there are some"));
+                tracing::debug!(
+                    export = self.name,
+                    peer = gone.peer,
+                    "hung up on a client: too many have just come"
+                );
+            }
+            let newcomer = Newcomer {
+                stream: connection.socket.into(),
+                peer: connection.peer,
+                talk: self.host.greet(),
+                unread: Vec::new(),
+                unsent: Vec::new(),
+                step: Step::More,
+                deadline: Instant::now() + DEADLINE,
+            };
+            self.newcomers.push(newcomer);
+            self.attend(self.newcomers.len() - 1, true);
+        }
+    }
+
+    fn refuse(&mut self, peer: &str) {
+        self.refused += 1;
+        let is_due = self.refusal_logged.is_none_or(|at| at.elapsed() >= REFUSAL_LOG);
+        if is_due {
+            self.refusal_logged = Some(Instant::now());
+            let (limit, refused) = (self.limit, self.refused);
+            tracing::warn!(export = self.name, peer, limit, refused, "client refused: all places are taken");
+        }
+    }
+
+    /// Goes on with a newcomer; `is_up`: its socket has something.
+    fn attend(&mut self, place: usize, is_up: bool) {
+        let newcomer = &mut self.newcomers[place];
+        let end = if is_up { newcomer.go_on() } else { Ok(false) };
+        match end {
+            Ok(false) if newcomer.deadline > Instant::now() => {}
+            Ok(false) => {
+                let gone = self.newcomers.swap_remove(place);
+                tracing::info!(
+                    export = self.name,
+                    peer = gone.peer,
+                    "hung up on a client that said too little"
+                );
+            }
+            Ok(true) => {
+                let gone = self.newcomers.swap_remove(place);
+                match gone.step {
+                    Step::Serve => self.admit(gone),
+                    Step::More | Step::Leave => {
+                        tracing::debug!(
+                            export = self.name,
+                            peer = gone.peer,
+                            "client left without a request"
+                        );
+                    }
+                }
+            }
+            Err(error) => {
+                let gone = self.newcomers.swap_remove(place);
+                tracing::warn!(
+                    export = self.name,
+                    peer = gone.peer,
+                    error,
+                    "client disconnected: protocol error"
+                );
+            }
+        }
+    }
+
+    fn admit(&mut self, newcomer: Newcomer<H::Talk>) {
+        let Some(seat) = Seat::take(&self.taken, self.limit) else {
+            return self.refuse(&newcomer.peer);
+        };
+        let connection = Accepted { socket: newcomer.stream.into(), peer: newcomer.peer };
+        self.host.admit(Guest { connection, talk: newcomer.talk, early: newcomer.unread, seat });
+    }
+}
+
+impl<T: Talk> Newcomer<T> {
+    fn interest(&self) -> libc::pollfd {
+        let events = if self.unsent.is_empty() { libc::POLLIN } else { libc::POLLOUT };
+        libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 }
+    }
+
+    /// Reads, understands, answers as far as that goes without waiting. Whether it is over.
+    fn go_on(&mut self) -> Result<bool, String> {
+        loop {
+            if self.step == Step::More {
+                let (used, step) = self.talk.advance(&self.unread, &mut self.unsent)?;
+                self.unread.drain(..used);
+                self.step = step;
+            }
+            if !self.send() {
+                return Ok(self.step == Step::Leave);
+            }
+            if !self.unsent.is_empty() {
+                return Ok(false);
+            }
+            if self.step != Step::More {
+                return Ok(true);
+            }
+            match self.receive() {
+                Some(0) => {
+                    self.step = Step::Leave;
+                    return Ok(true);
+                }
+                Some(_) => {}
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// Whether the client is still there.
+    fn send(&mut self) -> bool {
+        while !self.unsent.is_empty() {
+            match (&self.stream).write(&self.unsent) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(_) => {
+                    self.step = Step::Leave;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// How many bytes came; 0 at the end, `None` when there is nothing now.
+    fn receive(&mut self) -> Option<usize> {
+        let mut bytes = [0; 4096];
+        let room = bytes.len().min(MAX_UNREAD - self.unread.len());
+        loop {
+            match (&self.stream).read(&mut bytes[..room]) {
+                Ok(len) => {
+                    self.unread.extend(&bytes[..len]);
+                    return Some(len);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(_) => return Some(0),
+            }
+        }
+    }
+}

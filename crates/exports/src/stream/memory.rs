@@ -1,0 +1,144 @@
+//! Memory for the data of requests, between socket and device.
+//!
+//! Not of the core's own pool: what drivers and layers need to get on with a request must not be held by requests
+//! that wait for them. A store never makes anybody wait; whoever takes from it keeps a budget of its own, so that a
+//! client that reads slowly holds its own memory and nobody else's.
+
+use block::{Data, Segment};
+use reactor::{Buffer, BufferPool, Core, MAX_BUFFER};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Free bytes that an idle core keeps of a store.
+const STOCK: usize = 2 * MAX_BUFFER;
+/// Empty lists kept for requests to come.
+const SPARE: usize = 256;
+/// The shortest buffer of a pool.
+const MIN_BUFFER: usize = 4096;
+
+/// Where memory comes from and returns to, on one core.
+#[derive(Clone)]
+pub(crate) struct Store(Rc<Shared>);
+
+struct Shared {
+    pool: BufferPool,
+    spare: RefCell<Vec<Lists>>,
+}
+
+/// A request's memory in pieces, twice: as it is owned, and as it is lent.
+#[derive(Default)]
+struct Lists {
+    buffers: Vec<Buffer>,
+    segments: Vec<Segment>,
+}
+
+/// Memory of one request. Goes back to its store when it is dropped.
+pub(crate) struct Memory {
+    lists: Lists,
+    len: usize,
+    store: Store,
+}
+
+impl Store {
+    /// An empty store, whose free memory goes back to the system while `core` sleeps.
+    pub(crate) fn new(core: &Core) -> Store {
+        // Bounded by the budgets of those that take.
+        let pool = BufferPool::new(usize::MAX >> 1);
+        core.trim_when_idle(&pool, STOCK);
+        Store(Rc::new(Shared { pool, spare: RefCell::default() }))
+    }
+
+    /// What memory for `len` bytes costs of a budget.
+    pub(crate) fn cost(len: usize) -> usize {
+        let rest = len % MAX_BUFFER;
+        let rest = if rest == 0 { 0 } else { rest.max(MIN_BUFFER).next_power_of_two() };
+        len - len % MAX_BUFFER + rest
+    }
+
+    /// Memory for `len` bytes, whose content is undefined.
+    pub(crate) fn take(&self, len: usize) -> Memory {
+        let mut lists = self.0.spare.borrow_mut().pop().unwrap_or_default();
+        let mut left = len;
+        while left > 0 {
+            let buffer = self.0.pool.try_take(left.min(MAX_BUFFER)).expect("a store has no limit of its own");
+            left -= buffer.segment().len;
+            lists.segments.push(buffer.segment());
+            lists.buffers.push(buffer);
+        }
+        Memory { lists, len, store: self.clone() }
+    }
+}
+
+impl Memory {
+    /// How many bytes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The memory in pieces.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.lists.segments
+    }
+
+    /// The memory as requests take it.
+    ///
+    /// # Safety
+    /// As [`Data::new`]: this must stay until every request with it has completed, and nobody may look at the bytes
+    /// meanwhile.
+    pub(crate) unsafe fn data(&self) -> Data<'_> {
+        // SAFETY: by contract; the segments are those of the buffers that we own.
+        unsafe { Data::new(&self.lists.segments) }
+    }
+
+    /// Copies `bytes` to where `from` says, as many as fit; how many.
+    pub(crate) fn fill(&mut self, from: usize, bytes: &[u8]) -> usize {
+        let len = bytes.len().min(self.len - from);
+        // SAFETY: no request has this memory yet: it is borrowed exclusively.
+        unsafe { self.data() }.part(from, len).copy_from(&bytes[..len])
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.lists.buffers.clear();
+        self.lists.segments.clear();
+        let mut spare = self.store.0.spare.borrow_mut();
+        if spare.len() < SPARE {
+            spare.push(std::mem::take(&mut self.lists));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_any_length_comes_in_pieces_and_its_lists_serve_again() {
+        reactor::run(async {
+            let store = Store::new(&reactor::current());
+            for (len, pieces, cost) in [
+                (0, 0, 0),
+                (1, 1, 4096),
+                (5000, 1, 8192),
+                (MAX_BUFFER, 1, MAX_BUFFER),
+                (2 * MAX_BUFFER + 1, 3, 2 * MAX_BUFFER + 4096),
+                (32 * MAX_BUFFER, 32, 32 * MAX_BUFFER),
+            ] {
+                let mut memory = store.take(len);
+                assert_eq!((memory.len(), memory.segments().len(), Store::cost(len)), (len, pieces, cost));
+                let bytes: Vec<u8> = (0..len).map(|i| (i / 5) as u8).collect();
+                let half = len / 2;
+                assert_eq!(memory.fill(0, &bytes[..half]), half);
+                assert_eq!(memory.fill(half, &bytes[half..]), len - half);
+                assert_eq!(memory.fill(len, b"more"), 0);
+                let mut got = vec![0; len];
+                // SAFETY: nobody else has the memory.
+                assert_eq!(unsafe { memory.data() }.copy_to(&mut got), len);
+                assert!(got == bytes);
+                drop(memory);
+                assert_eq!(store.0.spare.borrow().len(), 1);
+            }
+        });
+    }
+}

@@ -1,0 +1,203 @@
+//! What is to be sent: replies in order, in as few system calls as it takes, their data where it lies.
+
+use super::Memory;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+
+/// Most pieces for one system call: the kernel's limit.
+const MAX_PIECES: usize = 1024;
+/// Longest front of a reply.
+pub(crate) const MAX_FRONT: usize = 120;
+
+/// One reply: a front, and perhaps data behind it.
+pub(crate) struct Parcel {
+    front: [u8; MAX_FRONT],
+    front_len: u8,
+    /// The data, all of which is sent.
+    pub(crate) data: Option<Memory>,
+}
+
+impl Parcel {
+    /// A reply whose front `encode` writes; it returns its length.
+    #[inline]
+    pub(crate) fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> Parcel {
+        let mut front = [0; MAX_FRONT];
+        let len = encode(&mut front);
+        assert!(len <= MAX_FRONT, "a front of {len} bytes");
+        Parcel { front, front_len: len as u8, data }
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.front_len) + self.data.as_ref().map_or(0, Memory::len)
+    }
+}
+
+/// Replies on their way to the client.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    parcels: VecDeque<Parcel>,
+    /// Bytes of the first one that the kernel has taken.
+    sent_of_first: usize,
+    /// Bytes that the kernel has taken altogether.
+    sent: u64,
+    pieces: Vec<libc::iovec>,
+}
+
+impl Outbox {
+    /// Adds a reply.
+    #[inline]
+    pub(crate) fn push(&mut self, parcel: Parcel) {
+        self.parcels.push_back(parcel);
+    }
+
+    /// Whether nothing waits to be sent.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parcels.is_empty()
+    }
+
+    /// How many bytes the kernel has taken so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Sends what the socket takes now, and hands over every reply that has gone out whole.
+    ///
+    /// # Errors
+    /// What `sendmsg(2)` says, except that it cannot take more now.
+    pub(crate) fn send(&mut self, socket: RawFd, mut done: impl FnMut(Parcel)) -> io::Result<()> {
+        while !self.parcels.is_empty() {
+            let offered = self.gather();
+            // SAFETY: all zeroes is a valid message without anything.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = self.pieces.as_mut_ptr();
+            message.msg_iovlen = self.pieces.len();
+            let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+            // SAFETY: the pieces are fronts and data of parcels that we own, and nothing is added meanwhile.
+            let sent = unsafe { libc::sendmsg(socket, &raw const message, flags) };
+            if sent < 0 {
+                let error = io::Error::last_os_error();
+                match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => return Ok(()),
+                    _ => return Err(error),
+                }
+            }
+            self.advance(sent as usize, &mut done);
+            if (sent as usize) < offered {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists what comes next; how many bytes.
+    fn gather(&mut self) -> usize {
+        self.pieces.clear();
+        let (mut skip, mut offered) = (self.sent_of_first, 0);
+        let mut add = |base: *const u8, len: usize, pieces: &mut Vec<libc::iovec>| {
+            let skipped = skip.min(len);
+            skip -= skipped;
+            if len > skipped && pieces.len() < MAX_PIECES {
+                pieces.push(libc::iovec {
+                    iov_base: base.wrapping_add(skipped) as *mut _,
+                    iov_len: len - skipped,
+                });
+                offered += len - skipped;
+            }
+        };
+        for parcel in &self.parcels {
+            if self.pieces.len() == MAX_PIECES {
+                break;
+            }
+            add(parcel.front.as_ptr(), parcel.front_len.into(), &mut self.pieces);
+            for segment in parcel.data.iter().flat_map(Memory::segments) {
+                add(segment.base, segment.len, &mut self.pieces);
+            }
+        }
+        offered
+    }
+
+    fn advance(&mut self, sent: usize, done: &mut impl FnMut(Parcel)) {
+        self.sent += sent as u64;
+        self.sent_of_first += sent;
+        while let Some(first) = self.parcels.front()
+            && self.sent_of_first >= first.len()
+        {
+            self.sent_of_first -= first.len();
+            let parcel = self.parcels.pop_front().expect("there is a first one");
+            done(parcel);
+        }
+    }
+
+    /// Forgets everything: nobody listens any more.
+    pub(crate) fn clear(&mut self, done: impl FnMut(Parcel)) {
+        self.sent_of_first = 0;
+        self.parcels.drain(..).for_each(done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Store;
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    fn front(byte: u8, len: usize) -> impl FnOnce(&mut [u8; MAX_FRONT]) -> usize {
+        move |to| {
+            to[..len].fill(byte);
+            len
+        }
+    }
+
+    #[test]
+    fn everything_arrives_in_order_through_a_socket_that_is_full_at_times() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let lens = [0, 1, 5000, 3_000_000, 0, 700_000];
+        let total: usize = lens.iter().map(|len| len + 20).sum();
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; total];
+            theirs.read_exact(&mut got).unwrap();
+            got
+        });
+        reactor::run(async move {
+            let store = Store::new(&reactor::current());
+            let (mut outbox, mut expected) = (Outbox::default(), Vec::new());
+            for (i, len) in lens.into_iter().enumerate() {
+                let bytes: Vec<u8> = (0..len).map(|at| (at / 3 + i) as u8).collect();
+                let mut memory = store.take(len);
+                memory.fill(0, &bytes);
+                outbox.push(Parcel::new(Some(memory), front(i as u8, 20)));
+                expected.extend([i as u8; 20].iter().chain(&bytes));
+            }
+            let (mut calls, mut gone) = (0, 0);
+            while !outbox.is_empty() {
+                outbox.send(ours.as_raw_fd(), |_| gone += 1).unwrap();
+                calls += 1;
+                std::thread::yield_now();
+            }
+            assert!(calls > 1, "the socket took all at once");
+            assert_eq!((gone, outbox.sent()), (lens.len(), total as u64));
+            assert!(reader.join().unwrap() == expected);
+        });
+    }
+
+    #[test]
+    fn more_replies_than_one_call_takes_go_in_several() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut outbox = Outbox::default();
+        let count = 2 * MAX_PIECES + 1;
+        (0..count).for_each(|i| outbox.push(Parcel::new(None, front(i as u8, 1))));
+        outbox.send(ours.as_raw_fd(), drop).unwrap();
+        let mut got = vec![0; count];
+        theirs.read_exact(&mut got).unwrap();
+        assert!(outbox.is_empty() && got.iter().enumerate().all(|(i, byte)| *byte == i as u8));
+        outbox.push(Parcel::new(None, front(1, MAX_FRONT)));
+        let mut forgotten = 0;
+        outbox.clear(|_| forgotten += 1);
+        assert!(outbox.is_empty() && forgotten == 1);
+    }
+}

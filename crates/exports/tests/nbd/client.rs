@@ -1,0 +1,244 @@
+//! A client written by hand, which can do everything right or anything wrong.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+pub const READ: u16 = 0;
+pub const WRITE: u16 = 1;
+pub const DISC: u16 = 2;
+pub const FLUSH: u16 = 3;
+pub const TRIM: u16 = 4;
+pub const CACHE: u16 = 5;
+pub const WRITE_ZEROES: u16 = 6;
+pub const BLOCK_STATUS: u16 = 7;
+
+pub const FUA: u16 = 1;
+pub const FAST_ZERO: u16 = 1 << 4;
+pub const PAYLOAD_LEN: u16 = 1 << 5;
+
+pub const EPERM: u32 = 1;
+pub const EIO: u32 = 5;
+pub const EINVAL: u32 = 22;
+pub const ENOSPC: u32 = 28;
+pub const EOVERFLOW: u32 = 75;
+pub const ENOTSUP: u32 = 95;
+pub const ESHUTDOWN: u32 = 108;
+
+/// How requests and replies look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Simple,
+    Structured,
+    Extended,
+}
+
+pub const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
+
+/// A reply, or the one chunk that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub cookie: u64,
+    /// 0, or what went wrong.
+    pub error: u32,
+    /// Of a structured one; -1 of a simple one.
+    pub kind: i32,
+    pub data: Vec<u8>,
+}
+
+pub struct Client {
+    pub stream: UnixStream,
+    pub form: Form,
+    /// Lengths of reads in flight: a simple reply does not say.
+    reads: HashMap<u64, usize>,
+    pub size: u64,
+    pub flags: u16,
+}
+
+impl Client {
+    /// A client that has heard the greeting and said its flags.
+    pub fn greeted(socket: &Path) -> Client {
+        let mut client = Client::silent(socket);
+        let mut greeting = [0; 18];
+        client.stream.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"NBDMAGICIHAVEOPT\0\x03");
+        client.stream.write_all(&[0, 0, 0, 3]).unwrap();
+        client
+    }
+
+    /// A client that only connects.
+    pub fn silent(socket: &Path) -> Client {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        Client { stream, form: Form::Simple, reads: HashMap::new(), size: 0, flags: 0 }
+    }
+
+    /// A client that may send requests, and has `base:allocation` where it can.
+    pub fn connect(socket: &Path, form: Form) -> Client {
+        let mut client = Client::greeted(socket);
+        match form {
+            Form::Simple => {}
+            Form::Structured => assert_eq!(client.option(8, &[]).last().unwrap().0, 1),
+            Form::Extended => assert_eq!(client.option(11, &[]).last().unwrap().0, 1),
+        }
+        client.form = form;
+        if form != Form::Simple {
+            let context = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
+            assert_eq!(client.option(10, context).len(), 2);
+        }
+        let replies = client.option(7, &[0; 6]);
+        assert_eq!(replies.last().unwrap().0, 1);
+        let export = &replies.iter().find(|(kind, data)| *kind == 3 && data[..2] == [0, 0]).unwrap().1;
+        client.size = u64::from_be_bytes(export[2..10].try_into().unwrap());
+        client.flags = u16::from_be_bytes(export[10..12].try_into().unwrap());
+        client
+    }
+
+    pub fn send_option(&mut self, number: u32, data: &[u8]) {
+        let header = [&b"IHAVEOPT"[..], &number.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data];
+        self.stream.write_all(&header.concat()).unwrap();
+    }
+
+    /// Sends an option; its replies, type and data, up to the one that ends it.
+    pub fn option(&mut self, number: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        self.send_option(number, data);
+        let mut replies = Vec::new();
+        loop {
+            let mut header = [0; 20];
+            self.stream.read_exact(&mut header).unwrap();
+            assert_eq!(header[..8], 0x0003_e889_0455_65a9u64.to_be_bytes());
+            assert_eq!(header[8..12], number.to_be_bytes());
+            let kind = u32::from_be_bytes(header[12..16].try_into().unwrap());
+            let len = u32::from_be_bytes(header[16..].try_into().unwrap());
+            let mut data = vec![0; len as usize];
+            self.stream.read_exact(&mut data).unwrap();
+            replies.push((kind, data));
+            if kind == 1 || kind >> 31 == 1 {
+                return replies;
+            }
+        }
+    }
+
+    /// A request's bytes.
+    pub fn request(&self, command: u16, flags: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
+        let is_extended = self.form == Form::Extended;
+        let mut bytes = if is_extended { 0x21e4_1c71u32 } else { 0x2560_9513 }.to_be_bytes().to_vec();
+        let flags = if is_extended && command == WRITE { flags | PAYLOAD_LEN } else { flags };
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        if is_extended {
+            bytes.extend(len.to_be_bytes());
+        } else {
+            bytes.extend((len as u32).to_be_bytes());
+        }
+        bytes
+    }
+
+    pub fn send(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, len: u64) {
+        if command == READ {
+            self.reads.insert(cookie, len as usize);
+        }
+        self.stream.write_all(&self.request(command, flags, cookie, offset, len)).unwrap();
+    }
+
+    pub fn send_write(&mut self, flags: u16, cookie: u64, offset: u64, data: &[u8]) {
+        let header = self.request(WRITE, flags, cookie, offset, data.len() as u64);
+        self.stream.write_all(&[&header, data].concat()).unwrap();
+    }
+
+    /// One request and its reply.
+    pub fn run(&mut self, command: u16, flags: u16, offset: u64, len: u64) -> Reply {
+        self.send(command, flags, 0x5eed, offset, len);
+        let reply = self.reply();
+        assert_eq!(reply.cookie, 0x5eed);
+        reply
+    }
+
+    /// One write; its error.
+    pub fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
+        self.send_write(flags, 0x5eed, offset, data);
+        let reply = self.reply();
+        assert_eq!(reply.cookie, 0x5eed);
+        reply.error
+    }
+
+    /// One read that goes well.
+    pub fn read(&mut self, offset: u64, len: u64) -> Vec<u8> {
+        let reply = self.run(READ, 0, offset, len);
+        assert_eq!((reply.error, reply.data.len() as u64), (0, len));
+        reply.data
+    }
+
+    /// The next reply.
+    pub fn reply(&mut self) -> Reply {
+        let mut magic = [0; 4];
+        self.stream.read_exact(&mut magic).unwrap();
+        match self.form {
+            Form::Simple => self.simple_reply(magic),
+            Form::Structured | Form::Extended => self.chunk(magic),
+        }
+    }
+
+    fn simple_reply(&mut self, magic: [u8; 4]) -> Reply {
+        assert_eq!(magic, 0x6744_6698u32.to_be_bytes());
+        let error = u32::from_be_bytes(self.take());
+        let cookie = u64::from_be_bytes(self.take());
+        let len = self.reads.remove(&cookie).filter(|_| error == 0).unwrap_or(0);
+        let mut data = vec![0; len];
+        self.stream.read_exact(&mut data).unwrap();
+        Reply { cookie, error, kind: -1, data }
+    }
+
+    fn chunk(&mut self, magic: [u8; 4]) -> Reply {
+        let is_extended = self.form == Form::Extended;
+        let expected = if is_extended { 0x6e8a_278cu32 } else { 0x668e_33ef };
+        assert_eq!(magic, expected.to_be_bytes());
+        assert_eq!(self.take(), [0, 1], "one chunk a reply");
+        let kind = u16::from_be_bytes(self.take());
+        let cookie = u64::from_be_bytes(self.take());
+        let len = if is_extended {
+            let _offset: [u8; 8] = self.take();
+            u64::from_be_bytes(self.take())
+        } else {
+            u32::from_be_bytes(self.take()).into()
+        };
+        let mut data = vec![0; len as usize];
+        self.stream.read_exact(&mut data).unwrap();
+        let mut error = 0;
+        match kind {
+            1 => drop(data.drain(..8)),
+            0x8001 => {
+                error = u32::from_be_bytes(data[..4].try_into().unwrap());
+                let text = usize::from(u16::from_be_bytes(data[4..6].try_into().unwrap()));
+                assert_eq!(text + 6, data.len());
+                assert_ne!(error, 0);
+            }
+            _ => {}
+        }
+        self.reads.remove(&cookie);
+        Reply { cookie, error, kind: kind.into(), data }
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Whether the server has hung up: what it still said is thrown away.
+    pub fn is_hung_up_on(&mut self) -> bool {
+        loop {
+            match self.stream.read(&mut [0; 65536]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! How connections end: by the client's leave, by its silence, by ours.
+
+use crate::client::*;
+use crate::device::pattern;
+use crate::server::{MIB, Server, wait_until};
+use exports::Export;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+#[test]
+fn who_disconnects_gets_the_replies_that_are_due() {
+    let server = Server::start(MIB);
+    for form in FORMS {
+        server.device.set_delay(20_000_000);
+        let mut client = server.connect(form);
+        for cookie in 0..8 {
+            client.send(READ, 0, cookie, cookie * 512, 512);
+        }
+        client.send_write(0, 8, 8192, &[8; 512]);
+        client.send(DISC, 0, 9, 0, 0);
+        let mut cookies: Vec<u64> = (0..9)
+            .map(|_| {
+                let reply = client.reply();
+                assert_eq!(reply.error, 0);
+                reply.cookie
+            })
+            .collect();
+        cookies.sort_unstable();
+        assert_eq!(cookies, (0..9).collect::<Vec<_>>());
+        assert!(client.is_hung_up_on());
+        server.wait_for_clients(0);
+    }
+}
+
+#[test]
+fn who_closes_its_side_gets_the_replies_that_are_due_too() {
+    let server = Server::start(MIB);
+    server.device.set_delay(10_000_000);
+    let mut client = server.connect(Form::Structured);
+    client.send(READ, 0, 1, 512, 512);
+    // A write that does not come whole is none.
+    let header = client.request(WRITE, 0, 2, 0, 4096);
+    std::io::Write::write_all(&mut client.stream, &[&header[..], &[5; 100]].concat()).unwrap();
+    client.stream.shutdown(Shutdown::Write).unwrap();
+    let reply = client.reply();
+    assert_eq!((reply.cookie, reply.error), (1, 0));
+    assert!(client.is_hung_up_on());
+    server.wait_for_clients(0);
+    assert_eq!(server.device.bytes(0, 512), (0..512).map(pattern).collect::<Vec<_>>());
+}
+
+#[test]
+fn who_vanishes_leaves_nothing_behind_and_what_it_wrote_is_written() {
+    let server = Server::start(MIB);
+    for round in 1..=10u8 {
+        server.device.set_delay(5_000_000);
+        let mut client = server.connect(Form::Extended);
+        for cookie in 0..32 {
+            client.send_write(0, cookie, cookie * 4096, &[round; 4096]);
+            client.send(READ, 0, 100 + cookie, cookie * 4096, 4096);
+        }
+        if round % 2 == 0 {
+            wait_until(|| server.device.in_flight() > 0);
+        }
+        drop(client);
+        server.wait_for_clients(0);
+        wait_until(|| server.device.in_flight() == 0);
+        server.device.set_delay(0);
+        let mut next = server.connect(Form::Simple);
+        assert!(next.read(0, 32 * 4096) == vec![round; 32 * 4096], "round {round}");
+        drop(next);
+        server.wait_for_clients(0);
+    }
+}
+
+#[test]
+fn an_export_that_stops_answers_what_it_has_and_refuses_the_rest() {
+    let mut server = Server::start(MIB);
+    server.device.set_delay(300_000_000);
+    let mut client = server.connect(Form::Structured);
+    client.send_write(0, 1, 0, &[1; 512]);
+    client.send(READ, 0, 2, 4096, 512);
+    wait_until(|| server.device.in_flight() == 2);
+    let export = server.export.take();
+    let stopping = std::thread::spawn(move || drop(export));
+    // The listening goes first; then the core hears of it.
+    wait_until(|| UnixStream::connect(&server.socket).is_err());
+    std::thread::sleep(Duration::from_millis(20));
+    client.send(READ, 0, 3, 0, 512);
+    client.send_write(0, 4, 512, &[4; 512]);
+    let mut replies: Vec<(u64, u32)> =
+        (0..4).map(|_| client.reply()).map(|reply| (reply.cookie, reply.error)).collect();
+    assert_eq!(replies[..2], [(3, ESHUTDOWN), (4, ESHUTDOWN)]);
+    replies.sort_unstable();
+    assert_eq!(replies, [(1, 0), (2, 0), (3, ESHUTDOWN), (4, ESHUTDOWN)]);
+    assert!(client.is_hung_up_on());
+    stopping.join().unwrap();
+    assert_eq!(server.device.bytes(0, 512), [1; 512]);
+    assert_eq!(server.device.bytes(512, 1)[0], pattern(512));
+    assert!(!server.socket.exists());
+}
+
+#[test]
+fn an_export_stops_at_once_whatever_its_clients_are_at() {
+    let mut server = Server::start(MIB);
+    let mut idle = server.connect(Form::Simple);
+    let mut half = server.connect(Form::Structured);
+    let header = half.request(WRITE, 0, 2, 0, 65_536);
+    std::io::Write::write_all(&mut half.stream, &[&header[..], &[5; 1000]].concat()).unwrap();
+    let mut newcomer = Client::greeted(&server.socket);
+    wait_until(|| server.export().stats().clients() == 2);
+    let start = Instant::now();
+    server.export = None;
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    assert!(idle.is_hung_up_on() && half.is_hung_up_on() && newcomer.is_hung_up_on());
+}
+
+#[test]
+fn an_export_stops_though_a_client_takes_none_of_its_replies() {
+    let mut server = Server::start(8 * MIB);
+    let mut client = server.connect(Form::Simple);
+    for cookie in 0..4 {
+        client.send(READ, 0, cookie, 0, 8 * MIB);
+    }
+    wait_until(|| server.device.executed() == 4);
+    let start = Instant::now();
+    server.export = None;
+    let took = start.elapsed();
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(15), "{took:?}");
+}

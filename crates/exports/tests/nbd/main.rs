@@ -1,0 +1,12 @@
+//! The NBD server, as its clients find it: good ones, bad ones, and those that vanish.
+
+mod allocations;
+mod client;
+mod commands;
+mod conformance;
+#[path = "../common/device.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod device;
+mod ending;
+mod hostile;
+mod server;
