@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 import re
+import socket
 import subprocess
 import tempfile
 import time
@@ -124,6 +125,14 @@ class Client:
         self.server = self._ends.enter_context(kind(image, queues, log))
         return self.server.socket
 
+    def serve_nbd(self, device, export="", tcp=False):
+        """Serve a device (a --device, or an image's path) over NBD; returns the server, whose `uri` clients take.
+        `export`: more of --export, as ",key=value"."""
+        log = os.path.join(self.directory, "freestone.log")
+        self._logs.append(log)
+        self.server = self._ends.enter_context(NbdServer(device, log, export, tcp))
+        return self.server
+
     def check_end(self):
         for log in self._logs:
             assert "panicked" not in paths.tail(log, 10000), f"{os.path.basename(log)} tells of a panic"
@@ -144,6 +153,31 @@ class Client:
     def _command(self, program, arguments):
         command = [os.path.join(BIN, "run"), program] if "/" in program else [os.path.join(BIN, program)]
         return command + list(arguments)
+
+
+class NbdServer(Server):
+    """`freestone serve` with an NBD export."""
+
+    def __init__(self, device, log, export="", tcp=False):
+        super().__init__(device, log=log, export_options=export)
+        self.device = device if ":" in device else f"io_uring:path={device}"
+        self.socket = os.path.join(self.directory, "nbd.sock")
+        self.port = _free_port() if tcp else None
+
+    @property
+    def uri(self):
+        return f"nbd://127.0.0.1:{self.port}/disk" if self.port else f"nbd+unix:///disk?socket={self.socket}"
+
+    def command(self):
+        address = f"listen=127.0.0.1:{self.port}" if self.port else f"socket={self.socket}"
+        return [paths.FREESTONE, "serve", "--device", f"{self.device},id=disk",
+                "--export", f"nbd:{address}{self.export_options}", "--cores", self.cores]
+
+
+def _free_port():
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 class Daemon:

@@ -42,8 +42,12 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
             "--device virtio-blk-vhost-user:path=x,packed=maybe: packed=maybe: expected auto, on or off",
         ),
         (
-            &["serve", "--device", "null", "--export", "nbd:socket=x"],
-            "--export nbd:socket=x: no such export: \"nbd\"; there are vhost-user-blk",
+            &["serve", "--device", "null", "--export", "iscsi:socket=x"],
+            "--export iscsi:socket=x: no such export: \"iscsi\"; there are vhost-user-blk, nbd",
+        ),
+        (
+            &["serve", "--device", "null", "--export", "nbd:name=x"],
+            "--export nbd:name=x: needs socket=PATH or listen=ADDR:PORT",
         ),
         (
             &["serve", "--device", "null"],

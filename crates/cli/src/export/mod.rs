@@ -1,22 +1,25 @@
 //! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes of them.
 
+mod nbd;
 mod vduse;
 mod vhost_user_blk;
 
 use block::Device;
 use exports::{Error, Export};
-use graph::spec::{CpuList, Key, Kind, Role, Spec, SpecError, key};
+use graph::spec::{CpuList, Key, Kind, Role, Spec, SpecError, Value as SpecValue, key};
 use reactor::CoreRef;
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 use std::sync::Arc;
 
 /// Every kind of export.
-pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &vduse::KIND];
+pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &vduse::KIND, &nbd::KIND];
 
 /// Keys that every kind of export has.
 const DEVICE: Key = key("device", "ID", "the device to export [the first]");
 const CORES: Key = key("cores", "LIST", "which of --cores serve it, such as 0+2 or 0-3 [all, in turn]");
+/// Of those that make a Unix socket.
+const PERMISSIONS: Key = key("permissions", "MODE", "permission bits of the socket, octal [600]");
 
 /// An export to be started.
 #[derive(Debug)]
@@ -39,6 +42,7 @@ impl ExportPlan {
         let config = match spec.kind() {
             "vduse" => vduse::parse(&spec)?,
             "vhost-user-blk" => vhost_user_blk::parse(&spec)?,
+            "nbd" => nbd::parse(&spec)?,
             kind => unreachable!("{kind} is in the table of kinds"),
         };
         let cores = spec.get("cores")?.map(|CpuList(cpus)| cpus);
@@ -87,6 +91,20 @@ fn serial_of(id: &str) -> String {
     const MAX: usize = 20; // virtio-blk's GET_ID
     let end = (0..=id.len().min(MAX)).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
     id[..end].to_owned()
+}
+
+/// What [`PERMISSIONS`] takes.
+struct Permissions(u32);
+
+impl SpecValue for Permissions {
+    fn expected() -> String {
+        "octal permission bits such as 600 or 0660".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let is_octal = !text.is_empty() && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        u32::from_str_radix(text, 8).ok().filter(|bits| is_octal && *bits <= 0o777).map(Permissions)
+    }
 }
 
 #[cfg(test)]

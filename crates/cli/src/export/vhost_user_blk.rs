@@ -1,6 +1,6 @@
 //! `--export vhost-user-blk:…`.
 
-use super::{CORES, DEVICE, ExportConfig, object, serial_of};
+use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object, serial_of};
 use crate::output::count;
 use block::Device;
 use exports::vhost_user_blk::{Config, SocketMode, VhostUserBlk};
@@ -24,7 +24,7 @@ pub(super) static KIND: Kind = Kind {
         READ_ONLY,
         key("writeback", "on|off", "start with the write cache on [on]"),
         key("mode", "server|client", "listen on the socket, or connect to a VMM that listens [server]"),
-        key("permissions", "MODE", "permission bits of the socket, octal [600]"),
+        PERMISSIONS,
         CORES,
     ],
 };
@@ -112,18 +112,5 @@ impl Value for Mode {
             "client" => Some(Mode(SocketMode::Connect)),
             _ => None,
         }
-    }
-}
-
-struct Permissions(u32);
-
-impl Value for Permissions {
-    fn expected() -> String {
-        "octal permission bits such as 600 or 0660".into()
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let is_octal = !text.is_empty() && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
-        u32::from_str_radix(text, 8).ok().filter(|bits| is_octal && *bits <= 0o777).map(Permissions)
     }
 }

@@ -130,7 +130,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     fn accept(listener: &Listener) -> Accepted {
-        super::super::poll(
+        crate::stop::poll(
             &mut [libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 }],
             -1,
         );

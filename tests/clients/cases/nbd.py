@@ -1,0 +1,143 @@
+"""Stock NBD clients on `freestone serve --export nbd:…`: libnbd's tools, QEMU's, fio's nbd engine."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+
+import paths
+from client import MIB, RUN_TIMEOUT_S, allocated_bytes, assert_bytes, sha256
+from runner import Skipped
+
+OVER_BOTH = (False, True)
+
+
+def _run(client, program, *arguments, **options):
+    return client.run(program, *arguments, uses_blkio=False, **options)
+
+
+def nbdinfo_finds_what_the_export_says(client):
+    for tcp in OVER_BOTH:
+        server = client.serve_nbd("mem:size=64M", ",name=volume,description=a test,clients=4", tcp)
+        uri = server.uri.replace("/disk", "/volume")
+        info = json.loads(_run(client, "nbdinfo", "--json", uri))
+        export, = info["exports"]
+        assert info["protocol"] == "newstyle-fixed" and info["structured"], info
+        assert export["export-name"] == "volume" and export["description"] == "a test", export
+        assert export["export-size"] == 64 * MIB and not export["is_read_only"], export
+        expected = {"block_size_minimum": 512, "block_size_preferred": 4096, "block_size_maximum": 32 * MIB} | {
+            key: True for key in ("can_cache", "can_df", "can_fast_zero", "can_flush", "can_fua", "can_multi_conn",
+                                  "can_trim", "can_zero")}
+        assert {key: export.get(key) for key in expected} == expected, export
+        assert export["contexts"] == ["base:allocation"], export
+        listed = json.loads(_run(client, "nbdinfo", "--list", "--json", server.uri.replace("/disk", "/")))
+        assert [entry["export-name"] for entry in listed["exports"]] == ["volume"], listed
+        code, said = _run(client, "nbdinfo", server.uri.replace("/disk", "/other"), check=False)
+        assert code != 0 and "no such export" in said, said
+        server.stop()
+
+
+def nbdinfo_maps_the_export_as_data(client):
+    server = client.serve_nbd("mem:size=64M")
+    extents = json.loads(_run(client, "nbdinfo", "--map", "--json", server.uri))
+    assert sum(extent["length"] for extent in extents) == 64 * MIB, extents
+    assert {(extent["type"], extent["description"]) for extent in extents} == {(0, "data")}, extents
+
+
+def nbdcopy_copies_in_both_directions_over_several_connections(client):
+    for tcp in OVER_BOTH:
+        source, back = client.image_with_data(), client.path("back.img")
+        server = client.serve_nbd("mem:size=64M", tcp=tcp)
+        _run(client, "nbdcopy", "--flush", source, server.uri)
+        _run(client, "nbdcopy", server.uri, back)
+        assert sha256(source) == sha256(back)
+        for more in ([], ["--synchronous"], ["--connections=1"], ["--request-size=33554432"]):
+            os.remove(back)
+            _run(client, "nbdcopy", *more, server.uri, back)
+            assert sha256(source) == sha256(back), more
+        server.stop()
+
+
+def nbdcopy_writes_holes_to_a_file_as_holes(client):
+    source, target = client.image_with_data(), client.image("target.img")
+    server = client.serve_nbd(target)
+    _run(client, "nbdcopy", "--flush", source, server.uri)
+    server.stop()
+    assert sha256(source) == sha256(target)
+    assert allocated_bytes(target) < 32 * MIB, allocated_bytes(target)
+
+
+def qemu_img_converts_and_compares(client):
+    for tcp in OVER_BOTH:
+        source, target, back = client.image_with_data(), client.image("target.img"), client.path("back.qcow2")
+        server = client.serve_nbd(target, tcp=tcp)
+        _run(client, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", "-W", source, server.uri)
+        assert "identical" in _run(client, "qemu-img", "compare", "-f", "raw", "-F", "raw", source, server.uri)
+        _run(client, "qemu-img", "convert", "-f", "raw", "-O", "qcow2", server.uri, back)
+        assert "identical" in _run(client, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, back)
+        info = json.loads(_run(client, "qemu-img", "info", "--output=json", "-f", "raw", server.uri))
+        assert info["virtual-size"] == 64 * MIB, info
+        server.stop()
+        assert sha256(source) == sha256(target)
+
+
+def qemu_io_reads_writes_zeroes_and_discards(client):
+    image = client.image()
+    server = client.serve_nbd(image)
+    said = _run(
+        client, "qemu-io", "-f", "raw", server.uri, "-c", "write -P 0xa5 1M 4M", "-c", "write -f -P 0x5a 2M 64k",
+        "-c", "write -z 3M 1M", "-c", "write -z -u 4M 512k", "-c", "discard 4608k 128k", "-c", "flush",
+        "-c", "aio_write -P 0x77 8M 1M", "-c", "aio_read -P 0xa5 1M 1M", "-c", "aio_flush",
+        "-c", "read -P 0xa5 1M 1M", "-c", "read -P 0x5a 2M 64k", "-c", "read -P 0 3M 1M", "-c", "read -P 0x77 8M 1M")
+    assert "failed" not in said and "error" not in said.lower(), said
+    server.stop()
+    assert_bytes(image, [(MIB, MIB, 0xA5), (2 * MIB, 65536, 0x5A), (3 * MIB, MIB, 0), (8 * MIB, MIB, 0x77)])
+
+
+def qemu_io_is_refused_what_a_read_only_export_does_not_allow(client):
+    server = client.serve_nbd(client.image(), ",readonly")
+    code, said = _run(client, "qemu-io", "-f", "raw", server.uri, "-c", "write 0 4k", check=False)
+    assert code != 0 and "Permission denied" in said, said
+    _run(client, "qemu-io", "-r", "-f", "raw", server.uri, "-c", "read -P 0 0 4k")
+
+
+def fio_verifies_through_its_nbd_engine(client):
+    fio = shutil.which("fio")
+    if fio is None or "nbd" not in subprocess.run([fio, "--enghelp"], capture_output=True, text=True).stdout.split():
+        raise Skipped("no fio with an nbd engine on this machine")
+    for tcp in OVER_BOTH:
+        server = client.serve_nbd("mem:size=64M", tcp=tcp)
+        result = client.path("fio.json")
+        subprocess.run(
+            [fio, "--name=job", "--ioengine=nbd", f"--uri={server.uri}", "--size=32m", "--bs=4k", "--iodepth=32",
+             "--rw=randwrite", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--randrepeat=1",
+             "--output-format=json", f"--output={result}"], check=True, timeout=RUN_TIMEOUT_S, cwd=client.scratch)
+        with open(result) as file:
+            job = json.load(file)["jobs"][0]
+        assert job["error"] == 0 and job["read"]["total_ios"] == 8192, job
+        server.stop()
+
+
+def a_socket_that_systemd_passes_is_served(client):
+    """What systemd does: it listens, and starts the program with the socket as descriptor 3."""
+    path = client.path("activated.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        held = os.dup(listener.fileno())
+        command = [paths.FREESTONE, "serve", "--device", "mem:size=16M", "--export", "nbd:listen=systemd:disk"]
+        # The shell's pid is the program's.
+        script = f'exec 3<&{held} {held}<&-; LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=disk exec "$@"'
+        process = subprocess.Popen(["bash", "-c", script, "sh", *command], pass_fds=[held], stdout=subprocess.PIPE)
+        os.close(held)
+    try:
+        assert json.loads(_run(client, "nbdinfo", "--json", f"nbd+unix:///?socket={path}"))["exports"]
+        process.terminate()
+        assert process.wait(RUN_TIMEOUT_S) == 0
+        assert os.path.exists(path), "the socket is systemd's"
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
