@@ -42,6 +42,8 @@ pub(super) const BUDGET: usize = 32 << 20;
 const MAX_REQUESTS: usize = 512;
 /// Requests that one slot completes without waiting before it lets the core send the replies and look elsewhere.
 const BATCH: u32 = 64;
+/// The same in bytes: the client takes one reply while the next is made.
+const BATCH_BYTES: u64 = 128 << 10;
 /// Times that one turn of the core receives from one socket: others want theirs.
 const RECEIVES: usize = 4;
 /// How long a client that leaves, or is left, may take no byte of its replies.
@@ -377,7 +379,7 @@ impl Connection {
 
     /// A slot's life.
     async fn serve(self: Rc<Self>, slot: u32) {
-        let mut batch = 0;
+        let mut batch = Batch::default();
         while let Some(job) = (Next { connection: &self, slot, batch: &mut batch }).await {
             let result = self.execute(&job, &mut batch).await;
             let Job { header, memory } = job;
@@ -400,7 +402,7 @@ impl Connection {
     }
 
     /// Carries a request out, and notes whether the device lets us wait.
-    async fn execute(&self, job: &Job, batch: &mut u32) -> block::IoResult {
+    async fn execute(&self, job: &Job, batch: &mut Batch) -> block::IoResult {
         let mut request = pin!(job.execute(&self.target, &self.rules, &self.stats));
         let mut is_first_poll = true;
         poll_fn(|cx| {
@@ -408,7 +410,7 @@ impl Connection {
             if std::mem::replace(&mut is_first_poll, false) {
                 self.is_inline.set(result.is_ready());
                 if result.is_pending() {
-                    *batch = 0;
+                    *batch = Batch::default();
                 }
             }
             result
@@ -465,12 +467,29 @@ impl Source for Connection {
     }
 }
 
+/// What a slot has done since it last waited for anything.
+#[derive(Default)]
+struct Batch {
+    requests: u32,
+    bytes: u64,
+}
+
+impl Batch {
+    fn add(&mut self, job: &Job) {
+        self.requests += 1;
+        self.bytes += job.memory.as_ref().map_or(0, |memory| memory.len() as u64);
+    }
+
+    fn is_full(&self) -> bool {
+        self.requests >= BATCH || self.bytes >= BATCH_BYTES
+    }
+}
+
 /// Waits for the next request; `None` when the slot is to end.
 struct Next<'a> {
     connection: &'a Connection,
     slot: u32,
-    /// Requests completed since the slot last waited for anything.
-    batch: &'a mut u32,
+    batch: &'a mut Batch,
 }
 
 impl Future for Next<'_> {
@@ -485,16 +504,16 @@ impl Future for Next<'_> {
         if connection.is_over.get() {
             return Poll::Ready(None);
         }
-        if **batch >= BATCH {
-            **batch = 0;
+        if batch.is_full() {
+            **batch = Batch::default();
             connection.slots.look_again(*slot, cx.waker());
             return Poll::Pending;
         }
         if let Some(job) = connection.todo.borrow_mut().pop_front() {
-            **batch += 1;
+            batch.add(&job);
             return Poll::Ready(Some(job));
         }
-        **batch = 0;
+        **batch = Batch::default();
         connection.slots.wait(*slot, cx.waker());
         Poll::Pending
     }

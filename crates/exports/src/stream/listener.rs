@@ -12,6 +12,9 @@ use std::time::Duration;
 /// A peer that is gone without a word is found after these: 60 s of silence, then 6 questions, 10 s apart.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(10), 6);
 
+/// Bytes that a Unix socket may hold for its client; the system takes less if it does not allow as many.
+const SEND_BUFFER: usize = 1 << 20;
+
 /// A socket that clients connect to. Does not block.
 pub(crate) enum Listener {
     Unix(UnixSocket),
@@ -80,6 +83,10 @@ impl Listener {
         let peer = address.as_ref().and_then(SockAddr::as_socket);
         if peer.is_some() {
             set_up_tcp(&socket)?;
+        } else {
+            // As much as the system allows: a Unix socket has what a client needs at once, or makes both sides wait for
+            // each other. TCP finds its own measure.
+            socket.set_send_buffer_size(SEND_BUFFER)?;
         }
         let peer = peer.map_or_else(|| peer_process(&socket), |address| address.to_string());
         Ok(Accepted { socket: socket.into(), peer })
