@@ -255,7 +255,7 @@ impl Connection {
 
     /// Gives up a request that has not come whole.
     fn give_up(&self, is_closing: bool) {
-        let given_up = self.reader.borrow_mut().give_up(is_closing);
+        let given_up = self.reader.borrow_mut().give_up(&self.rules, is_closing);
         self.release(given_up.memory);
         self.requests.set(self.requests.get() - usize::from(given_up.is_forgotten));
     }

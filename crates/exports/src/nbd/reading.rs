@@ -158,7 +158,7 @@ impl Reader {
 
     /// Gives up what has not come whole. With `is_closing` the rest of a write is skipped, and the write refused; without,
     /// nothing more comes.
-    pub(super) fn give_up(&mut self, is_closing: bool) -> GivenUp {
+    pub(super) fn give_up(&mut self, rules: &Rules, is_closing: bool) -> GivenUp {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Payload { job: Job { header, memory }, received } => {
                 let len = memory.as_ref().map_or(0, Memory::len);
@@ -167,6 +167,12 @@ impl Reader {
                     self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
                 }
                 GivenUp { memory, is_forgotten: !is_closing }
+            }
+            State::Judged(header, Verdict::Run { .. }) if is_closing => {
+                let skip = rules.payload(&header);
+                self.state =
+                    State::Judged(header, Verdict::Answer { content: Content::Failed(SHUTDOWN), skip });
+                GivenUp { memory: None, is_forgotten: false }
             }
             State::Skip { .. } if !is_closing => GivenUp { memory: None, is_forgotten: true },
             state => {

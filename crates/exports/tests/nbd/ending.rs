@@ -122,6 +122,26 @@ fn an_export_stops_at_once_whatever_its_clients_are_at() {
 }
 
 #[test]
+fn an_export_stops_though_half_a_write_waits_for_room() {
+    let mut server = Server::start(32 * MIB);
+    server.device.set_delay(300_000_000);
+    let mut client = server.connect(Form::Structured);
+    // All the memory that there is for it.
+    client.send(READ, 0, 1, 0, 32 * MIB);
+    let header = client.request(WRITE, 0, 2, 0, 65_536);
+    std::io::Write::write_all(&mut client.stream, &[&header[..], &[5; 1000]].concat()).unwrap();
+    wait_until(|| server.device.in_flight() == 1);
+    let export = server.export.take();
+    let stopping = std::thread::spawn(move || drop(export));
+    let reply = client.reply();
+    assert_eq!((reply.cookie, reply.error, reply.data.len() as u64), (1, 0, 32 * MIB));
+    let start = Instant::now();
+    assert!(client.is_hung_up_on());
+    stopping.join().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[test]
 fn an_export_stops_though_a_client_takes_none_of_its_replies() {
     let mut server = Server::start(8 * MIB);
     let mut client = server.connect(Form::Simple);
