@@ -1,9 +1,10 @@
-//! A hostile guest, a hostile server, hostile members: what the fuzz targets are made of.
+//! A hostile guest, a hostile server, a hostile client, hostile members: what the fuzz targets are made of.
 //!
 //! ```text
 //!   bytes ──► Input ──► actions ──► rings:     a guest's memory and virtio::device, in one thread, step by step
 //!                            ├────► messages:  a vhost-user client and a running export, over its socket
 //!                            ├────► nbd:       an NBD server and drivers::nbd, over a socket pair, step by step
+//!                            ├────► nbd-server: an NBD client and a running export, over its socket
 //!                            └────► members:   edited members of arrays and the RAID engine, under virtual time
 //! ```
 //!
@@ -22,4 +23,5 @@ pub mod members;
 pub mod memfd;
 pub mod messages;
 pub mod nbd;
+pub mod nbd_server;
 pub mod rings;

@@ -7,6 +7,7 @@ use crate::chains;
 use crate::driver::{Buffer, Driver};
 use crate::guest::{FRAMES, MAX_SIZE};
 use crate::input::Input;
+use exports::Export;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;

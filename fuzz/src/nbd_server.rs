@@ -1,0 +1,273 @@
+//! A hostile NBD client, and a running `exports::nbd`, over its socket.
+//!
+//! The client agrees on a form of replies, or says anything; then it mixes true requests with changed ones and noise,
+//! ends its side, and listens. Whatever it says, nothing panics, the server hangs up, and nothing of the connection is
+//! left; and while it has only sent requests that begin and end where they should, each is answered once.
+
+use crate::input::Input;
+use drivers::mem::{MemDevice, Options};
+use exports::Export;
+use exports::nbd::{Address, Config, Nbd};
+use reactor::{CoreConfig, Cores};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+const DEVICE_BYTES: u64 = 1 << 20;
+const MAX_ACTIONS: usize = 64;
+/// Longest payload of a true write.
+const MAX_WRITE: usize = 2048;
+/// Longest true read: all replies fit the client's side of the socket, or the server waits, as it should.
+const MAX_READ: u64 = 64 << 10;
+/// How long the server may take for anything.
+const DEADLINE: Duration = Duration::from_secs(15);
+
+/// The server that all inputs share. Its cores come last: they outlive the export.
+struct Server {
+    export: Nbd,
+    socket: PathBuf,
+    _cores: Cores,
+}
+
+fn server() -> &'static Mutex<Server> {
+    static SERVER: OnceLock<Mutex<Server>> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        let socket = std::env::temp_dir().join(format!("fuzz-nbd-{}.sock", std::process::id()));
+        let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).expect("two cores");
+        let device = Arc::new(MemDevice::new(&Options::new(DEVICE_BYTES)).expect("a small disk"));
+        let address = Address::Unix { path: socket.clone(), permissions: 0o600 };
+        let config = Config { name: "disk".into(), ..Config::new(address) };
+        let export = Nbd::start(device, cores.all(), config).expect("an export");
+        Mutex::new(Server { export, socket, _cores: cores })
+    })
+}
+
+/// Plays one input.
+///
+/// # Panics
+/// When the server does what it must not.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let server = server().lock().expect("inputs come one after the other");
+    let stream = UnixStream::connect(&server.socket).expect("the server listens");
+    stream.set_read_timeout(Some(DEADLINE)).expect("a socket of ours");
+    let form = input.one_of(&[Form::Simple, Form::Structured, Form::Extended]);
+    let mut client = Client { stream, form, asked: HashMap::new(), is_sound: true };
+    if input.u8() < 224 {
+        client.agree();
+        for _ in 0..MAX_ACTIONS {
+            if input.is_empty() {
+                break;
+            }
+            client.act(&mut input);
+        }
+    } else {
+        client.is_sound = false;
+        while !input.is_empty() {
+            client.babble(&mut input);
+        }
+    }
+    let _ = client.stream.shutdown(Shutdown::Write); // the server may have hung up
+    client.listen();
+    let start = Instant::now();
+    while server.export.stats().clients() > 0 {
+        assert!(start.elapsed() < DEADLINE, "something of the connection is left");
+        std::thread::yield_now();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Simple,
+    Structured,
+    Extended,
+}
+
+struct Client {
+    stream: UnixStream,
+    form: Form,
+    /// By cookie: how much data a good answer brings.
+    asked: HashMap<u64, usize>,
+    /// Everything so far was a request that begins and ends where it should.
+    is_sound: bool,
+}
+
+impl Client {
+    fn send(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes); // the server may have hung up
+    }
+
+    fn option(&mut self, number: u32, data: &[u8]) {
+        let len = (data.len() as u32).to_be_bytes();
+        self.send(&[b"IHAVEOPT", &number.to_be_bytes()[..], &len, data].concat());
+    }
+
+    /// All of the handshake, as it should be.
+    fn agree(&mut self) {
+        self.send(&[0, 0, 0, 3]);
+        let context = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
+        match self.form {
+            Form::Simple => {}
+            Form::Structured => self.option(8, &[]),
+            Form::Extended => self.option(11, &[]),
+        }
+        if self.form != Form::Simple {
+            self.option(10, context);
+        }
+        self.option(7, &[0; 6]);
+        let acknowledgements = if self.form == Form::Simple { 1 } else { 3 };
+        self.expect(18);
+        for _ in 0..acknowledgements {
+            loop {
+                let header = self.expect(20);
+                self.expect(number(&header[16..20]) as usize);
+                if number(&header[12..16]) == 1 {
+                    break;
+                }
+                assert_eq!(header[12] & 0x80, 0, "an option that is in order was refused");
+            }
+        }
+    }
+
+    fn expect(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).expect("the server answers");
+        bytes
+    }
+
+    /// Something between an option and noise.
+    fn babble(&mut self, input: &mut Input<'_>) {
+        match input.below(8) {
+            0 => {
+                let bytes = input.bytes(64).to_vec();
+                self.send(&bytes);
+            }
+            1 => self.send(&[0, 0, 0, input.u8() & 7]),
+            _ => {
+                let number = input.one_of(&[1, 2, 3, 5, 6, 7, 7, 8, 9, 10, 11, 99]);
+                let data = match input.below(4) {
+                    0 => Vec::new(),
+                    1 => vec![0; 6],
+                    2 => input.bytes(64).to_vec(),
+                    _ => {
+                        let name = input.bytes(8).to_vec();
+                        let query = input.bytes(16).to_vec();
+                        let len = |bytes: &[u8]| (bytes.len() as u32).to_be_bytes().to_vec();
+                        let count = vec![0, 0, 0, input.u8() & 3];
+                        [len(&name), name.clone(), count, len(&query), query.clone()].concat()
+                    }
+                };
+                self.option(number, &data);
+            }
+        }
+    }
+
+    fn act(&mut self, input: &mut Input<'_>) {
+        let cookie = self.asked.len() as u64;
+        let offset = 512 * u64::from(input.u16() % 2050);
+        match input.below(16) {
+            0..=3 => {
+                let len = (512 * (1 + u64::from(input.u8()))).min(MAX_READ);
+                self.request(0, 0, cookie, offset, len, &[]);
+            }
+            4..=7 => {
+                let payload = vec![input.u8(); 512 * (1 + input.below(MAX_WRITE / 512))];
+                let flags = u16::from(input.u8() & 1);
+                self.request(1, flags, cookie, offset, payload.len() as u64, &payload);
+            }
+            8..=10 => {
+                let command = input.one_of(&[3, 4, 5, 6, 7, 9]);
+                let len = 512 * u64::from(input.u16());
+                self.request(command, 0, cookie, offset, len, &[]);
+            }
+            11 | 12 => {
+                // Anything in the header, but where it ends.
+                let command = input.one_of(&[0, 3, 4, 5, 6, 7, 8, 0xffff]);
+                let (flags, offset) = (input.u16() & !(1 << 5), input.u64());
+                let len = u64::from(input.u32() & 0xffff);
+                self.request(command, flags, cookie, offset, len, &[]);
+            }
+            13 => {
+                self.is_sound = false;
+                let (command, flags) = (u16::from(input.u8() & 15), input.u16());
+                let (offset, len) = (input.u64(), input.u64());
+                let payload = input.bytes(64).to_vec();
+                self.request(command, flags, cookie, offset, len, &payload);
+            }
+            14 => {
+                self.is_sound = false;
+                let bytes = input.bytes(48).to_vec();
+                self.send(&bytes);
+            }
+            _ => std::thread::yield_now(),
+        }
+    }
+
+    fn request(&mut self, command: u16, flags: u16, cookie: u64, offset: u64, len: u64, payload: &[u8]) {
+        let is_extended = self.form == Form::Extended;
+        let flags = if is_extended && command == 1 { flags | 1 << 5 } else { flags };
+        let mut bytes = if is_extended { 0x21e4_1c71_u32 } else { 0x2560_9513 }.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        if is_extended {
+            bytes.extend(len.to_be_bytes());
+        } else {
+            bytes.extend((len as u32).to_be_bytes());
+        }
+        bytes.extend(payload);
+        self.send(&bytes);
+        self.asked.insert(cookie, if command == 0 { len as usize } else { 0 });
+    }
+
+    /// Hears the server out, to the end of the stream.
+    fn listen(&mut self) {
+        let mut said = Vec::new();
+        let end = self.stream.read_to_end(&mut said);
+        if !self.is_sound {
+            let is_late = end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+            assert!(!is_late, "the server does not hang up");
+            return;
+        }
+        end.expect("the server answers and hangs up");
+        let mut rest = &said[..];
+        while !rest.is_empty() {
+            let (cookie, len) = self.reply(rest);
+            let is_asked = self.asked.remove(&cookie).is_some();
+            assert!(is_asked, "an answer to nothing, or a second one: cookie {cookie}");
+            rest = &rest[len..];
+        }
+        assert!(self.asked.is_empty(), "requests without an answer: {:?}", self.asked);
+    }
+
+    /// The cookie and the length of the reply at the front of `bytes`.
+    fn reply(&self, bytes: &[u8]) -> (u64, usize) {
+        let magic = number(&bytes[..4]);
+        match self.form {
+            Form::Simple => {
+                assert_eq!(magic, 0x6744_6698);
+                let cookie = number(&bytes[8..16]);
+                let is_good = number(&bytes[4..8]) == 0;
+                let data = if is_good { self.asked.get(&cookie).copied().unwrap_or(0) } else { 0 };
+                (cookie, 16 + data)
+            }
+            Form::Structured => {
+                assert_eq!(magic, 0x668e_33ef);
+                (number(&bytes[8..16]), 20 + number(&bytes[16..20]) as usize)
+            }
+            Form::Extended => {
+                assert_eq!(magic, 0x6e8a_278c);
+                (number(&bytes[8..16]), 32 + number(&bytes[24..32]) as usize)
+            }
+        }
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
