@@ -63,6 +63,8 @@ Examples:
     freestone serve --device mem:size=1G,id=a --device mem:size=1G,id=b \\
         --layer fault:device=b,op=read,probability=0.001,delay-us=50000 \\
         --export vhost-user-blk:socket=a.sock,device=a --export vhost-user-blk:socket=b.sock,device=b
+  A file for NBD clients, such as nbdcopy, qemu-img and the kernel's nbd-client:
+    freestone serve --device io_uring:path=disk.img --export nbd:listen=127.0.0.1:10809
 
 Signals:
   SIGTERM, SIGINT   stop accepting, finish what is in flight, flush every device, remove the sockets, exit with 0;
