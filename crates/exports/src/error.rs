@@ -29,6 +29,14 @@ pub enum Error {
         /// Why it failed.
         source: io::Error,
     },
+    /// The kernel's ublk driver refused something.
+    #[error("{what}: {source}")]
+    Ublk {
+        /// What cannot be done, and to which device.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The device refused something.
     #[error(transparent)]
     Device(#[from] DeviceError),

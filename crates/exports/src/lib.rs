@@ -10,6 +10,7 @@ mod stats;
 mod stop;
 pub mod stream;
 mod target;
+pub mod ublk;
 pub mod vduse;
 pub mod vhost_user_blk;
 mod virtio_blk;

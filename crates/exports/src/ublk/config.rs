@@ -1,0 +1,172 @@
+//! What an export over ublk is told.
+
+use super::uapi::{self, feature};
+use crate::Error;
+use reactor::MAX_BUFFER;
+
+/// Most queues of one export; the kernel uses no more than the machine has processors.
+pub const MAX_QUEUES: u16 = 64;
+/// Longest read or write that can be chosen: what fits a buffer of a core.
+pub const MAX_IO: u32 = MAX_BUFFER as u32;
+/// Shortest: a page, which every disk of Linux takes.
+pub const MIN_IO: u32 = 4096;
+
+/// What becomes of requests while no server is there: the server was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recovery {
+    /// Requests wait for the next server, and those that the dead one had are done again.
+    #[default]
+    Reissue,
+    /// Requests wait for the next server, but those that the dead one had fail.
+    Plain,
+    /// Requests fail until there is another server (Linux 6.14).
+    Fail,
+    /// The disk goes away with its server.
+    Off,
+}
+
+impl Recovery {
+    /// Every choice.
+    pub const ALL: [Recovery; 4] = [Recovery::Reissue, Recovery::Plain, Recovery::Fail, Recovery::Off];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Recovery::Reissue => "reissue",
+            Recovery::Plain => "plain",
+            Recovery::Fail => "fail",
+            Recovery::Off => "off",
+        }
+    }
+
+    /// Flags of the device.
+    pub(super) fn flags(self) -> u64 {
+        match self {
+            Recovery::Reissue => feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE,
+            Recovery::Plain => feature::USER_RECOVERY,
+            Recovery::Fail => feature::USER_RECOVERY | feature::USER_RECOVERY_FAIL_IO,
+            Recovery::Off => 0,
+        }
+    }
+
+    /// The choice that a device with these flags was made with.
+    pub(super) fn of_flags(flags: u64) -> Recovery {
+        match flags {
+            _ if flags & feature::USER_RECOVERY == 0 => Recovery::Off,
+            _ if flags & feature::USER_RECOVERY_FAIL_IO != 0 => Recovery::Fail,
+            _ if flags & feature::USER_RECOVERY_REISSUE != 0 => Recovery::Reissue,
+            _ => Recovery::Plain,
+        }
+    }
+}
+
+/// What may become of a device that is there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Begin {
+    /// Take it over if its server died, else make it.
+    #[default]
+    AddOrRecover,
+    /// Make it; it must not be there.
+    Add,
+    /// Take it over; it must be there.
+    Recover,
+}
+
+/// How an export looks to the kernel and which cores serve it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The number of the disk, `/dev/ublkbN`; none takes any that is free.
+    pub id: Option<u32>,
+    /// Queues, up to [`MAX_QUEUES`]. A disk that is taken over keeps those it has; so it does with the next two.
+    pub num_queues: u16,
+    /// Requests in flight in each queue at most, up to 4096.
+    pub queue_size: u16,
+    /// Longest read or write in bytes, from [`MIN_IO`] to [`MAX_IO`].
+    pub max_io: u32,
+    /// Refuse writes even where the device takes them.
+    pub read_only: bool,
+    /// What becomes of requests when the server is killed.
+    pub recovery: Recovery,
+    /// What may become of a disk with this number that is there already.
+    pub begin: Begin,
+    /// The core (index into the list given to [`super::Ublk::start`]) that serves each queue; queues beyond the end
+    /// start over. Empty: every core in turn.
+    pub core_map: Vec<usize>,
+}
+
+impl Default for Config {
+    /// Any number, one queue of 128 requests of up to 512 KiB.
+    fn default() -> Config {
+        Config {
+            id: None,
+            num_queues: 1,
+            queue_size: 128,
+            max_io: 512 << 10,
+            read_only: false,
+            recovery: Recovery::default(),
+            begin: Begin::default(),
+            core_map: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    pub(super) fn check(&self, cores: usize) -> Result<(), Error> {
+        let fault = if let Some(id) = self.id.filter(|id| *id >= uapi::MAX_DEVICES) {
+            format!("id {id}: want 0 to {}", uapi::MAX_DEVICES - 1)
+        } else if !(1..=MAX_QUEUES).contains(&self.num_queues) {
+            format!("{} queues: want 1 to {MAX_QUEUES}", self.num_queues)
+        } else if !(1..=uapi::MAX_QUEUE_DEPTH).contains(&self.queue_size) {
+            format!("queue size {}: want 1 to {}", self.queue_size, uapi::MAX_QUEUE_DEPTH)
+        } else if !(MIN_IO..=MAX_IO).contains(&self.max_io) || !self.max_io.is_multiple_of(MIN_IO) {
+            format!("longest request {}: want a multiple of {MIN_IO}, up to {MAX_IO}", self.max_io)
+        } else if cores == 0 {
+            "no core to serve the export".into()
+        } else if let Some(core) = self.core_map.iter().find(|&&core| core >= cores) {
+            format!("core {core}: there are {cores}")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(fault))
+    }
+
+    /// The core that serves each of `queues` queues.
+    pub(super) fn queue_cores(&self, queues: u16, cores: usize) -> Vec<usize> {
+        let everyone: Vec<usize> = (0..cores).collect();
+        let map = if self.core_map.is_empty() { &everyone } else { &self.core_map };
+        map.iter().copied().cycle().take(queues.into()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_impossible_configuration_names_the_value() {
+        let refused = |config: Config| config.check(2).expect_err("impossible").to_string();
+        assert!(refused(Config { id: Some(1 << 20), ..Config::default() }).contains("id 1048576"));
+        assert!(refused(Config { num_queues: 65, ..Config::default() }).contains("65 queues"));
+        assert!(refused(Config { queue_size: 0, ..Config::default() }).contains("queue size 0"));
+        assert!(refused(Config { queue_size: 4097, ..Config::default() }).contains("4097"));
+        assert!(refused(Config { max_io: 2 << 20, ..Config::default() }).contains("2097152"));
+        assert!(refused(Config { max_io: 4097, ..Config::default() }).contains("4097"));
+        assert!(refused(Config { core_map: vec![0, 2], ..Config::default() }).contains("core 2"));
+        Config::default().check(1).unwrap();
+    }
+
+    #[test]
+    fn queues_go_round_the_cores_they_are_mapped_to() {
+        let config = Config { core_map: vec![2, 0], ..Config::default() };
+        assert_eq!(config.queue_cores(5, 3), [2, 0, 2, 0, 2]);
+        assert_eq!(Config::default().queue_cores(5, 3), [0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn a_choice_of_recovery_is_told_by_its_flags() {
+        for recovery in Recovery::ALL {
+            assert_eq!(Recovery::of_flags(recovery.flags()), recovery);
+        }
+        assert_eq!(Recovery::Reissue.flags(), 0b11000);
+    }
+}

@@ -1,0 +1,370 @@
+//! `/dev/ublk-control`: makes, starts, stops and deletes ublk devices, and says what there is.
+//!
+//! Each command is one entry of a small io_uring whose completion is waited for. Some take long: starting a device
+//! reads its partition table through the very server that starts it. So none of this may run on a core.
+
+use super::uapi::{self, ControlCommand, DevInfo, DeviceState, Params, control, feature};
+use crate::Error;
+use io_uring::opcode::UringCmd80;
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, squeue};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+const PATH: &str = "/dev/ublk-control";
+/// Where the kernel lists its devices (`ublkcN`).
+const SYSFS_CLASS: &str = "/sys/class/ublk-char";
+/// How long a device may take to go away: until its server, if it has one, has let go of it.
+const DELETE_PATIENCE: Duration = Duration::from_secs(20);
+/// A ring for one command at a time.
+const ENTRIES: u32 = 4;
+
+/// What the kernel's driver can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features(pub(super) u64);
+
+impl Features {
+    /// The bits as the kernel gives them.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Names of the bits that are set; those that are not known here by their number.
+    pub fn names(self) -> Vec<String> {
+        let name = |bit: usize| {
+            feature::NAMES.get(bit).map_or_else(|| format!("BIT_{bit}"), |name| (*name).to_owned())
+        };
+        (0..64).filter(|bit| self.0 >> bit & 1 != 0).map(name).collect()
+    }
+
+    pub(super) fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+}
+
+/// A ublk device of this machine, whoever serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    pub(super) info: DevInfo,
+    pub(super) params: Params,
+}
+
+impl DeviceInfo {
+    /// Its number: `/dev/ublkbN`.
+    pub fn id(&self) -> u32 {
+        self.info.dev_id
+    }
+
+    /// `live`, `quiesced` (its server died and requests wait), `fail-io` (likewise, and they fail) or `dead` (no disk).
+    pub fn state(&self) -> &'static str {
+        self.info.device_state().name()
+    }
+
+    /// The process that serves it, or did so last.
+    pub fn pid(&self) -> Option<i32> {
+        Some(self.info.ublksrv_pid).filter(|pid| *pid > 0)
+    }
+
+    /// Queues between kernel and server.
+    pub fn queues(&self) -> u16 {
+        self.info.nr_hw_queues
+    }
+
+    /// Requests in flight in each queue at most.
+    pub fn queue_size(&self) -> u16 {
+        self.info.queue_depth
+    }
+
+    /// Longest read or write in bytes.
+    pub fn max_io(&self) -> u32 {
+        self.info.max_io_buf_bytes
+    }
+
+    /// Size in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.params.capacity()
+    }
+
+    /// Logical block size in bytes.
+    pub fn block_size(&self) -> u64 {
+        1u64.checked_shl(self.params.basic.logical_bs_shift.into()).unwrap_or(0)
+    }
+
+    /// Whether the disk refuses writes.
+    pub fn is_read_only(&self) -> bool {
+        self.params.basic.attrs & uapi::attribute::READ_ONLY != 0
+    }
+
+    /// Whether Freestone made it.
+    pub fn is_ours(&self) -> bool {
+        super::identity::is_ours(self.info.ublksrv_flags)
+    }
+
+    /// What happens to requests when the server dies: `reissue`, `plain`, `fail` or `off`.
+    pub fn recovery(&self) -> &'static str {
+        super::Recovery::of_flags(self.info.flags).name()
+    }
+
+    /// What it was made with.
+    pub fn flags(&self) -> Features {
+        Features(self.info.flags)
+    }
+}
+
+/// The control device, opened.
+pub struct Control {
+    file: File,
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    /// What the last command carried: completions of earlier ones, which were given up, are passed over.
+    sequence: u64,
+}
+
+impl Control {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// Without the module `ublk_drv`, or without permission.
+    pub fn open() -> Result<Control, Error> {
+        let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|source| {
+            let hint = match source.raw_os_error() {
+                Some(libc::ENOENT) => " (is the module ublk_drv loaded?)",
+                Some(libc::EACCES | libc::EPERM) => " (it needs root)",
+                _ => "",
+            };
+            Error::Ublk { what: format!("cannot open {PATH}{hint}"), source }
+        })?;
+        let ring = IoUring::builder()
+            .dontfork()
+            .build(ENTRIES)
+            .map_err(|source| Error::System { action: "set an io_uring up", source })?;
+        Ok(Control { file, ring, sequence: 0 })
+    }
+
+    /// What the driver can do.
+    ///
+    /// # Errors
+    /// Before Linux 6.5, and without permission.
+    pub fn features(&mut self) -> Result<Features, Error> {
+        let mut bits = 0u64;
+        let command = with_memory(ControlCommand::new(uapi::ANY_DEVICE), &mut bits);
+        self.run(control::GET_FEATURES, command, None).map_err(|source| Error::Ublk {
+            what: "cannot ask the driver for its features".into(),
+            source,
+        })?;
+        Ok(Features(bits))
+    }
+
+    /// Every ublk device, by number.
+    ///
+    /// # Errors
+    /// When one cannot be asked. A device that goes away meanwhile is left out.
+    pub fn devices(&mut self) -> Result<Vec<DeviceInfo>, Error> {
+        let mut devices = Vec::new();
+        for id in ids()? {
+            devices.extend(self.device(id)?);
+        }
+        Ok(devices)
+    }
+
+    /// The device with number `id`, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn device(&mut self, id: u32) -> Result<Option<DeviceInfo>, Error> {
+        let mut info = DevInfo::default();
+        let command = with_memory(ControlCommand::new(id), &mut info);
+        match self.run(control::GET_DEV_INFO, command, None) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+            Err(source) => return Err(refused(id, "cannot be asked what it is", source)),
+        }
+        let mut params = Params { len: Params::BYTES as u32, ..Params::default() };
+        let command = with_memory(ControlCommand::new(id), &mut params);
+        match self.run(control::GET_PARAMS, command, None) {
+            Ok(()) => Ok(Some(DeviceInfo { info, params })),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(source) => Err(refused(id, "cannot be asked for its parameters", source)),
+        }
+    }
+
+    /// Stops and deletes a device, whoever serves it. What users of a live one have in their caches is written to it
+    /// first.
+    ///
+    /// # Errors
+    /// When there is no such device, or its server does not let go of it for 20 s.
+    pub fn delete(&mut self, id: u32) -> Result<(), Error> {
+        let Some(device) = self.device(id)? else {
+            return Err(refused(id, "cannot be deleted", io::Error::from_raw_os_error(libc::ENODEV)));
+        };
+        if device.info.device_state() == DeviceState::Live && is_alive(device.info.ublksrv_pid) {
+            super::users::flush(id);
+        }
+        self.stop(id)?;
+        self.remove(id)
+    }
+
+    /// Makes a device; `info` then says what the kernel made of the wishes in it.
+    pub(super) fn add(&mut self, info: &mut DevInfo) -> Result<(), Error> {
+        let id = info.dev_id;
+        let command = with_memory(ControlCommand::new(id), info);
+        self.run(control::ADD_DEV, command, None).map_err(|source| {
+            let name = if id == uapi::ANY_DEVICE { "a device".into() } else { format!("device {id}") };
+            Error::Ublk { what: format!("ublk: {name} cannot be made"), source }
+        })
+    }
+
+    /// Says what a new device is like.
+    pub(super) fn set_params(&mut self, id: u32, params: &Params) -> Result<(), Error> {
+        let mut params = *params;
+        let command = with_memory(ControlCommand::new(id), &mut params);
+        self.run(control::SET_PARAMS, command, None)
+            .map_err(|source| refused(id, "does not take its parameters", source))
+    }
+
+    /// Makes the disk appear. Returns when the kernel has read its partition table.
+    pub(super) fn start(&mut self, id: u32) -> Result<(), Error> {
+        self.with_pid(control::START_DEV, id).map_err(|source| refused(id, "cannot be started", source))
+    }
+
+    /// Makes the disk disappear; requests in flight end first.
+    pub(super) fn stop(&mut self, id: u32) -> Result<(), Error> {
+        self.run(control::STOP_DEV, ControlCommand::new(id), None)
+            .map_err(|source| refused(id, "cannot be stopped", source))
+    }
+
+    /// Deletes a device that was stopped, and waits until its number is free.
+    pub(super) fn remove(&mut self, id: u32) -> Result<(), Error> {
+        self.run(control::DEL_DEV, ControlCommand::new(id), Some(DELETE_PATIENCE))
+            .map_err(|source| refused(id, "cannot be deleted", source))
+    }
+
+    /// Begins to take over a device whose server died.
+    pub(super) fn start_recovery(&mut self, id: u32) -> io::Result<()> {
+        self.run(control::START_USER_RECOVERY, ControlCommand::new(id), None)
+    }
+
+    /// Lets the requests come: every queue has fetched.
+    pub(super) fn end_recovery(&mut self, id: u32) -> Result<(), Error> {
+        self.with_pid(control::END_USER_RECOVERY, id)
+            .map_err(|source| refused(id, "cannot be taken over", source))
+    }
+
+    /// Changes the size of the disk.
+    pub(super) fn update_size(&mut self, id: u32, capacity: u64) -> Result<(), Error> {
+        let command = ControlCommand { data: capacity / uapi::SECTOR_BYTES, ..ControlCommand::new(id) };
+        self.run(control::UPDATE_SIZE, command, None)
+            .map_err(|source| refused(id, "does not take its new size", source))
+    }
+
+    fn with_pid(&mut self, op: u32, id: u32) -> io::Result<()> {
+        let command = ControlCommand { data: std::process::id().into(), ..ControlCommand::new(id) };
+        self.run(op, command, None)
+    }
+
+    /// Sends a command and waits for its end, at most for `patience`. The memory that `command` names must live until
+    /// the end, so only a command without any may be given up.
+    fn run(&mut self, op: u32, command: ControlCommand, patience: Option<Duration>) -> io::Result<()> {
+        assert!(
+            patience.is_none() || command.addr == 0,
+            "the kernel may still write to memory that is given up"
+        );
+        self.sequence += 1;
+        let entry = UringCmd80::new(Fd(self.file.as_raw_fd()), op).cmd(command.to_bytes());
+        let entry = entry.build().user_data(self.sequence);
+        // SAFETY: `with_memory` names a variable of the caller, which waits here until the command has ended.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.map_err(|_| io::Error::other("too many commands were given up"))?;
+        let deadline = patience.map(|patience| Instant::now() + patience);
+        loop {
+            while let Some(completion) = self.ring.completion().next() {
+                if completion.user_data() == self.sequence {
+                    let result = completion.result();
+                    return if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) };
+                }
+            }
+            self.wait(deadline)?;
+        }
+    }
+
+    fn wait(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let time;
+        let mut args = SubmitArgs::new();
+        if let Some(deadline) = deadline {
+            time = Timespec::from(deadline.saturating_duration_since(Instant::now()));
+            args = args.timespec(&time);
+        }
+        match self.ring.submitter().submit_with_args(1, &args) {
+            Ok(_) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) => {
+                Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                // Nothing was submitted, or the wait cannot be: memory that a command names may still be written to.
+                _ => panic!("io_uring_enter: {error}"),
+            },
+        }
+    }
+}
+
+/// A command with `value` as its memory.
+fn with_memory<T>(command: ControlCommand, value: &mut T) -> ControlCommand {
+    let addr = std::ptr::from_mut(value).expose_provenance() as u64;
+    ControlCommand { addr, len: size_of::<T>() as u16, ..command }
+}
+
+fn refused(id: u32, what: &str, source: io::Error) -> Error {
+    Error::Ublk { what: format!("ublk: device {id} {what}"), source }
+}
+
+/// Numbers of the devices that there are.
+fn ids() -> Result<Vec<u32>, Error> {
+    let failed = |source| Error::Ublk { what: format!("cannot read {SYSFS_CLASS}"), source };
+    let mut ids = Vec::new();
+    for entry in std::fs::read_dir(SYSFS_CLASS).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let id: Option<u32> =
+            name.to_str().and_then(|name| name.strip_prefix("ublkc")).and_then(|id| id.parse().ok());
+        ids.extend(id);
+    }
+    ids.sort_unstable();
+    Ok(ids)
+}
+
+/// Whether a process with this number exists.
+pub(super) fn is_alive(pid: i32) -> bool {
+    // SAFETY: signal 0 only asks.
+    pid > 0 && unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() == libc::EPERM }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_named_and_unknown_ones_counted() {
+        assert_eq!(Features(1 << 2 | 1 << 7 | 1 << 40).names(), ["NEED_GET_DATA", "USER_COPY", "BIT_40"]);
+        assert!(Features(0b110).has(0b10) && !Features(0b100).has(0b110));
+    }
+
+    #[test]
+    fn a_process_is_alive_until_it_is_gone() {
+        assert!(is_alive(std::process::id() as i32));
+        assert!(!is_alive(-1) && !is_alive(0) && !is_alive(i32::MAX));
+    }
+
+    #[test]
+    fn a_device_is_described_in_the_units_of_the_command_line() {
+        let mut params = Params::default();
+        params.basic.dev_sectors = 2048;
+        params.basic.logical_bs_shift = 12;
+        params.basic.attrs = uapi::attribute::READ_ONLY;
+        let info = DevInfo { dev_id: 7, state: 2, ublksrv_pid: -1, flags: 0b11000, ..DevInfo::default() };
+        let device = DeviceInfo { info, params };
+        assert_eq!((device.id(), device.state(), device.pid()), (7, "quiesced", None));
+        assert_eq!((device.capacity(), device.block_size(), device.is_read_only()), (1 << 20, 4096, true));
+        assert_eq!((device.recovery(), device.is_ours()), ("reissue", false));
+    }
+}

@@ -1,0 +1,475 @@
+//! One queue of a disk, on the core that serves it.
+//!
+//! ```text
+//!   kernel ─ fetch completes ─► poll: tag is ready ─► slot: read descriptor ─► (write: get data) ─► device
+//!     ▲                                                                                               │
+//!     └── flush: one io_uring_enter for all answers and fetches of a turn ◄── commit and fetch ◄──────┘
+//! ```
+//!
+//! Every *tag* has one command in the ring: it brings a request, and the command that commits the result fetches the
+//! tag's next one. A *slot* is a task that serves one request at a time and takes the next tag that is ready itself.
+//!
+//! Data is copied by the kernel, into and out of a buffer that is taken from the core's pool for as long as the
+//! request lasts: an idle disk has no buffers. For a read the commit carries the buffer; for a write the kernel first
+//! says that there is one, and copies when it gets a buffer (`UBLK_F_NEED_GET_DATA`). All of that travels in the
+//! ring, in batches. The other way (`UBLK_F_USER_COPY`) costs a system call for each request, and is not open to
+//! disks without privileges.
+
+use super::descriptors::Descriptors;
+use super::request;
+use super::ring::{Ring, eventfd};
+use super::uapi::{Descriptor, IoCommand, RESULT_ABORT, RESULT_NEED_GET_DATA, RESULT_OK, io, op};
+use crate::Error;
+use crate::stats::{Connected, QueueStats};
+use crate::target::Target;
+use block::Device;
+use io_uring::opcode::UringCmd16;
+use io_uring::types::Fixed;
+use reactor::{Buffer, BufferPool, Core, ServingSlots, Source, SourceHandle, current};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::future::{Future, poll_fn};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+
+/// Requests that one slot completes without waiting before it lets the core submit the answers and look elsewhere.
+const BATCH: u32 = 64;
+/// Completions that are taken out of the ring at once.
+const REAP: usize = 32;
+/// How long the kernel may take to end all commands of a disk that it has stopped.
+const DRAIN_NS: u64 = 5_000_000_000;
+/// Between two looks meanwhile.
+const DRAIN_STEP_NS: u64 = 1_000_000;
+
+/// What a core needs to serve a queue.
+pub(super) struct QueueParts {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) is_read_only: bool,
+    pub(super) index: u16,
+    pub(super) depth: u16,
+    /// Longest read or write.
+    pub(super) max_io: u32,
+    pub(super) stats: Arc<QueueStats>,
+    /// The disk has a server as long as one of its queues has this.
+    pub(super) connected: Arc<Connected>,
+    /// The disk ends, or somebody has said that it has ended; one for all its queues.
+    pub(super) is_ending: Arc<AtomicBool>,
+    /// The export's name, for logs.
+    pub(super) name: String,
+}
+
+/// What a queue has of the kernel.
+struct Link {
+    ring: Ring,
+    descriptors: Descriptors,
+    /// The ring's file 0, which the kernel holds for as long as it is registered.
+    _file: Arc<File>,
+}
+
+/// Where the data of a write is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum DataState {
+    /// Nobody waits for any.
+    #[default]
+    None,
+    Asked,
+    Copied,
+    /// The kernel found no memory to copy with. The tag has another request now, or the same from its start.
+    Replaced(Arrival),
+    /// The disk is being stopped.
+    Aborted,
+}
+
+/// A tag's request and how it was announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Arrival {
+    tag: u16,
+    /// It is a write whose data has to be asked for.
+    needs_data: bool,
+}
+
+/// A queue that this core serves.
+pub(super) struct Served {
+    index: u16,
+    depth: u16,
+    max_io: u32,
+    stats: Arc<QueueStats>,
+    name: String,
+    target: Target,
+    buffers: BufferPool,
+    /// None before the kernel knows us, and after the disk has ended.
+    link: RefCell<Option<Link>>,
+    event: OwnedFd,
+    ready: RefCell<VecDeque<Arrival>>,
+    /// By tag: where the data of its write is, and who waits for it.
+    data: Box<[Cell<DataState>]>,
+    waiters: Box<[RefCell<Option<Waker>>]>,
+    /// Buffers of reads whose commit has not been submitted yet.
+    held: RefCell<Vec<Buffer>>,
+    /// Tags whose command in the ring has not failed for good.
+    tags_left: Cell<u16>,
+    connected: RefCell<Option<Arc<Connected>>>,
+    is_ending: Arc<AtomicBool>,
+    is_stopping: Cell<bool>,
+    /// The device has completed the last request at once: a single slot is enough.
+    is_inline: Cell<bool>,
+    slots: ServingSlots,
+    handle: OnceCell<SourceHandle>,
+    weak: Weak<Served>,
+}
+
+impl Served {
+    /// Gets everything ready that does not concern the kernel's driver.
+    pub(super) fn prepare(core: &Core, parts: QueueParts) -> Result<Rc<Served>, Error> {
+        let target = Target::open(parts.device, parts.is_read_only)?;
+        let (event, depth) = (eventfd()?, usize::from(parts.depth));
+        let served = Rc::new_cyclic(|weak| Served {
+            index: parts.index,
+            depth: parts.depth,
+            max_io: parts.max_io,
+            stats: parts.stats,
+            name: parts.name,
+            target,
+            buffers: core.buffers().clone(),
+            link: RefCell::new(None),
+            event,
+            ready: RefCell::new(VecDeque::with_capacity(depth)),
+            data: (0..depth).map(|_| Cell::default()).collect(),
+            waiters: (0..depth).map(|_| RefCell::default()).collect(),
+            held: RefCell::new(Vec::with_capacity(depth)),
+            tags_left: Cell::new(0),
+            connected: RefCell::new(Some(parts.connected)),
+            is_ending: parts.is_ending,
+            is_stopping: Cell::new(false),
+            is_inline: Cell::new(true),
+            slots: ServingSlots::new(depth),
+            handle: OnceCell::new(),
+            weak: weak.clone(),
+        });
+        let source: Rc<dyn Source> = served.clone();
+        let _ = served.handle.set(core.register(&source));
+        Ok(served)
+    }
+
+    /// Fetches the first request of every tag: the queue is this thread's from now on.
+    pub(super) fn fetch(&self, file: Arc<File>) -> Result<(), Error> {
+        let Served { index, depth, .. } = *self;
+        let refused = |source| Error::Ublk { what: format!("ublk: queue {index} cannot be served"), source };
+        let mut ring = Ring::new(depth.into(), &self.event)?;
+        ring.register(file.as_raw_fd()).map_err(refused)?;
+        let descriptors = Descriptors::map(&file, index, depth)?;
+        for tag in 0..depth {
+            let fetch = IoCommand { q_id: index, tag, result: 0, addr: 0 };
+            push(&mut ring, io::FETCH_REQ, fetch);
+        }
+        while ring.has_unsubmitted() {
+            ring.submit();
+        }
+        // No request can have come before the disk is started, so what has completed was refused.
+        let mut room = [const { MaybeUninit::uninit() }; 1];
+        if let [refusal] = ring.take(&mut room) {
+            let error = std::io::Error::from_raw_os_error(-refusal.result());
+            ring.unregister();
+            return Err(refused(error));
+        }
+        self.tags_left.set(depth);
+        self.link.replace(Some(Link { ring, descriptors, _file: file }));
+        self.handle().activate();
+        Ok(())
+    }
+
+    /// Ends the queue of a disk that was stopped. Requests in flight are completed.
+    pub(super) async fn stop(self: Rc<Self>) {
+        let core = current();
+        let deadline = core.now_ns().saturating_add(DRAIN_NS);
+        while self.tags_left.get() > 0 && core.now_ns() < deadline {
+            core.sleep(DRAIN_STEP_NS).await;
+        }
+        self.is_stopping.set(true);
+        self.slots.wake_all();
+        self.slots.all_ended().await;
+        if self.tags_left.get() > 0 {
+            let Served { name, index, .. } = &*self;
+            tracing::warn!(
+                export = name,
+                queue = index,
+                "a queue ends although its disk could not be stopped"
+            );
+        }
+        self.unlink();
+    }
+
+    /// A slot's life.
+    async fn serve(self: Rc<Self>, slot: u32) {
+        let mut batch = 0;
+        while let Some(arrival) = (Next { served: &self, slot, batch: &mut batch }).await {
+            self.execute(arrival, &mut batch).await;
+        }
+        self.slots.end();
+    }
+
+    /// Carries a request out, and notes whether the device lets us wait.
+    async fn execute(&self, arrival: Arrival, batch: &mut u32) {
+        let mut request = std::pin::pin!(self.serve_request(arrival));
+        let mut is_first_poll = true;
+        poll_fn(|cx| {
+            let end = request.as_mut().poll(cx);
+            if std::mem::replace(&mut is_first_poll, false) {
+                self.is_inline.set(end.is_ready());
+                if end.is_pending() {
+                    *batch = 0;
+                }
+            }
+            end
+        })
+        .await;
+    }
+
+    async fn serve_request(&self, mut arrival: Arrival) {
+        while let Some(instead) = self.serve_once(arrival).await {
+            arrival = instead;
+        }
+    }
+
+    /// Answers a request; or returns what the kernel has put in its place.
+    async fn serve_once(&self, Arrival { tag, needs_data }: Arrival) -> Option<Arrival> {
+        let descriptor = self.descriptor(tag)?;
+        let (result, bytes, read) = match descriptor.op() {
+            op::READ => {
+                let buffer = self.buffer(&descriptor).await;
+                let result = request::read(&self.target, &descriptor, &buffer, &self.stats).await;
+                (result, descriptor.len(), Some(buffer))
+            }
+            op::WRITE if needs_data => {
+                let buffer = self.buffer(&descriptor).await;
+                let descriptor = match self.get_data(tag, &buffer).await {
+                    Ok(descriptor) => descriptor,
+                    Err(instead) => return instead,
+                };
+                let result = request::write(&self.target, &descriptor, &buffer, &self.stats).await;
+                (result, descriptor.len(), None)
+            }
+            _ => (request::control(&self.target, &descriptor, &self.stats).await, 0, None),
+        };
+        if result.is_err() {
+            self.stats.count_failure();
+        }
+        self.commit(tag, request::answer(result, bytes), read);
+        None
+    }
+
+    /// A buffer for all of the request; waits while the core's are in use.
+    async fn buffer(&self, descriptor: &Descriptor) -> Buffer {
+        let (len, most) = (descriptor.len(), u64::from(self.max_io));
+        // It was told so with the parameters, and cuts requests accordingly.
+        assert!(len <= most, "the kernel sent a request of {len} bytes; at most {most} were allowed");
+        self.buffers.take(len as usize).await
+    }
+
+    /// Lets the kernel copy the data of the write in `tag`; then the request as it is now. An error: what has come in its
+    /// place, if anything has.
+    async fn get_data(&self, tag: u16, buffer: &Buffer) -> Result<Descriptor, Option<Arrival>> {
+        let state = &self.data[usize::from(tag)];
+        state.set(DataState::Asked);
+        let addr = buffer.segment().base.expose_provenance() as u64;
+        if self.push(io::NEED_GET_DATA, IoCommand { q_id: self.index, tag, result: 0, addr }).is_none() {
+            state.set(DataState::Aborted);
+        }
+        poll_fn(|cx| match state.get() {
+            DataState::Asked => {
+                self.waiters[usize::from(tag)].replace(Some(cx.waker().clone()));
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        })
+        .await;
+        match state.replace(DataState::None) {
+            DataState::Copied => match self.descriptor(tag) {
+                Some(descriptor) if descriptor.op() == op::WRITE => Ok(descriptor),
+                Some(_) => Err(Some(Arrival { tag, needs_data: false })),
+                None => Err(None),
+            },
+            DataState::Replaced(arrival) => Err(Some(arrival)),
+            DataState::None | DataState::Asked | DataState::Aborted => Err(None),
+        }
+    }
+
+    /// Answers the request in `tag` and fetches its next one. What was read is in `read`.
+    fn commit(&self, tag: u16, result: i32, read: Option<Buffer>) {
+        // The kernel wants an address for every read, also where there is nothing to be copied.
+        let addr = read.as_ref().map_or(0, |buffer| buffer.segment().base.expose_provenance() as u64);
+        let command = IoCommand { q_id: self.index, tag, result, addr };
+        if self.push(io::COMMIT_AND_FETCH_REQ, command).is_some() {
+            self.held.borrow_mut().extend(read);
+        }
+    }
+
+    /// Puts a command into the ring, for the end of the turn. None: the disk has ended.
+    fn push(&self, op: u32, command: IoCommand) -> Option<()> {
+        push(&mut self.link.borrow_mut().as_mut()?.ring, op, command);
+        self.handle().activate();
+        Some(())
+    }
+
+    fn descriptor(&self, tag: u16) -> Option<Descriptor> {
+        Some(self.link.borrow().as_ref()?.descriptors.read(tag))
+    }
+
+    fn handle(&self) -> &SourceHandle {
+        self.handle.get().expect("set before anything runs")
+    }
+
+    fn start_slot(&self, slot: u32) {
+        let served = self.weak.upgrade().expect("somebody calls us");
+        current().spawn(served.serve(slot));
+    }
+
+    /// The kernel's word on the command of a tag.
+    fn note(&self, tag: u16, result: i32) {
+        let data = &self.data[usize::from(tag)];
+        let is_awaited = data.get() == DataState::Asked;
+        match result {
+            RESULT_OK if is_awaited => data.set(DataState::Copied),
+            RESULT_OK => self.ready.borrow_mut().push_back(Arrival { tag, needs_data: false }),
+            RESULT_NEED_GET_DATA if is_awaited => {
+                data.set(DataState::Replaced(Arrival { tag, needs_data: true }));
+            }
+            RESULT_NEED_GET_DATA => self.ready.borrow_mut().push_back(Arrival { tag, needs_data: true }),
+            error => {
+                if error != RESULT_ABORT {
+                    let (error, queue) = (std::io::Error::from_raw_os_error(-error), self.index);
+                    tracing::error!(export = self.name, queue, tag, %error, "the kernel refused a command");
+                }
+                self.tags_left.set(self.tags_left.get() - 1);
+                if is_awaited {
+                    data.set(DataState::Aborted);
+                }
+            }
+        }
+        if is_awaited && let Some(waiter) = self.waiters[usize::from(tag)].take() {
+            waiter.wake();
+        }
+    }
+
+    /// Takes what has completed; how much it was.
+    fn reap(&self) -> usize {
+        let mut link = self.link.borrow_mut();
+        let Some(link) = link.as_mut() else { return 0 };
+        link.ring.look();
+        let (mut count, mut room) = (0, [const { MaybeUninit::uninit() }; REAP]);
+        loop {
+            let completions = link.ring.take(&mut room);
+            for completion in completions {
+                self.note(completion.user_data() as u16, completion.result());
+            }
+            count += completions.len();
+            if completions.len() < REAP {
+                return count;
+            }
+        }
+    }
+
+    /// The kernel has nothing more to say: the disk was stopped, by us or by somebody else. Its number is free only when
+    /// we have let go of it.
+    #[cold]
+    fn unlink(&self) {
+        if let Some(link) = self.link.take() {
+            link.ring.unregister();
+        }
+        self.held.borrow_mut().clear();
+        self.connected.take();
+    }
+}
+
+fn push(ring: &mut Ring, op: u32, command: IoCommand) {
+    let entry = UringCmd16::new(Fixed(0), op).cmd(command.to_bytes()).build();
+    // SAFETY: an address in the command is a buffer's, which `get_data` keeps until the kernel has copied and `commit`
+    // hands to `held`, where it stays until the entry is submitted: the kernel copies what was read while it takes the
+    // entry.
+    unsafe { ring.push(&entry.user_data(command.tag.into())) };
+}
+
+impl Source for Served {
+    fn flush(&self) {
+        let mut link = self.link.borrow_mut();
+        let Some(link) = link.as_mut() else { return };
+        if link.ring.has_unsubmitted() {
+            link.ring.submit();
+        }
+        if !link.ring.has_unsubmitted() {
+            self.held.borrow_mut().clear();
+        }
+    }
+
+    fn poll(&self) -> usize {
+        let completed = self.reap();
+        if completed > 0 && self.tags_left.get() == 0 {
+            if !self.is_ending.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    export = self.name,
+                    "somebody else has removed the disk: the export has ended"
+                );
+            }
+            self.unlink();
+        }
+        let waiting = self.ready.borrow().len();
+        let wanted = if self.is_inline.get() { waiting.min(1) } else { waiting };
+        self.slots.wake_for(wanted, |slot| self.start_slot(slot));
+        completed + waiting
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.event.as_raw_fd())
+    }
+
+    fn arm(&self) -> bool {
+        self.link.borrow_mut().as_mut().is_none_or(|link| link.ring.arm()) && self.ready.borrow().is_empty()
+    }
+
+    fn disarm(&self) {
+        if let Some(link) = self.link.borrow_mut().as_mut() {
+            link.ring.disarm();
+        }
+    }
+}
+
+/// Waits for the next request; None when the slot is to end.
+struct Next<'a> {
+    served: &'a Served,
+    slot: u32,
+    /// Requests completed since the slot last waited for anything.
+    batch: &'a mut u32,
+}
+
+impl Future for Next<'_> {
+    type Output = Option<Arrival>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Arrival>> {
+        let Next { served, slot, batch } = self.get_mut();
+        if !served.slots.may_look(*slot) {
+            return Poll::Pending;
+        }
+        if served.is_stopping.get() {
+            return Poll::Ready(None);
+        }
+        if **batch >= BATCH {
+            **batch = 0;
+            served.slots.look_again(*slot, cx.waker());
+            return Poll::Pending;
+        }
+        if let Some(arrival) = served.ready.borrow_mut().pop_front() {
+            **batch += 1;
+            return Poll::Ready(Some(arrival));
+        }
+        **batch = 0;
+        served.slots.wait(*slot, cx.waker());
+        Poll::Pending
+    }
+}

@@ -1,0 +1,108 @@
+//! One request of the kernel: what it asks of the device, and the answer.
+
+use super::uapi::{Descriptor, op};
+use crate::stats::QueueStats;
+use crate::target::Target;
+use block::{Data, Flags, IoError, IoResult, Op, Request};
+use reactor::Buffer;
+
+/// A request that moves no data: carries it out.
+pub(super) async fn control(target: &Target, descriptor: &Descriptor, stats: &QueueStats) -> IoResult {
+    let fua = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
+    let offset = descriptor.offset().ok_or(IoError::OutOfRange);
+    let (op, result) = match descriptor.op() {
+        op::FLUSH => (Op::Flush, target.flush().await),
+        op::DISCARD => {
+            let request = Request::discard(descriptor.len());
+            (Op::Discard, modify(target, &request, offset).await)
+        }
+        op::WRITE_ZEROES => {
+            let keep = if descriptor.has(op::F_NOUNMAP) { Flags::NO_UNMAP } else { Flags::NONE };
+            let request = Request::write_zeroes(descriptor.len(), fua.with(keep));
+            (Op::WriteZeroes, modify(target, &request, offset).await)
+        }
+        _ => return Err(IoError::Unsupported),
+    };
+    stats.count_request(op, 0);
+    result
+}
+
+async fn modify(target: &Target, request: &Request<'_>, offset: Result<u64, IoError>) -> IoResult {
+    target.modify(request, offset?).await
+}
+
+/// Fills `buffer` from the device.
+pub(super) async fn read(
+    target: &Target,
+    descriptor: &Descriptor,
+    buffer: &Buffer,
+    stats: &QueueStats,
+) -> IoResult {
+    let segment = buffer.segment();
+    // SAFETY: the caller keeps the buffer until this has ended, and nobody else refers to it.
+    let data = unsafe { Data::one(&segment) };
+    let request = Request::read(data);
+    let result = match descriptor.offset() {
+        Some(offset) => target.submit(&request, offset).await,
+        None => Err(IoError::OutOfRange),
+    };
+    stats.count_request(Op::Read, segment.len as u64);
+    result
+}
+
+/// Writes the first bytes of `buffer` to the device, as many as the request is long.
+pub(super) async fn write(
+    target: &Target,
+    descriptor: &Descriptor,
+    buffer: &Buffer,
+    stats: &QueueStats,
+) -> IoResult {
+    let segment = buffer.segment();
+    // SAFETY: as in `read`.
+    let data = unsafe { Data::one(&segment) };
+    let flags = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
+    // The kernel may have copied less than it had announced; it asks again for the rest.
+    let request = Request::write(data.part(0, data.len().min(descriptor.len() as usize)), flags);
+    let result = match descriptor.offset() {
+        Some(offset) => target.modify(&request, offset).await,
+        None => Err(IoError::OutOfRange),
+    };
+    stats.count_request(Op::Write, request.len);
+    result
+}
+
+/// What the kernel is told of a request that ended: bytes, or a negative errno that its block layer has a status for.
+#[inline]
+pub(super) fn answer(result: IoResult, bytes: u64) -> i32 {
+    let errno = match result {
+        Ok(()) => return bytes as i32, // no request is longer than 1 MiB
+        Err(IoError::OutOfRange | IoError::Misaligned | IoError::Invalid) => libc::EINVAL,
+        // Programs wait for EIO where a medium fails, so it is not told apart (ENODATA).
+        Err(IoError::ReadOnly | IoError::Medium) => libc::EIO,
+        Err(IoError::Unsupported) => libc::EOPNOTSUPP,
+        Err(IoError::NoSpace) => libc::ENOSPC,
+        Err(IoError::Corrupt) => libc::EILSEQ,
+        Err(IoError::TimedOut) => libc::ETIMEDOUT,
+        Err(IoError::DeviceGone) => libc::ENODEV,
+        Err(IoError::NoMemory) => libc::ENOMEM,
+        Err(IoError::TooManyActiveZones) => libc::EOVERFLOW,
+        Err(IoError::TooManyOpenZones) => libc::ETOOMANYREFS,
+    };
+    -errno
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_that_the_kernels_block_layer_knows() {
+        assert_eq!(answer(Ok(()), 4096), 4096);
+        assert_eq!(answer(Err(IoError::Medium), 4096), -libc::EIO);
+        assert_eq!(answer(Err(IoError::Unsupported), 0), -libc::EOPNOTSUPP);
+        assert_eq!(answer(Err(IoError::NoSpace), 0), -libc::ENOSPC);
+        assert_eq!(answer(Err(IoError::DeviceGone), 0), -libc::ENODEV);
+        assert_eq!(answer(Err(IoError::OutOfRange), 0), -libc::EINVAL);
+        assert_eq!(answer(Err(IoError::Corrupt), 0), -libc::EILSEQ);
+    }
+}

@@ -1,0 +1,58 @@
+//! The control side's hold on the queues that cores serve.
+
+use super::queue::{QueueParts, Served};
+use crate::Error;
+use reactor::CoreRef;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+thread_local! {
+    /// The queues that this core serves, by number: how messages find them.
+    static SERVED: RefCell<HashMap<u64, Rc<Served>>> = RefCell::default();
+}
+
+/// A queue on its core. Not to be used on a core.
+pub(super) struct Serving {
+    core: CoreRef,
+    id: u64,
+}
+
+impl Serving {
+    /// Lets `core` get ready to serve the queue.
+    pub(super) fn prepare(core: &CoreRef, parts: QueueParts) -> Result<Serving, Error> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        core.call(move |core| {
+            let served = Served::prepare(core, parts)?;
+            SERVED.with_borrow_mut(|all| all.insert(id, served));
+            Ok::<_, Error>(())
+        })??;
+        Ok(Serving { core: core.clone(), id })
+    }
+
+    /// Lets the core fetch requests from the kernel: see [`Served::fetch`].
+    pub(super) fn fetch(&self, file: Arc<File>) -> Result<(), Error> {
+        let id = self.id;
+        self.core.call(move |_| {
+            let served =
+                SERVED.with_borrow(|all| all.get(&id).cloned()).expect("it is stopped at the end only");
+            served.fetch(file)
+        })?
+    }
+
+    /// Ends the queue of a disk that was stopped: see [`Served::stop`].
+    pub(super) fn stop(self) {
+        let id = self.id;
+        let stopped = self.core.block_on(move |_| async move {
+            let served = SERVED.with_borrow_mut(|all| all.remove(&id)).expect("a queue is stopped once");
+            served.stop().await;
+        });
+        if stopped.is_err() {
+            tracing::warn!("a core ended before the queues that it served");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Those who use a disk when it is about to go away.
+//!
+//! With user recovery the driver fails every request from the moment that a device is told to stop, so whatever file
+//! systems and the page cache have not written by then would be lost. They are asked to write it first.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+/// `BLKFLSBUF`: writes what a mounted file system, or else the page cache, has for a block device.
+const BLKFLSBUF: libc::c_ulong = 0x1261;
+
+/// Lets users of disk `id` and of its partitions write what they have in their caches.
+pub(super) fn flush(id: u32) {
+    for node in nodes(id) {
+        // Nobody made a node (a container): then nobody has it mounted by that name either.
+        let Ok(file) = open(&node, 0) else { continue };
+        // SAFETY: the command takes no pointer.
+        if unsafe { libc::ioctl(file.as_raw_fd(), BLKFLSBUF, 0) } != 0 {
+            let error = std::io::Error::last_os_error();
+            tracing::warn!(node = %node.display(), %error, "what is cached of a disk that ends cannot be written");
+        }
+        drop(file);
+        if let Err(error) = open(&node, libc::O_EXCL)
+            && error.raw_os_error() == Some(libc::EBUSY)
+        {
+            tracing::warn!(node = %node.display(), "a disk ends that is in use: mounted, or claimed by another program");
+        }
+    }
+}
+
+/// The nodes of a disk and its partitions.
+fn nodes(id: u32) -> Vec<PathBuf> {
+    let disk = format!("ublkb{id}");
+    let entries = std::fs::read_dir(format!("/sys/block/{disk}")).into_iter().flatten().flatten();
+    let is_partition = |name: &OsString| {
+        name.to_str().and_then(|name| name.strip_prefix(&disk)).is_some_and(|rest| rest.starts_with('p'))
+    };
+    let partitions = entries.map(|entry| entry.file_name()).filter(is_partition);
+    partitions.chain([OsString::from(&disk)]).map(|name| PathBuf::from("/dev").join(name)).collect()
+}
+
+fn open(node: &PathBuf, flags: i32) -> std::io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | flags).open(node)
+}
