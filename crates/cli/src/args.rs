@@ -5,6 +5,7 @@ use crate::bench::BenchArgs;
 use crate::export;
 use crate::info::InfoArgs;
 use crate::serve::ServeArgs;
+use crate::ublk::UblkArgs;
 use clap::{CommandFactory, Parser, Subcommand};
 use graph::kinds;
 use graph::spec::{CpuList, Value};
@@ -30,6 +31,8 @@ pub enum Command {
     Info(InfoArgs),
     /// Make RAID arrays, look after them, look into them
     Array(ArrayArgs),
+    /// Disks of this machine's kernel, /dev/ublkbN: make, list, remove them
+    Ublk(UblkArgs),
 }
 
 /// What every command takes.
@@ -101,6 +104,20 @@ Examples:
 An array that runs is reached through its control socket, in $XDG_RUNTIME_DIR/freestone or /run/freestone; one that \
 does not is worked on directly, its members locked meanwhile. Each command says which of the two it did.";
 
+const UBLK_EXAMPLES: &str = "\
+Examples:
+  A file as a disk of this machine with two queues, until Ctrl-C:
+    freestone ublk add -n 0 -q 2 --device io_uring:path=disk.img,direct=on
+    freestone serve --device io_uring:path=disk.img,direct=on --export ublk:id=0,queues=2
+  What there is, and away with it:
+    freestone ublk list
+    freestone ublk del -n 0
+  After the server was killed: the disk waits, and goes on with either of
+    freestone ublk recover -n 0 --device io_uring:path=disk.img,direct=on
+    freestone serve --device io_uring:path=disk.img,direct=on --export ublk:id=0
+
+add and recover stay in the foreground, as freestone serve does. All of it needs root and the module ublk_drv.";
+
 /// The command, with help that lists every kind and key.
 pub fn command() -> clap::Command {
     let devices = ("Devices (--device)", kinds::device::KINDS);
@@ -113,6 +130,7 @@ pub fn command() -> clap::Command {
         .mut_subcommand("serve", |serve| serve.after_long_help(help(SERVE_EXAMPLES, &all)))
         .mut_subcommand("bench", |bench| bench.after_long_help(help(BENCH_EXAMPLES, &stack)))
         .mut_subcommand("info", |info| info.after_long_help(format!("{SPECS}\n\n{stack}{EXIT_CODES}")))
+        .mut_subcommand("ublk", |ublk| ublk.after_long_help(format!("{UBLK_EXAMPLES}\n\n{EXIT_CODES}")))
         .mut_subcommand("array", |array| array.after_long_help(format!("{ARRAY_EXAMPLES}\n\n{EXIT_CODES}")))
 }
 

@@ -1,7 +1,7 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
-//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | array
+//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | array | ublk
 //! ```
 //!
 //! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]), logs to
@@ -21,6 +21,7 @@ mod output;
 mod serve;
 mod stack;
 mod stats;
+mod ublk;
 
 use args::{Cli, Command, CommonArgs};
 use clap::error::ErrorKind;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    match run(&cli, &matches) {
+    match run(cli, &matches) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("freestone: {error}");
@@ -59,26 +60,30 @@ fn parse() -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((cli, matches))
 }
 
-fn run(cli: &Cli, matches: &ArgMatches) -> Result<(), Error> {
+fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
     let (_, matches) = matches.subcommand().expect("clap asks for a command");
     let start_logs =
         |common: &CommonArgs, default| logging::start(common.log.as_deref(), default, common.json);
-    match &cli.command {
+    match cli.command {
         Command::Serve(args) => {
             start_logs(&args.common, "info")?;
-            serve::run(args, matches)
+            serve::run(&args, matches)
         }
         Command::Bench(args) => {
             start_logs(&args.common, "warn")?;
-            bench::run(args, matches)
+            bench::run(&args, matches)
         }
         Command::Info(args) => {
             start_logs(&args.common, "warn")?;
-            info::run(args, matches)
+            info::run(&args, matches)
         }
         Command::Array(args) => {
             start_logs(&args.common, "warn")?;
-            array::run(args)
+            array::run(&args)
+        }
+        Command::Ublk(args) => {
+            start_logs(&args.common, if args.command.is_serving() { "info" } else { "warn" })?;
+            ublk::run(args, matches)
         }
     }
 }

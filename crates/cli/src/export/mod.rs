@@ -1,6 +1,7 @@
 //! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes of them.
 
 mod nbd;
+mod ublk;
 mod vduse;
 mod vhost_user_blk;
 
@@ -13,7 +14,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 /// Every kind of export.
-pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &vduse::KIND, &nbd::KIND];
+pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &ublk::KIND, &vduse::KIND, &nbd::KIND];
 
 /// Keys that every kind of export has.
 const DEVICE: Key = key("device", "ID", "the device to export [the first]");
@@ -40,8 +41,9 @@ impl ExportPlan {
     pub fn parse(text: &str) -> Result<ExportPlan, SpecError> {
         let spec = Spec::parse(Role::Export, KINDS, text)?;
         let config = match spec.kind() {
-            "vduse" => vduse::parse(&spec)?,
             "vhost-user-blk" => vhost_user_blk::parse(&spec)?,
+            "ublk" => ublk::parse(&spec)?,
+            "vduse" => vduse::parse(&spec)?,
             "nbd" => nbd::parse(&spec)?,
             kind => unreachable!("{kind} is in the table of kinds"),
         };

@@ -26,6 +26,15 @@ pub struct ServeArgs {
     /// An export
     #[arg(long = "export", value_name = "KIND:KEY=VALUE,…", required = true)]
     export: Vec<String>,
+    #[command(flatten)]
+    options: ServeOptions,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// How a server runs, whatever it serves.
+#[derive(clap::Args, Debug)]
+pub struct ServeOptions {
     /// Processors to serve from, such as 0,1 or 0-3 [default: one thread, wherever the scheduler puts it]
     #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
     cores: Option<CpuList>,
@@ -35,8 +44,13 @@ pub struct ServeArgs {
     /// Where freestone array reaches the arrays that are served [default: a socket for each, called after its UUID]
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) common: CommonArgs,
+}
+
+impl ServeArgs {
+    /// Those of a command that serves one export.
+    pub fn new(stack: StackArgs, export: String, options: ServeOptions, common: CommonArgs) -> ServeArgs {
+        ServeArgs { stack, export: vec![export], options, common }
+    }
 }
 
 /// What is to be served: everything that can be checked without opening has been.
@@ -50,11 +64,13 @@ pub struct ServePlan {
 impl ServePlan {
     fn parse(args: &ServeArgs, matches: &ArgMatches) -> Result<ServePlan, Error> {
         let stack = args.stack.plan(matches)?;
-        if let (Some(path), false) = (&args.control, stack.devices().iter().any(DevicePlan::has_array)) {
+        if let (Some(path), false) =
+            (&args.options.control, stack.devices().iter().any(DevicePlan::has_array))
+        {
             let path = path.display();
             return Err(Error::Usage(format!("--control {path}: no array is served that it could control")));
         }
-        let cores = args::core_configs(args.cores.as_ref(), args.poll_us.0);
+        let cores = args::core_configs(args.options.cores.as_ref(), args.options.poll_us.0);
         let mut exports: Vec<(ExportPlan, usize)> = Vec::new();
         for text in &args.export {
             let refuse = |fault: String| Error::Usage(format!("--export {text}: {fault}"));
@@ -102,7 +118,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
     let signals = Signals::install()?;
     let mut server = server.start_exports(&plan)?;
-    server.start_controls(&signals.requests(), args.control.as_deref())?;
+    server.start_controls(&signals.requests(), args.options.control.as_deref())?;
     server.announce(output);
     notify_service_manager(sd_notify::NotifyState::Ready);
     loop {
