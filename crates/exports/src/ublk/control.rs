@@ -18,6 +18,8 @@ const PATH: &str = "/dev/ublk-control";
 const SYSFS_CLASS: &str = "/sys/class/ublk-char";
 /// How long a device may take to go away: until its server, if it has one, has let go of it.
 const DELETE_PATIENCE: Duration = Duration::from_secs(20);
+/// Until the kernel is asked again that was short of something.
+const RETRY: Duration = Duration::from_millis(1);
 /// A ring for one command at a time.
 const ENTRIES: u32 = 4;
 
@@ -236,8 +238,11 @@ impl Control {
 
     /// Deletes a device that was stopped, and waits until its number is free.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Error> {
-        self.run(control::DEL_DEV, ControlCommand::new(id), Some(DELETE_PATIENCE))
-            .map_err(|source| refused(id, "cannot be deleted", source))
+        self.run(control::DEL_DEV, ControlCommand::new(id), Some(DELETE_PATIENCE)).map_err(|source| {
+            let is_held = source.raw_os_error() == Some(libc::ETIMEDOUT);
+            let hint = if is_held { " (its server does not let go of it)" } else { "" };
+            refused(id, &format!("cannot be deleted{hint}"), source)
+        })
     }
 
     /// Begins to take over a device whose server died.
@@ -301,7 +306,10 @@ impl Control {
                 Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
             }
             Err(error) => match error.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
+                    std::thread::sleep(RETRY);
+                    Ok(())
+                }
                 // Nothing was submitted, or the wait cannot be: memory that a command names may still be written to.
                 _ => panic!("io_uring_enter: {error}"),
             },

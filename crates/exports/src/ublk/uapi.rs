@@ -72,7 +72,7 @@ pub mod feature {
     pub const UPDATE_SIZE: u64 = 1 << 10;
 
     /// Names of the bits, from bit 0.
-    pub const NAMES: [&str; 14] = [
+    pub const NAMES: [&str; 20] = [
         "SUPPORT_ZERO_COPY",
         "URING_CMD_COMP_IN_TASK",
         "NEED_GET_DATA",
@@ -87,6 +87,12 @@ pub mod feature {
         "AUTO_BUF_REG",
         "QUIESCE",
         "PER_IO_DAEMON",
+        "BUF_REG_OFF_DAEMON",
+        "BATCH_IO",
+        "INTEGRITY",
+        "SAFE_STOP_DEV",
+        "NO_AUTO_PART_SCAN",
+        "SHMEM_ZC",
     ];
 }
 
