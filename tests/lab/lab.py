@@ -25,7 +25,7 @@ def needs_freestone(test):
     def run_or_skip(lab):
         if lab.kind is not Server:
             raise Skipped("not with this server")
-        test(lab)
+        return test(lab)
 
     return run_or_skip
 

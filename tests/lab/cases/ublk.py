@@ -1,0 +1,198 @@
+"""Disks of the guest's own kernel: Freestone runs in the guest, and /dev/ublkbN is what it serves."""
+
+import os
+import time
+
+from lab import needs_freestone
+from ublk_server import UblkServer, ublk, ublk_fails
+from workload import FIO_JSON, fio_result, fio_verify
+
+DISK = "/dev/shm/disk"
+DISK_MIB = 96
+FILE = f"--device io_uring:path={DISK},id=disk"
+# Slow enough that every kill finds requests on their way.
+SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
+# More for whoever wants to be sure: LAB_UBLK_KILLS=20 tests/lab/run kill_9
+KILLS = int(os.environ.get("LAB_UBLK_KILLS", "4"))
+# Slow enough that the kills fall into the writes and into the verification after them.
+LOAD_IOPS = 1000
+LOAD_MIB_A_KILL = 6
+QUEUE = "/sys/block/ublkb{}/queue"
+
+
+@needs_freestone
+def disks_of_the_kernel_keep_data_and_promises(lab):
+    guest = _boot(lab)
+    server = UblkServer(guest, f"{FILE} --device mem:size=16M,id=ram --device mem:size=16M,id=bad"
+                        " --layer fault:device=bad,op=read,offset=8M,len=4K,error=medium"
+                        " --export ublk:id=0,queues=2 --export ublk:id=5,device=ram,readonly"
+                        " --export ublk:device=bad,max-io=64K,queue-size=16 --cores 0,1")
+    server.start()
+    _what_the_kernel_was_told(guest)
+    _a_file_system_keeps_its_files(guest)
+    _every_kind_of_request_arrives(guest, server)
+    _an_error_reaches_its_reader_and_nobody_else(guest)
+    _the_commands_say_what_there_is(guest)
+    server.stop()
+    assert ublk(guest, "list") == [], "the server left disks behind"
+    guest.sh("[ ! -e /dev/ublkb0 ] && [ ! -e /dev/ublkc0 ]")
+    _what_is_cached_reaches_the_device_before_the_disk_goes(guest)
+    _without_recovery_a_disk_ends_with_its_server(guest)
+
+
+def _what_the_kernel_was_told(guest):
+    facts = {
+        0: {"write_cache": "write back", "fua": "1", "rotational": "0", "logical_block_size": "512",
+            "max_hw_sectors_kb": "512"},
+        1: {"write_cache": "write through", "max_hw_sectors_kb": "64"},
+        5: {"discard_max_bytes": "0", "write_zeroes_max_bytes": "0"},
+    }
+    for disk, values in facts.items():
+        for name, value in values.items():
+            seen = guest.sh(f"cat {QUEUE.format(disk)}/{name}").strip()
+            assert seen == value, f"ublkb{disk}: {name} is {seen}, not {value}"
+    for name in "discard_max_bytes", "write_zeroes_max_bytes", "discard_granularity":
+        assert int(guest.sh(f"cat {QUEUE.format(0)}/{name}")) > 0, name
+    assert guest.sh("cat /sys/block/ublkb5/ro /sys/block/ublkb0/ro").split() == ["1", "0"]
+    assert guest.sh("ls -d /sys/block/ublkb0/mq/* | wc -l").strip() == "2"
+    code, _ = guest.sh("dd if=/dev/zero of=/dev/ublkb5 bs=4k count=1 oflag=direct", check=False)
+    assert code != 0, "a read-only disk was written to"
+
+
+def _a_file_system_keeps_its_files(guest):
+    guest.modprobe("ext4")
+    guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mkdir -p /mnt/disk && mount /dev/ublkb0 /mnt/disk")
+    guest.sh(fio_verify("/mnt/disk/file", "6m", "--numjobs=2 --offset_increment=6m --bsrange=4k-256k"))
+    guest.sh("rm /mnt/disk/file && fstrim /mnt/disk && umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
+
+
+def _every_kind_of_request_arrives(guest, server):
+    before = server.count("ublk:0")
+    guest.sh("dd if=/dev/urandom of=/dev/ublkb0 bs=1M count=4 oflag=direct conv=fsync 2>/dev/null")
+    guest.sh("dd if=/dev/ublkb0 bs=1M count=4 iflag=direct 2>/dev/null | cmp -n 4M - " + DISK)
+    guest.sh("blkdiscard -o 0 -l 1M /dev/ublkb0 && blkdiscard -z -o 1M -l 1M /dev/ublkb0")
+    guest.sh("dd if=/dev/ublkb0 bs=1M count=2 iflag=direct 2>/dev/null | cmp -n 2M - /dev/zero")
+    guest.sh("dd if=/dev/ublkb0 skip=2 bs=1M count=2 iflag=direct 2>/dev/null >/run/rest; ! cmp -s -n 2M /run/rest /dev/zero")
+    after = server.count("ublk:0")
+    for kind in "read", "write", "flush", "discard", "write_zeroes":
+        assert int(after[kind]) > int(before[kind]), f"{kind}: {before} and then {after}"
+    assert after["failed"] == "0" and after["connected"] == "true", after
+
+
+def _an_error_reaches_its_reader_and_nobody_else(guest):
+    code, output = guest.sh("dd if=/dev/ublkb1 of=/dev/null bs=4k skip=2048 count=1 iflag=direct", check=False)
+    assert code != 0 and "Input/output error" in output, output
+    guest.sh(fio_verify("/dev/ublkb1", "4m"))
+    assert "I/O error" in guest.sh("dmesg -c"), "the kernel has not seen the error"
+
+
+def _the_commands_say_what_there_is(guest):
+    features = ublk(guest, "features")[0]["features"]
+    assert "USER_RECOVERY" in features and "NEED_GET_DATA" in features, features
+    disks = {disk["id"]: disk for disk in ublk(guest, "list")}
+    assert sorted(disks) == [0, 1, 5] and all(disk["state"] == "live" and disk["ours"] for disk in disks.values()), disks
+    assert (disks[0]["queues"], disks[1]["queue_size"], disks[5]["read_only"]) == (2, 16, True), disks
+    assert "there is no device 9" in ublk_fails(guest, "list -n 9")
+    assert "device 9 cannot be deleted" in ublk_fails(guest, "del -n 9")
+    assert "serves it" in ublk_fails(guest, "--device mem:size=16M --export ublk:id=1", "serve")
+    assert "has no USER_RECOVERY_FAIL_IO" in ublk_fails(guest, "--device mem:size=1M --export ublk:recovery=fail", "serve")
+    ublk(guest, "del -n 5")
+    assert [disk["id"] for disk in ublk(guest, "list")] == [0, 1]
+
+
+def _without_recovery_a_disk_ends_with_its_server(guest):
+    server = UblkServer(guest, "--device mem:size=16M --export ublk:id=0,recovery=off")
+    server.start()
+    server.kill()
+    guest.sh("for i in $(seq 200); do [ -e /sys/block/ublkb0 ] || exit 0; sleep 0.1; done; exit 1")
+    assert ublk(guest, "list")[0]["state"] == "dead"
+    server.start()  # what was left is replaced
+    assert ublk(guest, "list")[0]["state"] == "live"
+    server.stop()
+    assert ublk(guest, "list") == []
+    guest.sh("dmesg -C")
+
+
+def _what_is_cached_reaches_the_device_before_the_disk_goes(guest):
+    server = UblkServer(guest, f"{FILE} --export ublk:id=0")
+    server.start()
+    guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mount /dev/ublkb0 /mnt/disk")
+    guest.sh("head -c 3M /dev/urandom >/run/random && cp /run/random /mnt/disk/file")
+    server.stop()
+    guest.sh("umount /mnt/disk")
+    # Whoever uses a disk that goes is told so in the log of the kernel.
+    guest.sh(f"dmesg -C; e2fsck -f -y {DISK} || [ $? = 1 ]; debugfs -R 'dump /file /run/dumped' {DISK} && cmp /run/random /run/dumped")
+
+
+@needs_freestone
+def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
+    guest = _boot(lab)
+    guest.modprobe("ext4")
+    server = UblkServer(guest, f"{SLOW_FILE} --export ublk:id=0,queues=2 --cores 0,1")
+    server.start()
+    guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mkdir -p /mnt/disk && mount /dev/ublkb0 /mnt/disk")
+    size = min(LOAD_MIB_A_KILL * KILLS, DISK_MIB - 32)
+    loops = -(-LOAD_MIB_A_KILL * KILLS // size) + (KILLS > 8)  # the load may not end before the last kill
+    load = guest.start("load", fio_verify("/mnt/disk/file", f"{size // 2}m", "--numjobs=2 --offset_increment=" +
+                       f"{size // 2}m --rate_iops={LOAD_IOPS // 2} --loops={loops} --group_reporting {FIO_JSON}"))
+    caught = _kill_under_load(guest, server, load)
+    assert sum(map(bool, caught)) >= 2, f"requests in flight at each kill: {caught}: too few to show anything"
+    job = fio_result(load.wait(timeout_s=800))
+    assert job["error"] == 0 and job["read"]["total_ios"] > 0, job
+    server.kill()
+    _nobody_else_gets_the_disk(guest)
+    server.start()
+    guest.sh("echo 3 >/proc/sys/vm/drop_caches")
+    guest.sh(fio_verify("/mnt/disk/file", f"{size // 2}m", "--numjobs=2 --offset_increment=" +
+             f"{size // 2}m --verify_only"))
+    guest.sh("umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
+    server.kill()
+    ublk(guest, "del -n 0")
+    assert ublk(guest, "list") == []
+    return f"requests in flight at each kill: {caught}"
+
+
+def _kill_under_load(guest, server, load):
+    """kill -9 the server and start it again while the load runs. Returns, for each kill, how many requests it caught."""
+    caught = []
+    while len(caught) < KILLS:
+        before = _completed(guest)
+        time.sleep(0.4)
+        while load.is_running() and _completed(guest) == before:
+            time.sleep(0.05)
+        if not load.is_running():
+            break
+        server.kill()
+        time.sleep(0.2)
+        # Those that the dead server had, and the kernel will hand out again.
+        caught.append(len(guest.sh("cat /sys/kernel/debug/block/ublkb0/requeue_list").splitlines()))
+        server.start()
+    return caught
+
+
+def _completed(guest):
+    words = guest.sh("cat /sys/block/ublkb0/stat").split()
+    return int(words[0]) + int(words[4])
+
+
+def _nobody_else_gets_the_disk(guest):
+    """The disk of a dead server goes on over its own device, or not at all."""
+    disk = ublk(guest, "list")[0]
+    assert disk["state"] == "quiesced", disk
+    refusals = {
+        "--device mem:size=96M --export ublk:id=0": "was served from another device",
+        f"{SLOW_FILE.replace(DISK, DISK + ',readonly=on')} --export ublk:id=0": "read-only",
+        f"{SLOW_FILE} --export ublk:id=0,begin=add": "it is there already, quiesced",
+        f"{SLOW_FILE} --export ublk:id=3,begin=recover": "there is no such device",
+    }
+    for arguments, words in refusals.items():
+        output = ublk_fails(guest, arguments, "serve")
+        assert words in output, f"{arguments}: {output}"
+    assert ublk(guest, "list")[0]["state"] == "quiesced"
+
+
+def _boot(lab):
+    guest = lab.boot_alone(cpus=2)
+    guest.modprobe("ublk_drv")
+    guest.sh(f"truncate -s {DISK_MIB}M {DISK}")
+    return guest
