@@ -116,7 +116,8 @@ Examples:
     freestone ublk recover -n 0 --device io_uring:path=disk.img,direct=on
     freestone serve --device io_uring:path=disk.img,direct=on --export ublk:id=0
 
-add and recover stay in the foreground, as freestone serve does. All of it needs root and the module ublk_drv.";
+add and recover stay in the foreground, as freestone serve does, whose help lists devices and layers. All of it needs \
+root and the module ublk_drv.";
 
 /// The command, with help that lists every kind and key.
 pub fn command() -> clap::Command {

@@ -101,7 +101,12 @@ impl Claim {
 /// Ends a disk: its users write what they have first, and requests in flight are completed. The queues must still be
 /// served, and end after it.
 pub(super) fn stop(control: &mut Control, id: u32) {
-    users::flush(id);
+    // Without a server (a core may have panicked) nobody could write anything, and asking would wait for ever.
+    if let Ok(Some(device)) = control.device(id)
+        && device.info.device_state() == DeviceState::Live
+    {
+        users::flush(id);
+    }
     complain(control.stop(id));
 }
 
@@ -127,7 +132,8 @@ fn take_over(control: &mut Control, id: u32, wanted: &Wanted) -> Result<Option<D
             }
             (Step::Wait(_), _) if Instant::now() < deadline => std::thread::sleep(STEP),
             (Step::Wait(reason) | Step::Refuse(reason), _) => {
-                return Err(Error::Config(format!("device {id} cannot be had: {reason}")));
+                let what = format!("ublk: device {id} cannot be had");
+                return Err(Error::Ublk { what, source: io::Error::other(reason) });
             }
         }
     }
