@@ -12,8 +12,8 @@ help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## The release binaries, target/release/freestone and libblkio.so
-	cargo build --release --locked -p freestone -p blkio -p benches
-	cargo build --release --locked -p drivers --example virtio_blk_check --example nvme_check
+	cargo build --release --locked -p freestone -p blkio -p benches -p drivers --lib \
+	    --bin freestone --bin hot-path --example virtio_blk_check --example nvme_check
 
 run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
 	tests/lab/setup
@@ -85,11 +85,12 @@ test: ## Everything: installs what is missing, passes all tests
 	$(MAKE) python
 	$(MAKE) fuzz
 	tests/clients/run
-	tests/lab/run
+	tests/lab/run --jobs 2
 
 bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/
 	tests/lab/setup
 	$(MAKE) build
+	cargo build --release --locked -p benches
 	benches/run
 
 clean: ## Removes what was built and what the lab downloaded

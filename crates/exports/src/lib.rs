@@ -5,6 +5,7 @@
 //! reaches the cores by message; the data path takes no lock.
 
 mod error;
+mod eventfd;
 pub mod nbd;
 mod stats;
 mod stop;

@@ -1,7 +1,8 @@
 //! How a control thread waits, and how it is told to end.
 
+use crate::eventfd::eventfd;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Raised once to end a control thread.
@@ -11,14 +12,7 @@ pub(crate) struct StopSignal {
 
 impl StopSignal {
     pub(crate) fn new() -> io::Result<StopSignal> {
-        // SAFETY: the new descriptor is ours alone.
-        unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(StopSignal { event: OwnedFd::from_raw_fd(fd) })
-        }
+        Ok(StopSignal { event: eventfd()? })
     }
 
     pub(crate) fn raise(&self) {

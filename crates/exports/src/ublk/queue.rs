@@ -17,9 +17,10 @@
 
 use super::descriptors::Descriptors;
 use super::request;
-use super::ring::{Ring, eventfd};
+use super::ring::Ring;
 use super::uapi::{Descriptor, IoCommand, RESULT_ABORT, RESULT_NEED_GET_DATA, RESULT_OK, io, op};
 use crate::Error;
+use crate::eventfd::eventfd;
 use crate::stats::{Connected, QueueStats};
 use crate::target::Target;
 use block::Device;
@@ -128,7 +129,8 @@ impl Served {
     /// Gets everything ready that does not concern the kernel's driver.
     pub(super) fn prepare(core: &Core, parts: QueueParts) -> Result<Rc<Served>, Error> {
         let target = Target::open(parts.device, parts.is_read_only)?;
-        let (event, depth) = (eventfd()?, usize::from(parts.depth));
+        let event = eventfd().map_err(|source| Error::System { action: "make an eventfd", source })?;
+        let depth = usize::from(parts.depth);
         let served = Rc::new_cyclic(|weak| Served {
             index: parts.index,
             depth: parts.depth,

@@ -8,7 +8,7 @@ use crate::Error;
 use io_uring::{IoUring, cqueue, squeue};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 
 /// `IORING_ENTER_GETEVENTS`: runs the work that waits for us, too.
@@ -112,17 +112,6 @@ impl Ring {
     fn is_held_back(&mut self) -> bool {
         self.unsubmitted > 0 || self.uring.submission().taskrun()
     }
-}
-
-/// An eventfd for a ring.
-pub(super) fn eventfd() -> Result<OwnedFd, Error> {
-    // SAFETY: no pointer is passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(Error::System { action: "make an eventfd", source: io::Error::last_os_error() });
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Interrupted, or short of something for the moment: the next turn tries again.

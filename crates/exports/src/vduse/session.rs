@@ -11,6 +11,7 @@ use super::Config;
 use super::char_device::{Ask, CharDevice, InjectIrq, KernelRequest};
 use super::journal;
 use super::uapi::{VqInfo, VqState};
+use crate::eventfd::eventfd;
 use crate::stats::Connected;
 use crate::virtio_blk::config::{self, Offer};
 use crate::virtio_blk::memory::SharedMemory;
@@ -21,7 +22,7 @@ use crate::{Error, Stats};
 use block::{Device, Limits};
 use reactor::CoreRef;
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use virtio::blk::{ConfigSpace, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
@@ -79,9 +80,10 @@ impl Session {
     ) -> Result<Session, Error> {
         let queue_cores = crate::queue_cores(&config.core_map, config.num_queues, cores.len());
         let failed = |action| move |source| Error::System { action, source };
-        let queues = queue_cores.into_iter().map(|core| Ok(Queue { kick: eventfd()?, core, serving: None }));
+        let queues =
+            queue_cores.into_iter().map(|core| Ok(Queue { kick: Arc::new(eventfd()?), core, serving: None }));
         let queues = queues.collect::<std::io::Result<Vec<_>>>().map_err(failed("make an eventfd"))?;
-        let misses = eventfd().map_err(failed("make an eventfd"))?;
+        let misses = Arc::new(eventfd().map_err(failed("make an eventfd"))?);
         if !is_taken_over {
             for index in 0..config.num_queues {
                 kernel.set_up_queue(index, config.queue_size).map_err(failed("set a virtqueue up"))?;
@@ -386,16 +388,6 @@ fn vq_state(state: RingState) -> VqState {
     match state {
         RingState::Split { .. } => [low, 0, 0, 0],
         RingState::Packed { .. } => [low >> 15, low & 0x7fff, high >> 15, high & 0x7fff],
-    }
-}
-
-fn eventfd() -> std::io::Result<Arc<OwnedFd>> {
-    // SAFETY: the new descriptor is ours alone.
-    unsafe {
-        match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
-            fd if fd < 0 => Err(std::io::Error::last_os_error()),
-            fd => Ok(Arc::new(OwnedFd::from_raw_fd(fd))),
-        }
     }
 }
 

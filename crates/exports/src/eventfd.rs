@@ -1,0 +1,14 @@
+//! Eventfds: what one side signals and the other waits for.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+/// A new eventfd, which nobody blocks on.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
+        fd if fd < 0 => Err(io::Error::last_os_error()),
+        // SAFETY: a fresh descriptor that nobody else owns.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
