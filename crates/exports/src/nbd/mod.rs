@@ -23,16 +23,15 @@ mod job;
 mod offer;
 mod options;
 mod reading;
-mod registry;
 mod request;
 mod wire;
 
 pub use crate::stream::Address;
 
-use crate::stream::{Guest, Host, Lobby};
+use crate::stream::{Guest, Host, Lobby, Parts, Registry};
 use crate::{Error, Export, Stats};
 use block::{Device, Limits};
-use connection::Parts;
+use connection::{MAX_REQUESTS, Session};
 use handshake::Handshake;
 use offer::Offer;
 use reactor::CoreRef;
@@ -98,7 +97,7 @@ impl Config {
 /// A running export. Dropping it hangs up on its clients once their requests in flight have been answered, and removes
 /// the socket.
 pub struct Nbd {
-    id: u64,
+    registry: Registry,
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
@@ -112,10 +111,9 @@ impl Nbd {
     /// # Errors
     /// When the configuration is impossible, or socket or thread are refused.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Nbd, Error> {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let limits = device.limits();
         config.check(cores.len(), &limits)?;
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let registry = Registry::new();
         let serving: Vec<CoreRef> = match config.core_map.as_slice() {
             [] => cores.to_vec(),
             map => map.iter().map(|place| cores[*place].clone()).collect(),
@@ -124,7 +122,7 @@ impl Nbd {
         let capacity = Arc::new(AtomicU64::new(limits.capacity));
         let name = format!("nbd:{}", config.address);
         let reception = Reception {
-            id,
+            registry,
             device: device.clone(),
             capacity: capacity.clone(),
             stats: stats.clone(),
@@ -134,7 +132,7 @@ impl Nbd {
             config: config.clone(),
         };
         let lobby = Lobby::open(&config.address, config.clients, name, reception)?;
-        Ok(Nbd { id, device, capacity, stats, cores: serving, lobby: Some(lobby) })
+        Ok(Nbd { registry, device, capacity, stats, cores: serving, lobby: Some(lobby) })
     }
 
     /// Where clients connect to: the socket's path, or address and port as the system chose them.
@@ -161,19 +159,13 @@ impl Drop for Nbd {
         if let Some(lobby) = self.lobby.take() {
             lobby.close();
         }
-        let mut drained: Vec<&CoreRef> = Vec::new();
-        for core in &self.cores {
-            if !drained.iter().any(|other| other.is_same(core)) {
-                registry::drain(core, self.id);
-                drained.push(core);
-            }
-        }
+        self.registry.drain(&self.cores);
     }
 }
 
 /// Who speaks with newcomers, on the control thread.
 struct Reception {
-    id: u64,
+    registry: Registry,
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
@@ -207,23 +199,22 @@ impl Host for Reception {
         let offer = self.offer();
         tracing::info!(export = &*self.name, peer = guest.connection.peer, core = place, "client connected");
         let parts = Parts {
-            socket: guest.connection.socket,
+            socket: Arc::new(guest.connection.socket),
             peer: guest.connection.peer,
-            early: guest.early,
-            rules: Rules {
-                form: agreed.form,
-                has_status: agreed.has_status,
-                is_read_only: offer.is_read_only,
-                limits: offer.limits,
-            },
-            device: self.device.clone(),
-            capacity: self.capacity.clone(),
-            stats: self.stats.queues[place].clone(),
             export: self.name.clone(),
+            stats: self.stats.queues[place].clone(),
             seat: guest.seat,
             connected: self.stats.connect(),
         };
-        if registry::serve(&self.cores[place], self.id, parts).is_err() {
+        let rules = Rules {
+            form: agreed.form,
+            has_status: agreed.has_status,
+            is_read_only: offer.is_read_only,
+            limits: offer.limits,
+        };
+        let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), guest.early);
+        let open = move || Session::open(rules, device, capacity, &early);
+        if self.registry.serve(&self.cores[place], parts, MAX_REQUESTS, open).is_err() {
             tracing::warn!(export = &*self.name, core = place, "client dropped: the core has stopped");
         }
     }

@@ -13,7 +13,7 @@
 use super::job::Job;
 use super::request::{Rules, Verdict};
 use super::wire::{Content, Header, SHUTDOWN};
-use crate::stream::{Inbox, Memory};
+use crate::stream::{Found, Inbox, Link, Memory};
 use block::Data;
 
 /// Where the reader stands.
@@ -28,21 +28,8 @@ enum State {
     Skip { header: Header, content: Content, left: u64 },
 }
 
-/// What the reader needs to go on, or has found.
-pub(super) enum Found {
-    /// More bytes.
-    NeedsBytes,
-    /// A place for one more request, and memory for its data.
-    NeedsRoom,
-    /// A request for the device.
-    Job(Job),
-    /// One that is answered without it.
-    Answer(Header, Content),
-    /// The client takes its leave.
-    Leave,
-    /// The stream makes no sense from here on.
-    Nonsense(String),
-}
+/// A request that is answered without the device.
+type Answer = (Header, Content);
 
 /// What is left of a request that was given up.
 pub(super) struct GivenUp {
@@ -58,36 +45,39 @@ pub(super) struct Reader {
     state: State,
 }
 
-/// What the connection grants.
-pub(super) trait Room {
-    /// Memory for a request of so many bytes, which counts as taken from now on; `None` while there is no room.
-    fn grant(&self, data: usize) -> Option<Option<Memory>>;
-}
-
 impl Reader {
     /// A reader whose first bytes came with the handshake.
     pub(super) fn new(early: &[u8]) -> Reader {
         Reader { inbox: Inbox::new(early), state: State::Header }
     }
 
-    /// Goes on with what came until there is something to do. With `is_closing` every request is refused.
-    pub(super) fn next(&mut self, rules: &Rules, capacity: u64, is_closing: bool, room: &impl Room) -> Found {
+    /// Goes on with what came until there is something to do, or a request is answered at once. With `is_closing`
+    /// every request is refused.
+    pub(super) fn next(
+        &mut self,
+        rules: &Rules,
+        capacity: u64,
+        is_closing: bool,
+        link: &Link,
+    ) -> Result<Found<Job>, Answer> {
         loop {
             match std::mem::replace(&mut self.state, State::Header) {
                 State::Header => {
                     let unread = self.inbox.unread();
                     let len = rules.form.header_len();
                     if unread.len() < len {
-                        return Found::NeedsBytes;
+                        return Ok(Found::NeedsBytes);
                     }
                     let header = match Header::parse(unread, rules.form) {
                         Ok(header) => header,
-                        Err(magic) => return Found::Nonsense(format!("a request starts with {magic:#010x}")),
+                        Err(magic) => {
+                            return Ok(Found::Nonsense(format!("a request starts with {magic:#010x}")));
+                        }
                     };
                     self.inbox.consume(len);
                     let verdict = match rules.judge(&header, capacity) {
-                        Verdict::Leave => return Found::Leave,
-                        Verdict::HangUp(reason) => return Found::Nonsense(reason.into()),
+                        Verdict::Leave => return Ok(Found::Leave),
+                        Verdict::HangUp(reason) => return Ok(Found::Nonsense(reason.into())),
                         Verdict::Run { .. } | Verdict::Answer { .. } if is_closing => Verdict::Answer {
                             content: Content::Failed(SHUTDOWN),
                             skip: rules.payload(&header),
@@ -98,40 +88,40 @@ impl Reader {
                 }
                 State::Judged(header, verdict) => {
                     let data = if let Verdict::Run { data } = verdict { data } else { 0 };
-                    let Some(memory) = room.grant(data) else {
+                    let Some(memory) = link.grant(data) else {
                         self.state = State::Judged(header, verdict);
-                        return Found::NeedsRoom;
+                        return Ok(Found::NeedsRoom);
                     };
                     match verdict {
-                        Verdict::Answer { content, skip: 0 } => return Found::Answer(header, content),
+                        Verdict::Answer { content, skip: 0 } => return Err((header, content)),
                         Verdict::Answer { content, skip } => {
                             self.state = State::Skip { header, content, left: skip }
                         }
                         _ if rules.payload(&header) > 0 => {
                             self.state = State::Payload { job: Job { header, memory }, received: 0 };
                         }
-                        _ => return Found::Job(Job { header, memory }),
+                        _ => return Ok(Found::Job(Job { header, memory })),
                     }
                 }
                 State::Payload { mut job, mut received } => {
-                    let Some(memory) = &mut job.memory else { return Found::Job(job) };
+                    let Some(memory) = &mut job.memory else { return Ok(Found::Job(job)) };
                     let len = memory.fill(received, self.inbox.unread());
                     self.inbox.consume(len);
                     received += len;
                     if received == memory.len() {
-                        return Found::Job(job);
+                        return Ok(Found::Job(job));
                     }
                     self.state = State::Payload { job, received };
-                    return Found::NeedsBytes;
+                    return Ok(Found::NeedsBytes);
                 }
                 State::Skip { header, content, left } => {
                     let len = left.min(self.inbox.unread().len() as u64);
                     self.inbox.consume(len as usize);
                     if len == left {
-                        return Found::Answer(header, content);
+                        return Err((header, content));
                     }
                     self.state = State::Skip { header, content, left: left - len };
-                    return Found::NeedsBytes;
+                    return Ok(Found::NeedsBytes);
                 }
             }
         }

@@ -7,26 +7,32 @@
 //! ```
 //!
 //! Who has just come is spoken with on one control thread for all ([`Lobby`]), so half-open connections cost neither
-//! threads nor cores; whoever has said what it wants takes a [`Seat`] and is handed to a core. There one `recvmsg`
-//! takes many requests ([`Inbox`]), one `sendmsg` carries many replies ([`Outbox`]), and data lies in buffers of a
+//! threads nor cores; whoever has said what it wants takes a [`Seat`] and is handed to a core ([`Registry`]). There a
+//! [`connection`] lives, on which its [`Protocol`] is spoken: one `recvmsg` takes many requests ([`Inbox`]), one `sendmsg` carries many replies ([`Outbox`]), and data lies in buffers of a
 //! [`Store`] from the device to the socket without being copied. A socket that has nothing to say is watched through
 //! [`Readiness`].
 
 mod address;
+mod connection;
 mod inbox;
 mod inherited;
+mod link;
 mod listener;
 mod lobby;
 mod memory;
 mod outbox;
 mod readiness;
+mod registry;
 mod unix;
 
 pub use address::Address;
+pub(crate) use connection::{Found, Protocol};
 pub(crate) use inbox::{Inbox, Received};
+pub(crate) use link::{Link, Parts};
 pub(crate) use listener::{Accepted, Listener};
 pub(crate) use lobby::{Guest, Host, Lobby, Seat, Step, Talk};
 pub(crate) use memory::{Memory, Store};
 pub(crate) use outbox::{Outbox, Parcel};
 pub(crate) use readiness::Readiness;
+pub(crate) use registry::Registry;
 pub(crate) use unix::UnixSocket;

@@ -10,22 +10,30 @@ const MAX_PIECES: usize = 1024;
 /// Longest front of a reply.
 pub(crate) const MAX_FRONT: usize = 120;
 
-/// One reply: a front, and perhaps data behind it.
+/// One reply, or a piece of it: a front, and perhaps data behind it.
 pub(crate) struct Parcel {
     front: [u8; MAX_FRONT],
     front_len: u8,
     /// The data, all of which is sent.
     pub(crate) data: Option<Memory>,
+    /// A request is over with it.
+    pub(crate) is_last: bool,
 }
 
 impl Parcel {
-    /// A reply whose front `encode` writes; it returns its length.
+    /// All of a reply, or its end; as [`Parcel::new`].
+    #[inline]
+    pub(crate) fn last(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> Parcel {
+        Parcel { is_last: true, ..Parcel::new(data, encode) }
+    }
+
+    /// A piece with which no request is over, whose front `encode` writes; it returns its length.
     #[inline]
     pub(crate) fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> Parcel {
         let mut front = [0; MAX_FRONT];
         let len = encode(&mut front);
         assert!(len <= MAX_FRONT, "a front of {len} bytes");
-        Parcel { front, front_len: len as u8, data }
+        Parcel { front, front_len: len as u8, data, is_last: false }
     }
 
     fn len(&self) -> usize {

@@ -1,0 +1,253 @@
+//! What a protocol has of a connection: the socket's way out, memory, and how it ends.
+
+use super::{Memory, Outbox, Parcel, Readiness, Seat, Store};
+use crate::stats::Connected;
+use crate::{Error, QueueStats};
+use reactor::{SourceHandle, current};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+/// Memory that one connection may have: one request of the longest kind, or 256 of 128 KiB.
+const BUDGET: usize = 32 << 20;
+/// How long a client that leaves, or is left, may take no byte of its replies.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// What a core needs to serve a connection, of any protocol.
+pub(crate) struct Parts {
+    pub(crate) socket: Arc<OwnedFd>,
+    /// Who it is, for logs.
+    pub(crate) peer: String,
+    /// The export's name, for logs.
+    pub(crate) export: Arc<str>,
+    pub(crate) stats: Arc<QueueStats>,
+    pub(crate) seat: Seat,
+    pub(crate) connected: Connected,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Open,
+    Leaving,
+    Closing,
+    Broken,
+    Gone,
+}
+
+/// The way to the client.
+pub(crate) struct Link {
+    // Before the socket, which it watches.
+    pub(super) readiness: Readiness,
+    socket: Arc<OwnedFd>,
+    peer: String,
+    export: Arc<str>,
+    stats: Arc<QueueStats>,
+    store: Store,
+    pub(super) outbox: RefCell<Outbox>,
+    max_requests: usize,
+    /// Requests taken whose replies the kernel has not.
+    requests: Cell<usize>,
+    budget: Cell<usize>,
+    state: Cell<State>,
+    pub(super) handle: OnceCell<SourceHandle>,
+    /// Who waits for the connection's life to go on.
+    watchers: RefCell<Vec<Waker>>,
+    _seat: Seat,
+    _connected: Connected,
+}
+
+impl Link {
+    pub(super) fn new(parts: Parts, store: Store, max_requests: usize) -> Result<Link, Error> {
+        let failed = |source| Error::System { action: "watch a client's socket", source };
+        let Parts { socket, peer, export, stats, seat, connected } = parts;
+        Ok(Link {
+            readiness: Readiness::new(socket.as_raw_fd()).map_err(failed)?,
+            socket,
+            peer,
+            export,
+            stats,
+            store,
+            outbox: RefCell::default(),
+            max_requests,
+            requests: Cell::new(0),
+            budget: Cell::new(BUDGET),
+            state: Cell::new(State::Open),
+            handle: OnceCell::new(),
+            watchers: RefCell::default(),
+            _seat: seat,
+            _connected: connected,
+        })
+    }
+
+    /// The connection's socket.
+    pub(crate) fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// What is counted of it.
+    #[inline]
+    pub(crate) fn stats(&self) -> &QueueStats {
+        &self.stats
+    }
+
+    /// The export's name and the client's, for logs.
+    pub(crate) fn names(&self) -> (&str, &str) {
+        (&self.export, &self.peer)
+    }
+
+    /// A request was taken, and `data` bytes of memory go with it; `None`, and it was not, while there is no room.
+    /// It counts until it is answered.
+    #[inline]
+    pub(crate) fn grant(&self, data: usize) -> Option<Option<Memory>> {
+        if self.requests.get() >= self.max_requests {
+            return None;
+        }
+        let memory = self.take(data)?;
+        self.requests.set(self.requests.get() + 1);
+        Some(memory)
+    }
+
+    /// Memory for `data` bytes, if there is room; none for no bytes.
+    #[inline]
+    pub(crate) fn take(&self, data: usize) -> Option<Option<Memory>> {
+        let cost = Store::cost(data);
+        if cost > self.budget.get() {
+            return None;
+        }
+        self.budget.set(self.budget.get() - cost);
+        Some((data > 0).then(|| self.store.take(data)))
+    }
+
+    /// Memory is not needed any more.
+    #[inline]
+    pub(crate) fn release(&self, memory: Option<Memory>) {
+        if let Some(memory) = memory {
+            self.budget.set(self.budget.get() + Store::cost(memory.len()));
+        }
+    }
+
+    /// Sends a parcel. With the last of a request's the request is over when the client has it.
+    #[inline]
+    pub(crate) fn send(&self, parcel: Parcel) {
+        if self.state.get() == State::Broken {
+            self.forget(parcel);
+            self.wake_watchers();
+            return;
+        }
+        self.outbox.borrow_mut().push(parcel);
+        self.handle().activate();
+    }
+
+    /// A request is over and will not be answered.
+    pub(crate) fn drop_request(&self) {
+        self.requests.set(self.requests.get() - 1);
+        if self.state.get() != State::Open {
+            self.wake_watchers();
+        }
+    }
+
+    /// A parcel has gone out, or nowhere.
+    fn forget(&self, parcel: Parcel) {
+        self.release(parcel.data);
+        self.requests.set(self.requests.get() - usize::from(parcel.is_last));
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state.get()
+    }
+
+    pub(super) fn requests(&self) -> usize {
+        self.requests.get()
+    }
+
+    pub(super) fn handle(&self) -> &SourceHandle {
+        self.handle.get().expect("set before anything runs")
+    }
+
+    pub(super) fn go_to(&self, state: State) {
+        self.state.set(state);
+        self.wake_watchers();
+    }
+
+    fn wake_watchers(&self) {
+        for waker in self.watchers.take() {
+            waker.wake();
+        }
+    }
+
+    /// Waits until it is so.
+    pub(super) async fn until(&self, is_so: impl Fn() -> bool) {
+        poll_fn(|cx| {
+            if is_so() {
+                return Poll::Ready(());
+            }
+            let mut watchers = self.watchers.borrow_mut();
+            if !watchers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                watchers.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Waits until it is so while the client takes what there is for it. `false` when it has taken nothing for a while.
+    pub(super) async fn until_patiently(&self, is_so: impl Fn() -> bool) -> bool {
+        while !is_so() {
+            let sent = self.outbox.borrow().sent();
+            let is_done = self.until_or_late(&is_so).await;
+            let outbox = self.outbox.borrow();
+            if !is_done && !outbox.is_empty() && outbox.sent() == sent {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn until_or_late(&self, is_so: impl Fn() -> bool) -> bool {
+        let mut time = pin!(current().sleep(PATIENCE_NS));
+        let mut done = pin!(self.until(is_so));
+        poll_fn(|cx| {
+            if done.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            time.as_mut().poll(cx).map(|()| false)
+        })
+        .await
+    }
+
+    /// Sends what waits, as much as the socket takes.
+    ///
+    /// # Errors
+    /// What sendmsg(2) says.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        let mut outbox = self.outbox.borrow_mut();
+        if outbox.is_empty() {
+            return Ok(());
+        }
+        let result = outbox.send(self.socket().as_raw_fd(), |parcel| self.forget(parcel));
+        let is_empty = outbox.is_empty();
+        drop(outbox);
+        if is_empty && self.state.get() != State::Open {
+            self.wake_watchers();
+        }
+        result
+    }
+
+    /// Nobody listens any more. `false` when that was known.
+    pub(super) fn break_off(&self) -> bool {
+        if matches!(self.state.get(), State::Broken | State::Gone) {
+            return false;
+        }
+        self.go_to(State::Broken);
+        // SAFETY: a plain system call on a descriptor that we own.
+        unsafe { libc::shutdown(self.socket().as_raw_fd(), libc::SHUT_RDWR) };
+        self.outbox.borrow_mut().clear(|parcel| self.forget(parcel));
+        self.wake_watchers();
+        true
+    }
+}
