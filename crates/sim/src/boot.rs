@@ -569,16 +569,18 @@ async fn resync(world: &World, running: &dyn Running) -> bool {
     if running.is_reshaping() {
         return false; // parity has two shapes
     }
-    let is_whole = world.is_whole();
-    match running.resync().await {
-        // With a member out, which the array may know before us, nothing is compared.
-        Ok(()) if world.machine.is_on() && is_whole && !running.live().contains(&false) => {
+    let was_whole = world.is_whole();
+    let result = running.resync().await;
+    // With a member out, which the array may know before us, nothing is compared, or not to the end.
+    let has_all = !running.live().contains(&false);
+    match result {
+        Ok(()) if world.machine.is_on() && was_whole && has_all => {
             world.note_synced();
             true
         }
         Ok(()) => false,
         Err(error) => {
-            if world.machine.is_on() && world.is_whole() {
+            if world.machine.is_on() && world.is_whole() && has_all {
                 world.fail(format!("resync: {error}"));
             }
             false
