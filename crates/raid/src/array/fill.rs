@@ -93,36 +93,37 @@ impl Owner {
             Err(IoError::Medium) => {}
             result => return result.map(|()| Filled::Written),
         }
-        // Row by row: those that can be had, and those that cannot.
+        // Row by row, and block by block where a row cannot be had: no block is given up for its neighbour.
         let mut filled = Filled::Written;
-        let step = self.row_step();
-        for offset in (0..geometry.strip_bytes).step_by(step as usize) {
-            let rows = offset..geometry.strip_bytes.min(offset + step);
-            match self.fill_rows(stripe, strip, slot, rows.clone()).await {
-                Ok(()) => {}
-                Err(IoError::Medium) => {
-                    self.give_up(stripe, strip, slot, rows).await?;
-                    filled = Filled::Bad;
+        for row in pieces(&(0..geometry.strip_bytes), self.row_step()) {
+            match self.fill_rows(stripe, strip, slot, row.clone()).await {
+                Err(IoError::Medium) => {}
+                result => {
+                    result?;
+                    continue;
                 }
-                Err(error) => return Err(error),
+            }
+            // Where nothing is known, nothing is known of any of its blocks.
+            let is_unknown = self.is_unknown(stripe, strip);
+            let step = if is_unknown { row.end - row.start } else { self.shared.config.block_size };
+            for block in pieces(&row, step) {
+                match self.fill_rows(stripe, strip, slot, block.clone()).await {
+                    Err(IoError::Medium) => {
+                        self.give_up(stripe, strip, slot, block).await?;
+                        filled = Filled::Bad;
+                    }
+                    result => result?,
+                }
             }
         }
         Ok(filled)
     }
 
     async fn fill_rows(&self, stripe: u64, strip: usize, slot: usize, rows: Range<u32>) -> IoResult {
-        let mut scratch = self.scratch();
-        let mut unreadable = 0;
-        let result = loop {
-            match self.try_fill(&mut scratch, stripe, strip, slot, rows.clone(), &mut unreadable).await {
-                Ok(()) => break Ok(()),
-                Err(Stop::Again) => {}
-                Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
-                Err(Stop::Error(error)) => break Err(error),
-            }
+        let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
+            self.try_fill(scratch, stripe, strip, slot, rows.clone(), unreadable).await
         };
-        self.recycle(scratch);
-        result
+        self.persist(work).await
     }
 
     async fn try_fill(
@@ -180,7 +181,9 @@ impl Owner {
     async fn fill_zeroes(&self, stripe: u64, slot: usize) -> IoResult {
         self.shared.check_frozen()?;
         let len = self.shared.config.geometry.strip_bytes;
-        let member = self.channels.get(slot, Which::Incoming).ok_or(IoError::DeviceGone)?;
+        let Some(member) = self.channels.get(slot, Which::Incoming) else {
+            return Err(self.incoming_failed(slot, IoError::DeviceGone).await);
+        };
         let position = self.position(&member, stripe, 0);
         let zeroes = Request::write_zeroes(u64::from(len), Flags::FUA);
         let result = match member.channel.submit(&zeroes, position).await {
@@ -210,11 +213,59 @@ impl Owner {
     /// Notes rows of a stripe that cannot be brought back as bad, puts zeroes there so that parity fits, and fills
     /// the slot with what that comes to. The caller holds the rows.
     async fn give_up(&self, stripe: u64, strip: usize, slot: usize, rows: Range<u32>) -> IoResult {
-        let mut scratch = self.scratch();
-        let mut unreadable = if self.is_unknown(stripe, strip) { 1 << strip } else { 0 };
+        let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
+            if self.is_unknown(stripe, strip) {
+                *unreadable |= 1 << strip;
+            }
+            self.try_give_up(scratch, stripe, strip, rows.clone(), unreadable).await?;
+            Ok(self.write_incoming(scratch, stripe, strip, slot, rows.start).await?)
+        };
+        self.persist(work).await
+    }
+
+    /// Where a crash has left parity open, nothing can bring back data that a live member cannot read: such blocks of a
+    /// stripe are noted as bad, and made whole with zeroes. The caller holds the rows.
+    pub(super) async fn give_up_unreadable(&self, stripe: u64) -> IoResult {
+        let strip_bytes = self.shared.config.geometry.strip_bytes;
+        for row in pieces(&(0..strip_bytes), self.row_step()) {
+            if self.can_be_read(stripe, &row).await? {
+                continue;
+            }
+            for block in pieces(&row, self.shared.config.block_size) {
+                let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
+                    self.try_give_up(scratch, stripe, 0, block.clone(), unreadable).await
+                };
+                self.persist(work).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all data of some rows of a stripe can be read from the members that are there.
+    async fn can_be_read(&self, stripe: u64, rows: &Range<u32>) -> Result<bool, IoError> {
+        let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
+            self.shared.check_frozen()?;
+            let strips = self.strips(stripe, *unreadable);
+            let present = strips.live & strips.data_mask();
+            let is_readable = present & !strips.readable == 0;
+            if is_readable {
+                let len = rows.end - rows.start;
+                self.read_strips(scratch, stripe, rows.start, len, present, unreadable).await?;
+            }
+            Ok(is_readable)
+        };
+        self.persist(work).await
+    }
+
+    /// Tries until it does not have to start again.
+    async fn persist<R>(
+        &self,
+        work: impl AsyncFn(&mut Scratch, &mut u64) -> Result<R, Stop>,
+    ) -> Result<R, IoError> {
+        let (mut scratch, mut unreadable) = (self.scratch(), 0);
         let result = loop {
-            match self.try_give_up(&mut scratch, stripe, strip, rows.clone(), &mut unreadable).await {
-                Ok(()) => break self.write_incoming(&mut scratch, stripe, strip, slot, rows.start).await,
+            match work(&mut scratch, &mut unreadable).await {
+                Ok(result) => break Ok(result),
                 Err(Stop::Again) => {}
                 Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
                 Err(Stop::Error(error)) => break Err(error),
@@ -222,28 +273,6 @@ impl Owner {
         };
         self.recycle(scratch);
         result
-    }
-
-    /// Where a crash has left parity open, nothing can bring back data that a live member cannot read: such rows of a
-    /// stripe are noted as bad, and made whole with zeroes. The caller holds the rows.
-    pub(super) async fn give_up_unreadable(&self, stripe: u64) -> IoResult {
-        let geometry = &self.shared.config.geometry;
-        let step = self.row_step();
-        for offset in (0..geometry.strip_bytes).step_by(step as usize) {
-            let rows = offset..geometry.strip_bytes.min(offset + step);
-            let (mut scratch, mut unreadable) = (self.scratch(), 0);
-            let result = loop {
-                match self.try_give_up(&mut scratch, stripe, 0, rows.clone(), &mut unreadable).await {
-                    Ok(()) => break Ok(()),
-                    Err(Stop::Again) => {}
-                    Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
-                    Err(Stop::Error(error)) => break Err(error),
-                }
-            };
-            self.recycle(scratch);
-            result?;
-        }
-        Ok(())
     }
 
     /// Bytes of each strip that are looked at by themselves when some of a strip cannot be brought back.
@@ -313,4 +342,10 @@ impl Owner {
             }
         }
     }
+}
+
+/// A range in pieces of `step` bytes, of which the last may be shorter.
+fn pieces(range: &Range<u32>, step: u32) -> impl Iterator<Item = Range<u32>> {
+    let end = range.end;
+    (range.start..end).step_by(step as usize).map(move |start| start..end.min(start + step))
 }

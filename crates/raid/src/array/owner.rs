@@ -88,6 +88,8 @@ pub(crate) struct Scratch {
     pub checksums: Checksums,
     /// Who gets a copy of the log's entry.
     pub copies: ArrayVec<LogCopy, MAX_PARITY>,
+    /// The log may have an entry of this write, on some members at least.
+    pub is_logged: bool,
 }
 
 /// A parity member that gets a copy of an entry.
@@ -304,8 +306,8 @@ impl Owner {
 
     pub fn recycle(&self, mut scratch: Box<Scratch>) {
         scratch.batch.clear();
-        let Scratch { new, old, parity, encoded, checksums, copies, .. } = &mut *scratch;
-        *encoded = 0;
+        let Scratch { batch: _, new, old, parity, encoded, checksums, copies, is_logged } = &mut *scratch;
+        (*encoded, *is_logged) = (0, false);
         checksums.clear();
         copies.clear();
         [new, old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);

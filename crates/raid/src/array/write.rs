@@ -125,8 +125,10 @@ impl Owner {
         let plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
         let lost = strips.data_mask() & !strips.live;
         let is_lost = matches!(source, Source::Lost);
-        if rect.mask() & lost != 0 && !is_lost && !self.shared.can_compute(rect.stripe) {
-            return Err(Stop::Error(IoError::Medium)); // only parity could hold it, and nobody could read it
+        // Only parity could hold it, and nobody could read it.
+        let is_in_vain = rect.mask() & lost != 0 && !is_lost && !self.shared.can_compute(rect.stripe);
+        if is_in_vain && !scratch.is_logged {
+            return Err(Stop::Error(IoError::Medium));
         }
         let mut write = self.shared.begin_write(rect.stripe);
         let dirty = if write.is_dirty() { DIRTY } else { 0 };
@@ -156,11 +158,11 @@ impl Owner {
         if let Some(ticket) = ticket {
             self.log.retire(ticket);
         }
-        if !is_lost {
+        if !is_lost && !is_in_vain {
             self.clear_bad(rect).await?;
         }
         write.end();
-        Ok(())
+        if is_in_vain { Err(Stop::Error(IoError::Medium)) } else { Ok(()) }
     }
 
     /// What can be written and read of a stripe.
@@ -340,6 +342,8 @@ impl Owner {
         if is_full && !has_redo {
             self.sum(scratch);
         }
+        // Recovery may find it where it can be written: what is read from then on must not be older.
+        scratch.is_logged = true;
         let scratch = &*scratch;
         let target = |copy: &'s LogCopy| {
             let LogCopy { parity, slot, ref channel, log_offset, .. } = *copy;
