@@ -1,6 +1,7 @@
 //! Commands as a submission queue entry has them (Base 3.3.3.1): opcode, namespace, and the six command dwords
 //! that differ. Identifier and data pointer are the transport's.
 
+use crate::wire::{u32_at, u64_at};
 use crate::{MAX_BLOCKS, MAX_RANGES};
 
 /// Opcodes of the NVM command set (NVM 3.2) and of the zoned one (ZNS 3.4).
@@ -21,12 +22,116 @@ pub mod opcode {
     pub const ZONE_MANAGEMENT_RECEIVE: u8 = 0x7a;
     /// ZNS 3.4.1.
     pub const ZONE_APPEND: u8 = 0x7d;
-    /// Base 5.16, an admin command.
+    /// NVM 3.2.1.
+    pub const COMPARE: u8 = 0x05;
+    /// NVM 3.2.7.
+    pub const VERIFY: u8 = 0x0c;
+    /// Base 7.3.
+    pub const RESERVATION_REGISTER: u8 = 0x0d;
+    /// Base 7.5.
+    pub const RESERVATION_REPORT: u8 = 0x0e;
+    /// Base 7.2.
+    pub const RESERVATION_ACQUIRE: u8 = 0x11;
+    /// Base 7.4.
+    pub const RESERVATION_RELEASE: u8 = 0x15;
+}
+
+/// Opcodes of admin commands (Base 5).
+pub mod admin {
+    /// Base 5.16.
     pub const GET_LOG_PAGE: u8 = 0x02;
-    /// Base 5.17, an admin command.
+    /// Base 5.17.
     pub const IDENTIFY: u8 = 0x06;
-    /// Base 5.15, an admin command.
+    /// Base 5.1.
+    pub const ABORT: u8 = 0x08;
+    /// Base 5.27.
+    pub const SET_FEATURES: u8 = 0x09;
+    /// Base 5.15.
     pub const GET_FEATURES: u8 = 0x0a;
+    /// Base 5.2.
+    pub const ASYNC_EVENT_REQUEST: u8 = 0x0c;
+    /// Base 5.18.
+    pub const KEEP_ALIVE: u8 = 0x18;
+}
+
+/// Features by their identifier (Base 5.27.1).
+pub mod feature {
+    /// Whether the volatile write cache is on: bit 0 of its value.
+    pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+    /// How many I/O queues of each kind there are, counted from 0: submission in bits 15:0, completion in 31:16.
+    pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// Which events are reported; see [`super::event`].
+    pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
+    /// How long the host may be silent, in milliseconds.
+    pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+    /// Who the host is.
+    pub const HOST_IDENTIFIER: u8 = 0x81;
+    /// Which reservation events are not reported.
+    pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
+    /// Whether reservations outlive a loss of power.
+    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
+}
+
+/// Log pages by their identifier (Base 5.16.1).
+pub mod log_page {
+    /// Errors of commands.
+    pub const ERROR_INFORMATION: u8 = 0x01;
+    /// Health of the medium.
+    pub const SMART: u8 = 0x02;
+    /// Firmware slots.
+    pub const FIRMWARE_SLOT: u8 = 0x03;
+    /// Namespaces whose identify data changed: up to 1024 identifiers.
+    pub const CHANGED_NAMESPACES: u8 = 0x04;
+    /// Commands there are, and what they do.
+    pub const COMMAND_EFFECTS: u8 = 0x05;
+    /// States of namespace groups on this path.
+    pub const ASYMMETRIC_ACCESS: u8 = 0x0c;
+    /// What a discovery controller knows.
+    pub const DISCOVERY: u8 = 0x70;
+    /// Reservation events.
+    pub const RESERVATION_NOTIFICATION: u8 = 0x80;
+}
+
+/// Asynchronous events (Base 5.2): how they are asked for and what they say.
+pub mod event {
+    /// Configuration: tell of changed namespaces.
+    pub const CONFIG_NAMESPACE_ATTRIBUTES: u32 = 1 << 8;
+    /// Configuration: tell of changed access states.
+    pub const CONFIG_ASYMMETRIC_ACCESS: u32 = 1 << 11;
+    /// Configuration: tell of a changed discovery log.
+    pub const CONFIG_DISCOVERY_LOG: u32 = 1 << 31;
+
+    /// An event, as dword 0 of the completion has it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Event {
+        /// Error 0, health 1, notice 2, I/O command set 6, vendor 7.
+        pub kind: u8,
+        /// What happened, of this kind.
+        pub info: u8,
+        /// The log page to read about it.
+        pub log_page: u8,
+    }
+
+    impl Event {
+        /// A notice that namespaces changed.
+        pub const NAMESPACE_ATTRIBUTES: Event =
+            Event { kind: 2, info: 0x00, log_page: super::log_page::CHANGED_NAMESPACES };
+        /// A notice that access states changed.
+        pub const ASYMMETRIC_ACCESS: Event =
+            Event { kind: 2, info: 0x03, log_page: super::log_page::ASYMMETRIC_ACCESS };
+        /// A notice that the discovery log changed.
+        pub const DISCOVERY_LOG: Event = Event { kind: 2, info: 0xf0, log_page: super::log_page::DISCOVERY };
+
+        /// Reads dword 0.
+        pub const fn parse(dword: u32) -> Event {
+            Event { kind: dword as u8 & 7, info: (dword >> 8) as u8, log_page: (dword >> 16) as u8 }
+        }
+
+        /// Writes dword 0.
+        pub const fn encode(self) -> u32 {
+            self.kind as u32 | (self.info as u32) << 8 | (self.log_page as u32) << 16
+        }
+    }
 }
 
 /// What Identify is asked for: the controller or namespace structure (Base 5.17, figure "CNS values").
@@ -35,18 +140,19 @@ pub mod cns {
     pub const NAMESPACE: u8 = 0x00;
     /// Identify Controller.
     pub const CONTROLLER: u8 = 0x01;
+    /// Active namespaces above an identifier.
+    pub const ACTIVE_NAMESPACES: u8 = 0x02;
     /// Namespace Identification Descriptor list.
     pub const DESCRIPTORS: u8 = 0x03;
     /// Identify Namespace of a command set.
     pub const COMMAND_SET_NAMESPACE: u8 = 0x05;
     /// Identify Controller of a command set.
     pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
+    /// Active namespaces of a command set.
+    pub const COMMAND_SET_ACTIVE_NAMESPACES: u8 = 0x07;
+    /// Which command sets can be used together.
+    pub const COMMAND_SETS: u8 = 0x1c;
 }
-
-/// The volatile write cache feature (Base 5.27.1.4); bit 0 of its value says that the cache is on.
-pub const FEATURE_VOLATILE_WRITE_CACHE: u8 = 0x06;
-/// The Commands Supported and Effects log page (Base 5.16.1.6).
-pub const LOG_COMMAND_EFFECTS: u8 = 0x05;
 
 /// Force unit access, in dword 12 of a write or write zeroes.
 const FUA: u32 = 1 << 30;
@@ -92,19 +198,35 @@ impl Command {
     /// Asks for an identify structure of command set `csi`.
     pub const fn identify(nsid: u32, cns: u8, csi: u8) -> Command {
         let cdw = [cns as u32, (csi as u32) << 24, 0, 0, 0, 0];
-        Command { opcode: opcode::IDENTIFY, nsid, cdw }
+        Command { opcode: admin::IDENTIFY, nsid, cdw }
     }
 
     /// Asks for the current value of a feature, which comes in dword 0 of the completion.
     pub const fn get_features(fid: u8) -> Command {
-        Command { opcode: opcode::GET_FEATURES, nsid: 0, cdw: [fid as u32, 0, 0, 0, 0, 0] }
+        Command { opcode: admin::GET_FEATURES, nsid: 0, cdw: [fid as u32, 0, 0, 0, 0, 0] }
+    }
+
+    /// Sets a feature to the value that fits dword 11, until the next reset; completion dword 0 has what was
+    /// granted.
+    pub const fn set_features(fid: u8, value: u32) -> Command {
+        Command { opcode: admin::SET_FEATURES, nsid: 0, cdw: [fid as u32, value, 0, 0, 0, 0] }
+    }
+
+    /// Says that the host is alive.
+    pub const fn keep_alive() -> Command {
+        Command::new(admin::KEEP_ALIVE, 0)
+    }
+
+    /// Waits for something to happen.
+    pub const fn async_event_request() -> Command {
+        Command::new(admin::ASYNC_EVENT_REQUEST, 0)
     }
 
     /// Asks for the first `bytes` (a multiple of 4) of a log page, of command set `csi`.
     pub const fn get_log_page(nsid: u32, lid: u8, csi: u8, bytes: u32) -> Command {
         let dwords = bytes / 4 - 1;
         let cdw = [lid as u32 | dwords << 16, dwords >> 16, 0, 0, (csi as u32) << 24, 0];
-        Command { opcode: opcode::GET_LOG_PAGE, nsid, cdw }
+        Command { opcode: admin::GET_LOG_PAGE, nsid, cdw }
     }
 
     /// Reads `blocks` from `lba` on.
@@ -172,6 +294,42 @@ impl Command {
     }
 }
 
+/// What a read, write, compare, verify or write zeroes says in its dwords, as a target reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockRange {
+    /// First block.
+    pub lba: u64,
+    /// How many; 1 to [`MAX_BLOCKS`].
+    pub blocks: u32,
+    /// The blocks are durable when the command ends.
+    pub fua: bool,
+    /// A write zeroes may give their space back.
+    pub deallocate: bool,
+}
+
+impl BlockRange {
+    /// Reads command dwords 10 to 12. Whether the range lies in the namespace is for whoever knows that.
+    pub const fn parse(cdw: &[u32; 6]) -> BlockRange {
+        BlockRange {
+            lba: cdw[0] as u64 | (cdw[1] as u64) << 32,
+            blocks: (cdw[2] & 0xffff) + 1,
+            fua: cdw[2] & FUA != 0,
+            deallocate: cdw[2] & DEAC != 0,
+        }
+    }
+}
+
+/// What a dataset management command says in its dwords: how many ranges follow, and whether they are to be
+/// deallocated (otherwise its attributes are hints).
+pub const fn dataset_management(cdw: &[u32; 6]) -> (u32, bool) {
+    ((cdw[0] & 0xff) + 1, cdw[1] & AD != 0)
+}
+
+/// Reads one range of a dataset management command: first block and how many, which may be 0.
+pub fn parse_deallocate_range(range: &[u8; 16]) -> (u64, u32) {
+    (u64_at(range, 8), u32_at(range, 4))
+}
+
 /// One range of [`Command::deallocate`] (NVM 3.2.3): context attributes 0, length, first block.
 pub fn deallocate_range(lba: u64, blocks: u32) -> [u8; 16] {
     let mut range = [0; 16];
@@ -215,6 +373,27 @@ mod tests {
     }
 
     #[test]
+    fn a_target_reads_what_a_host_wrote() {
+        let range = BlockRange { lba: LBA, blocks: 1 << 16, fua: true, deallocate: true };
+        assert_eq!(BlockRange::parse(&Command::write_zeroes(1, LBA, 1 << 16, true, true).cdw), range);
+        let plain = BlockRange { blocks: 3, fua: false, deallocate: false, ..range };
+        assert_eq!(BlockRange::parse(&Command::read(1, LBA, 3).cdw), plain);
+        assert_eq!(parse_deallocate_range(&deallocate_range(LBA, 77)), (LBA, 77));
+        assert_eq!(dataset_management(&Command::deallocate(1, 256).cdw), (256, true));
+        assert_eq!(dataset_management(&[0; 6]), (1, false));
+    }
+
+    #[test]
+    fn an_event_says_what_happened_and_where_to_read_on() {
+        use event::Event;
+        assert_eq!(Event::NAMESPACE_ATTRIBUTES.encode(), 0x04_0002);
+        assert_eq!(Event::parse(0x70_f002), Event::DISCOVERY_LOG);
+        assert_eq!(Event::parse(Event::ASYMMETRIC_ACCESS.encode()), Event::ASYMMETRIC_ACCESS);
+        assert_eq!(Command::set_features(feature::NUMBER_OF_QUEUES, 0x3_0003).cdw[..2], [7, 0x3_0003]);
+        assert_eq!(Command::keep_alive().opcode, 0x18);
+    }
+
+    #[test]
     fn zone_commands_name_the_zone_and_the_action() {
         let open = Command::manage_zone(3, LBA, ZoneSendAction::Open);
         assert_eq!((open.opcode, open.cdw), (0x79, [0x89ab_cdef, 0x0123_4567, 0, 3, 0, 0]));
@@ -226,8 +405,8 @@ mod tests {
     #[test]
     fn admin_commands_say_which_structure_and_command_set() {
         assert_eq!(Command::identify(1, cns::COMMAND_SET_NAMESPACE, 2).cdw, [5, 2 << 24, 0, 0, 0, 0]);
-        assert_eq!(Command::get_features(FEATURE_VOLATILE_WRITE_CACHE).cdw[0], 6);
-        let log = Command::get_log_page(!0, LOG_COMMAND_EFFECTS, 2, 4096);
+        assert_eq!(Command::get_features(feature::VOLATILE_WRITE_CACHE).cdw[0], 6);
+        let log = Command::get_log_page(!0, log_page::COMMAND_EFFECTS, 2, 4096);
         assert_eq!(log.cdw, [5 | 1023 << 16, 0, 0, 0, 2 << 24, 0]);
         assert_eq!(Command::flush(9), Command { opcode: 0, nsid: 9, cdw: [0; 6] });
     }

@@ -1,4 +1,12 @@
-//! What controllers and namespaces say about themselves (Base 5.17, NVM 4.1.5).
+//! What controllers and namespaces say about themselves (Base 5.17, NVM 4.1.5): here in the short form that a host
+//! needs; [`ControllerData`], [`NamespaceData`] and [`lists`] have every field that a target fills in, both ways.
+
+pub mod controller_data;
+pub mod lists;
+pub mod namespace_data;
+
+pub use controller_data::{ControllerData, ControllerType};
+pub use namespace_data::NamespaceData;
 
 use crate::wire::{u16_at, u32_at, u64_at};
 use crate::{IdentifyData, MAX_BLOCKS, MAX_RANGES, MIN_PAGE_BYTES, Malformed};

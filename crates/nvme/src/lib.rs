@@ -2,26 +2,33 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`command`] | the commands that Freestone sends, as command dwords |
+//! | [`command`] | the commands that Freestone sends and serves, as command dwords |
+//! | [`entry`] | submission and completion queue entries, data descriptors |
 //! | [`identify`] | what controllers and namespaces say about themselves |
 //! | [`zns`] | the same for zoned namespaces, and zone reports |
 //! | [`status`] | status codes, and the [`block::IoError`] each stands for |
+//! | [`fabrics`] | Connect, properties, names, discovery |
+//! | [`tcp`] | the PDUs of NVMe/TCP, both sides |
 //!
-//! Everything that a controller says is foreign: it is checked here, once, and what makes no sense is an error.
+//! Everything that the other side says is foreign: it is checked here, once, and what makes no sense is an error.
 //!
 //! Truth: NVM Express Base Specification 2.0 ("Base"), NVM Command Set Specification 1.0 ("NVM"), Zoned Namespace
-//! Command Set Specification 1.1 ("ZNS").
+//! Command Set Specification 1.1 ("ZNS"), TCP Transport Specification 1.0 ("TCP").
 
 #![forbid(unsafe_code)]
 
 pub mod command;
+pub mod entry;
+pub mod fabrics;
 pub mod identify;
 pub mod status;
+pub mod tcp;
 pub mod zns;
 
 mod wire;
 
 pub use command::Command;
+pub use entry::{CompletionEntry, Sgl, SubmissionEntry};
 pub use identify::{CommandLimits, CommandSet, Controller, Namespace};
 pub use status::Status;
 

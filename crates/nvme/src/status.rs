@@ -13,6 +13,11 @@ impl Status {
         Status(field & 0x7ff)
     }
 
+    /// The status field again, without what was dropped.
+    pub const fn field(self) -> u16 {
+        self.0
+    }
+
     /// Status code type: 0 generic, 1 command specific, 2 media, 3 path, 7 vendor.
     pub const fn code_type(self) -> u8 {
         (self.0 >> 8) as u8
@@ -70,6 +75,163 @@ impl Status {
     }
 }
 
+/// A list of named statuses: what each is called, its type, its code, and what it is for.
+macro_rules! named {
+    ($($(#[$doc:meta])* $name:ident = $kind:literal / $code:literal;)*) => {
+        impl Status {
+            $($(#[$doc])* pub const $name: Status = Status::new($kind << 8 | $code);)*
+        }
+    };
+}
+
+named! {
+    /// The command did what it should.
+    SUCCESS = 0 / 0x00;
+    /// Generic: there is no such command.
+    INVALID_OPCODE = 0 / 0x01;
+    /// Generic: a field holds what it must not.
+    INVALID_FIELD = 0 / 0x02;
+    /// Generic: the command identifier is in use.
+    COMMAND_ID_CONFLICT = 0 / 0x03;
+    /// Generic: data could not be moved.
+    DATA_TRANSFER_ERROR = 0 / 0x04;
+    /// Generic: the controller failed.
+    INTERNAL_ERROR = 0 / 0x06;
+    /// Generic: somebody asked for the command to be aborted.
+    ABORT_REQUESTED = 0 / 0x07;
+    /// Generic: the queue of the command is gone.
+    ABORTED_SQ_DELETION = 0 / 0x08;
+    /// Generic: no such namespace, or not in this format.
+    INVALID_NAMESPACE = 0 / 0x0b;
+    /// Generic: commands came in an order that makes no sense (I/O before Connect).
+    COMMAND_SEQUENCE_ERROR = 0 / 0x0c;
+    /// Generic: the SGL has the wrong number of descriptors.
+    INVALID_SGL_COUNT = 0 / 0x0e;
+    /// Generic: the SGL's data is shorter or longer than the command's.
+    INVALID_SGL_LENGTH = 0 / 0x0f;
+    /// Generic: an SGL descriptor of a type that is not known here.
+    INVALID_SGL_TYPE = 0 / 0x11;
+    /// Generic: data in the capsule starts where it cannot.
+    INVALID_SGL_OFFSET = 0 / 0x16;
+    /// Generic: the host identifier is in another format.
+    INCONSISTENT_HOST_ID = 0 / 0x18;
+    /// Generic: the host was silent for too long.
+    KEEP_ALIVE_EXPIRED = 0 / 0x19;
+    /// Generic: the keep-alive timeout cannot be served.
+    INVALID_KEEP_ALIVE = 0 / 0x1a;
+    /// Generic: writes are refused.
+    WRITE_PROTECTED = 0 / 0x20;
+    /// Generic: the transport failed for a while.
+    TRANSIENT_TRANSPORT_ERROR = 0 / 0x22;
+    /// Generic: the command set does not go with this.
+    INVALID_COMMAND_SET = 0 / 0x2c;
+    /// Generic: blocks beyond the end of the namespace.
+    LBA_OUT_OF_RANGE = 0 / 0x80;
+    /// Generic: the medium has no room.
+    CAPACITY_EXCEEDED = 0 / 0x81;
+    /// Generic: not yet.
+    NAMESPACE_NOT_READY = 0 / 0x82;
+    /// Generic: somebody else has reserved the namespace.
+    RESERVATION_CONFLICT = 0 / 0x83;
+
+    /// Command specific: the queue identifier is taken or too large.
+    INVALID_QUEUE_ID = 1 / 0x01;
+    /// Command specific: more asynchronous event requests than AERL allows.
+    TOO_MANY_EVENT_REQUESTS = 1 / 0x05;
+    /// Command specific: no such log page.
+    INVALID_LOG_PAGE = 1 / 0x09;
+    /// Command specific: the feature does not outlive a reset.
+    FEATURE_NOT_SAVEABLE = 1 / 0x0d;
+    /// Command specific: the feature's value is fixed.
+    FEATURE_NOT_CHANGEABLE = 1 / 0x0e;
+    /// Command specific: the feature belongs to the controller, not to a namespace.
+    FEATURE_NOT_NAMESPACE_SPECIFIC = 1 / 0x0f;
+
+    /// Fabrics: the record format of a Connect is not known.
+    CONNECT_INCOMPATIBLE_FORMAT = 1 / 0x80;
+    /// Fabrics: the controller has a host already.
+    CONNECT_CONTROLLER_BUSY = 1 / 0x81;
+    /// Fabrics: a parameter of Connect is wrong; the completion says which ([`crate::fabrics::InvalidParameter`]).
+    CONNECT_INVALID_PARAMETERS = 1 / 0x82;
+    /// Fabrics: ask the discovery controller again.
+    CONNECT_RESTART_DISCOVERY = 1 / 0x83;
+    /// Fabrics: this host may not connect.
+    CONNECT_INVALID_HOST = 1 / 0x84;
+    /// Fabrics: a queue of this type cannot be disconnected.
+    INVALID_QUEUE_TYPE = 1 / 0x85;
+    /// Fabrics: the discovery log changed while it was read.
+    DISCOVER_RESTART = 1 / 0x90;
+    /// Fabrics: the host must authenticate first.
+    AUTHENTICATION_REQUIRED = 1 / 0x91;
+
+    /// NVM: attributes that contradict each other.
+    CONFLICTING_ATTRIBUTES = 1 / 0x80;
+    /// NVM: blocks that are read only.
+    WRITE_TO_READ_ONLY_RANGE = 1 / 0x82;
+    /// NVM: longer than a limit of the controller.
+    COMMAND_SIZE_LIMIT_EXCEEDED = 1 / 0x83;
+
+    /// Zoned: the blocks cross the end of a zone.
+    ZONE_BOUNDARY = 1 / 0xb8;
+    /// Zoned: one more active zone than there can be.
+    TOO_MANY_ACTIVE_ZONES = 1 / 0xbd;
+    /// Zoned: one more open zone than there can be.
+    TOO_MANY_OPEN_ZONES = 1 / 0xbe;
+
+    /// Media: the blocks cannot be written.
+    WRITE_FAULT = 2 / 0x80;
+    /// Media: the blocks cannot be read.
+    UNRECOVERED_READ_ERROR = 2 / 0x81;
+    /// Media: the data is not what was protected.
+    GUARD_CHECK_ERROR = 2 / 0x82;
+    /// Media: the data is not what it was compared with.
+    COMPARE_FAILURE = 2 / 0x85;
+    /// Media: access is denied.
+    ACCESS_DENIED = 2 / 0x86;
+    /// Media: the blocks hold nothing.
+    UNWRITTEN_BLOCK = 2 / 0x87;
+
+    /// Path: the controller failed, and another might not.
+    INTERNAL_PATH_ERROR = 3 / 0x00;
+    /// Path: nothing can be reached this way, for good.
+    ANA_PERSISTENT_LOSS = 3 / 0x01;
+    /// Path: nothing can be reached this way.
+    ANA_INACCESSIBLE = 3 / 0x02;
+    /// Path: it is about to change.
+    ANA_TRANSITION = 3 / 0x03;
+    /// Path: the host did not let the command end.
+    ABORTED_BY_HOST = 3 / 0x71;
+}
+
+impl Status {
+    /// What a target says when a device fails with `error`, whatever the command was.
+    pub const fn of(error: IoError) -> Status {
+        match error {
+            IoError::OutOfRange => Status::LBA_OUT_OF_RANGE,
+            IoError::Misaligned | IoError::Invalid => Status::INVALID_FIELD,
+            IoError::ReadOnly => Status::WRITE_PROTECTED,
+            IoError::Unsupported => Status::INVALID_OPCODE,
+            IoError::NoSpace => Status::CAPACITY_EXCEEDED,
+            // Linux turns every media error of a read or write into EIO, which is what it is.
+            IoError::Medium => Status::UNRECOVERED_READ_ERROR,
+            IoError::Corrupt => Status::GUARD_CHECK_ERROR,
+            IoError::TimedOut => Status::ABORT_REQUESTED,
+            IoError::DeviceGone => Status::INTERNAL_PATH_ERROR,
+            IoError::NoMemory => Status::INTERNAL_ERROR,
+            IoError::TooManyActiveZones => Status::TOO_MANY_ACTIVE_ZONES,
+            IoError::TooManyOpenZones => Status::TOO_MANY_OPEN_ZONES,
+        }
+    }
+
+    /// The same command may succeed later, or on another path: what is said without "do not retry".
+    pub const fn is_worth_retrying(self) -> bool {
+        matches!(
+            (self.code_type(), self.code()),
+            (0, 0x04 | 0x06 | 0x07 | 0x08 | 0x19 | 0x22 | 0x82) | (1, 0x81) | (3, _)
+        )
+    }
+}
+
 impl std::fmt::Debug for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "NVMe status {:x}/{:02x}", self.code_type(), self.code())
@@ -110,6 +272,28 @@ mod tests {
             assert_eq!(Status::new(field).result(), Err(error), "{}", Status::new(field));
         }
         assert_eq!(Status::new(0).result(), Ok(()));
+    }
+
+    #[test]
+    fn what_a_device_says_arrives_at_the_host_as_it_was() {
+        for error in [
+            IoError::OutOfRange,
+            IoError::Invalid,
+            IoError::ReadOnly,
+            IoError::Unsupported,
+            IoError::NoSpace,
+            IoError::Medium,
+            IoError::Corrupt,
+            IoError::TimedOut,
+            IoError::DeviceGone,
+            IoError::TooManyActiveZones,
+            IoError::TooManyOpenZones,
+        ] {
+            assert_eq!(Status::of(error).result(), Err(error));
+        }
+        assert_eq!(Status::of(IoError::Misaligned).result(), Err(IoError::Invalid));
+        assert_eq!(Status::of(IoError::NoMemory).result(), Err(IoError::Medium));
+        assert_eq!(Status::new(Status::CONNECT_INVALID_PARAMETERS.field()).field(), 0x182);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Admin commands, which go through `ioctl(2)`: what a namespace is asked before it is used.
 //! Truth: `include/uapi/linux/nvme_ioctl.h` of the kernel.
 
-use nvme::command::{Command, FEATURE_VOLATILE_WRITE_CACHE, LOG_COMMAND_EFFECTS, cns};
+use nvme::command::{Command, cns, feature, log_page};
 use nvme::{IDENTIFY_BYTES, IdentifyData, Status};
 use std::fs::File;
 use std::io;
@@ -89,12 +89,12 @@ pub(super) fn descriptors(file: &File, nsid: u32) -> Result<Box<IdentifyData>, A
 
 /// The log that lists the commands of command set `csi`.
 pub(super) fn effects_log(file: &File, csi: u8) -> Result<Box<IdentifyData>, AdminError> {
-    read(file, &Command::get_log_page(u32::MAX, LOG_COMMAND_EFFECTS, csi, IDENTIFY_BYTES as u32))
+    read(file, &Command::get_log_page(u32::MAX, log_page::COMMAND_EFFECTS, csi, IDENTIFY_BYTES as u32))
 }
 
 /// Whether the volatile write cache is on.
 pub(super) fn is_write_cache_on(file: &File) -> Result<bool, AdminError> {
-    let command = Command::get_features(FEATURE_VOLATILE_WRITE_CACHE);
+    let command = Command::get_features(feature::VOLATILE_WRITE_CACHE);
     Ok(submit(file, PassthroughCommand::new(&command, 0, 0))? & 1 != 0)
 }
 

@@ -1,0 +1,130 @@
+//! NVMe Qualified Names (Base 4.5): what subsystems and hosts are called.
+
+use crate::wire::put_text;
+
+/// Most bytes of a name.
+pub const MAX_NQN: usize = 223;
+/// The name that every discovery subsystem answers to.
+pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// Names that are made from a UUID start with this.
+pub const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+/// A name: UTF-8, starts with `nqn.`, at most [`MAX_NQN`] bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Nqn(Box<str>);
+
+/// Why something is not a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NqnError {
+    /// It does not start with `nqn.`.
+    #[error("an NVMe name starts with \"nqn.\"")]
+    Prefix,
+    /// It is longer than [`MAX_NQN`], or the bytes of a field do not end.
+    #[error("an NVMe name has at most {MAX_NQN} bytes")]
+    Length,
+    /// It is not UTF-8, or holds control characters.
+    #[error("an NVMe name is printable UTF-8")]
+    Text,
+}
+
+impl Nqn {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn new(text: &str) -> Result<Nqn, NqnError> {
+        if text.len() > MAX_NQN {
+            return Err(NqnError::Length);
+        }
+        if text.chars().any(char::is_control) {
+            return Err(NqnError::Text);
+        }
+        if !text.starts_with("nqn.") {
+            return Err(NqnError::Prefix);
+        }
+        Ok(Nqn(text.into()))
+    }
+
+    /// The discovery subsystem.
+    pub fn discovery() -> Nqn {
+        Nqn(DISCOVERY.into())
+    }
+
+    /// Whether it is [`DISCOVERY`].
+    pub fn is_discovery(&self) -> bool {
+        &*self.0 == DISCOVERY
+    }
+
+    /// The name of a host (or subsystem) that is known by a UUID.
+    pub fn of_uuid(uuid: &[u8; 16]) -> Nqn {
+        let mut text = String::from(UUID_PREFIX);
+        for (i, byte) in uuid.iter().enumerate() {
+            if matches!(i, 4 | 6 | 8 | 10) {
+                text.push('-');
+            }
+            text.push_str(&format!("{byte:02x}"));
+        }
+        Nqn(text.into())
+    }
+
+    /// The name in a field: what stands before the first zero byte.
+    ///
+    /// # Errors
+    /// When it is none, or does not end in the field.
+    pub fn parse_field(field: &[u8]) -> Result<Nqn, NqnError> {
+        let end = field.iter().position(|byte| *byte == 0).ok_or(NqnError::Length)?;
+        Nqn::new(std::str::from_utf8(&field[..end]).map_err(|_| NqnError::Text)?)
+    }
+
+    /// Its text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Writes the name and zeroes to a field.
+    pub(crate) fn put(&self, bytes: &mut [u8], at: usize, len: usize) {
+        put_text(bytes, at, len, &self.0, 0);
+    }
+}
+
+impl std::fmt::Display for Nqn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::str::FromStr for Nqn {
+    type Err = NqnError;
+
+    fn from_str(text: &str) -> Result<Nqn, NqnError> {
+        Nqn::new(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert_eq!(Nqn::new("nqn.2014-08.org.example:a").unwrap().as_str(), "nqn.2014-08.org.example:a");
+        assert_eq!(Nqn::new("iqn.2014-08.org"), Err(NqnError::Prefix));
+        assert_eq!(Nqn::new(""), Err(NqnError::Prefix));
+        assert_eq!(Nqn::new("nqn.a\n"), Err(NqnError::Text));
+        let longest = format!("nqn.{}", "a".repeat(MAX_NQN - 4));
+        assert!(Nqn::new(&longest).is_ok());
+        assert_eq!(Nqn::new(&format!("{longest}a")), Err(NqnError::Length));
+        assert_eq!(Nqn::parse_field(b"nqn.a\0b"), Nqn::new("nqn.a"));
+        assert_eq!(Nqn::parse_field(b"nqn.a"), Err(NqnError::Length));
+        assert_eq!(Nqn::parse_field(b"nqn.\xff\0"), Err(NqnError::Text));
+        assert!(Nqn::discovery().is_discovery());
+    }
+
+    #[test]
+    fn a_uuid_makes_a_name() {
+        let uuid = std::array::from_fn(|i| i as u8 + 0xf0);
+        let name = "nqn.2014-08.org.nvmexpress:uuid:f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff";
+        assert_eq!(Nqn::of_uuid(&uuid).as_str(), name);
+        assert_eq!(Nqn::new(name), Ok(Nqn::of_uuid(&uuid)));
+    }
+}
