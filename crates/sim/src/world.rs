@@ -488,6 +488,9 @@ impl World {
     /// Power went, and everything has ended.
     pub fn note_crash(&self, was_stopped: bool) {
         let (writes, mut marked) = (self.writes.take(), self.marked.take());
+        if !was_stopped {
+            self.tear_given_up();
+        }
         self.excuse_fragile(|group| self.gives_up.borrow()[group]);
         self.gives_up.borrow_mut().fill(false);
         if !was_stopped {
@@ -510,6 +513,17 @@ impl World {
             self.may_be_ahead.borrow_mut().extend(slots);
         }
         self.oracle.borrow_mut().crash();
+    }
+
+    /// What nothing can bring back the array gives up by writes of its own, which power may cut off like any other.
+    fn tear_given_up(&self) {
+        let gives_up = self.gives_up.borrow();
+        let may_be_torn = |stripe: &u64| {
+            gives_up[self.geometry.get().group(*stripe)]
+                && self.fragile.borrow().contains(&self.region_of_stripe(*stripe))
+        };
+        let stripes: Vec<u64> = self.stripes().filter(may_be_torn).collect();
+        self.torn.borrow_mut().extend(stripes);
     }
 
     /// Two lines of the array look as if they had gone on without each other. That may be so when power cut a commit off
