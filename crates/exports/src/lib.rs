@@ -7,6 +7,7 @@
 mod error;
 mod eventfd;
 pub mod nbd;
+pub mod nvme_tcp;
 mod stats;
 mod stop;
 pub mod stream;

@@ -1,7 +1,7 @@
 //! The device under an export, on one of the cores that serve it.
 
 use crate::Error;
-use block::{Channel, Device, Flags, IoError, IoFuture, IoResult, Request};
+use block::{Channel, Data, Device, Flags, IoError, IoFuture, IoResult, Limits, Op, Request};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
@@ -19,7 +19,8 @@ pub(crate) struct Target {
     /// The channel's, kept as long as the channel.
     _device: Arc<dyn Device>,
     is_read_only: bool,
-    has_volatile_cache: bool,
+    /// As they were when it was opened; the capacity may have changed.
+    limits: Limits,
 }
 
 impl Target {
@@ -38,12 +39,7 @@ impl Target {
             channels.insert(key, Rc::downgrade(&channel));
         });
         let limits = device.limits();
-        Ok(Target {
-            channel,
-            _device: device,
-            is_read_only: is_read_only || limits.read_only,
-            has_volatile_cache: limits.volatile_cache,
-        })
+        Ok(Target { channel, _device: device, is_read_only: is_read_only || limits.read_only, limits })
     }
 
     /// Hands a request that changes nothing to the device.
@@ -63,7 +59,7 @@ impl Target {
 
     /// Makes durable what has been written; done at once where nothing is cached.
     pub(crate) async fn flush(&self) -> IoResult {
-        if !self.has_volatile_cache {
+        if !self.limits.volatile_cache {
             return Ok(());
         }
         self.channel.submit(&Request::flush(), 0).await
@@ -72,6 +68,77 @@ impl Target {
     /// How a write is marked that must be durable when it completes.
     #[inline]
     pub(crate) fn durable(&self) -> Flags {
-        if self.has_volatile_cache { Flags::FUA } else { Flags::NONE }
+        if self.limits.volatile_cache { Flags::FUA } else { Flags::NONE }
+    }
+
+    /// Reads or writes all of `data`, in parts as long as the device takes.
+    #[inline]
+    pub(crate) async fn transfer(&self, op: Op, flags: Flags, offset: u64, data: Data<'_>) -> IoResult {
+        let longest = (self.limits.max_transfer & !(self.limits.block_size - 1)) as usize;
+        let mut done = 0;
+        loop {
+            let len = (data.len() - done).min(longest);
+            let part = if len == data.len() { data } else { data.part(done, len) };
+            let request = Request { op, flags, len: len as u64, data: part };
+            let offset = offset + done as u64;
+            match op {
+                Op::Write => self.modify(&request, offset).await?,
+                _ => self.submit(&request, offset).await?,
+            }
+            done += len;
+            if done == data.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Discards a range of any length.
+    pub(crate) async fn discard(&self, offset: u64, len: u64) -> IoResult {
+        let Limits { max_discard, discard_alignment, block_size, .. } = self.limits;
+        let longest = longest_of(max_discard, discard_alignment.max(block_size).into(), block_size);
+        self.in_parts(offset, len, longest, Request::discard).await
+    }
+
+    /// Writes zeroes over a range of any length.
+    pub(crate) async fn write_zeroes(&self, offset: u64, len: u64, flags: Flags) -> IoResult {
+        let Limits { max_write_zeroes, block_size, .. } = self.limits;
+        let longest = longest_of(max_write_zeroes, block_size.into(), block_size);
+        self.in_parts(offset, len, longest, |len| Request::write_zeroes(len, flags)).await
+    }
+
+    /// Runs a request without data over the whole range, at most `longest` bytes at a time.
+    async fn in_parts(
+        &self,
+        offset: u64,
+        len: u64,
+        longest: u64,
+        request: impl Fn(u64) -> Request<'static>,
+    ) -> IoResult {
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(longest);
+            self.modify(&request(part), offset + done).await?;
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+/// The longest part: a multiple of `unit` if that fits, else of the block.
+fn longest_of(max: u64, unit: u64, block: u32) -> u64 {
+    let whole = max - max % unit.max(1);
+    if whole > 0 { whole } else { (max & !u64::from(block - 1)).max(block.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_as_long_as_the_device_takes_and_whole_units_where_they_fit() {
+        assert_eq!(longest_of(1 << 40, 4096, 512), 1 << 40);
+        assert_eq!(longest_of(10_000, 4096, 512), 8192);
+        assert_eq!(longest_of(3000, 4096, 512), 2560);
+        assert_eq!(longest_of(1, 512, 512), 512);
     }
 }

@@ -1,6 +1,7 @@
 //! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes of them.
 
 mod nbd;
+mod nvme_tcp;
 mod ublk;
 mod vduse;
 mod vhost_user_blk;
@@ -14,7 +15,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 /// Every kind of export.
-pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &ublk::KIND, &vduse::KIND, &nbd::KIND];
+pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &ublk::KIND, &vduse::KIND, &nbd::KIND, &nvme_tcp::KIND];
 
 /// Keys that every kind of export has.
 const DEVICE: Key = key("device", "ID", "the device to export [the first]");
@@ -25,8 +26,8 @@ const PERMISSIONS: Key = key("permissions", "MODE", "permission bits of the sock
 /// An export to be started.
 #[derive(Debug)]
 pub struct ExportPlan {
-    /// The id of its device, if one was chosen.
-    pub device: Option<String>,
+    /// The ids of its devices, if they were chosen.
+    pub devices: Vec<String>,
     /// Processors out of `--cores` that serve it, if they were chosen.
     pub cores: Option<Vec<usize>>,
     /// What its kind made of the rest.
@@ -45,10 +46,16 @@ impl ExportPlan {
             "ublk" => ublk::parse(&spec)?,
             "vduse" => vduse::parse(&spec)?,
             "nbd" => nbd::parse(&spec)?,
+            "nvme-tcp" => nvme_tcp::parse(&spec)?,
             kind => unreachable!("{kind} is in the table of kinds"),
         };
         let cores = spec.get("cores")?.map(|CpuList(cpus)| cpus);
-        Ok(ExportPlan { device: spec.get("device")?, cores, config })
+        let device: Option<String> = spec.get("device")?;
+        let devices: Vec<String> = match device {
+            Some(list) if config.takes_many() => list.split('+').map(str::to_owned).collect(),
+            device => device.into_iter().collect(),
+        };
+        Ok(ExportPlan { devices, cores, config })
     }
 }
 
@@ -61,13 +68,18 @@ pub trait ExportConfig: Debug + Send {
     /// those of the server; none: all) that serve.
     fn complete(&mut self, device_id: &str, cores: Vec<usize>);
 
+    /// Whether it exports several devices; otherwise it gets one.
+    fn takes_many(&self) -> bool {
+        false
+    }
+
     /// Starts the export.
     ///
     /// # Errors
     /// When the configuration is impossible or the system refuses something.
-    fn start(&self, device: Arc<dyn Device>, cores: &[CoreRef]) -> Result<Box<dyn Export>, Error>;
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error>;
 
-    /// What it is and where, after "export ": `device_id` is what it exports.
+    /// What it is and where, after "export ": `device_id` is what it exports, with plus signs between several.
     fn line(&self, device_id: &str) -> String;
 
     /// The same as fields: kind, address and what else was chosen.

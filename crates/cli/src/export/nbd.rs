@@ -59,11 +59,7 @@ fn address(spec: &Spec) -> Result<Address, SpecError> {
             Ok(Address::Unix { path, permissions: permissions.map_or(0o600, |permissions| permissions.0) })
         }
         (None, Some(_)) if permissions.is_some() => Err(spec.refuse("permissions are those of socket=")),
-        (None, Some(listen)) => Ok(match listen.strip_prefix("systemd") {
-            Some("") => Address::Systemd(None),
-            Some(name) if name.starts_with(':') => Address::Systemd(Some(name[1..].to_owned())),
-            _ => Address::Tcp(listen),
-        }),
+        (None, Some(listen)) => Ok(Address::of_listen(&listen)),
         (Some(_), Some(_)) => Err(spec.refuse("socket and listen exclude each other")),
         (None, None) => Err(spec.refuse("needs socket=PATH or listen=ADDR:PORT")),
     }
@@ -81,8 +77,8 @@ impl ExportConfig for NbdConfig {
         self.config.core_map = cores;
     }
 
-    fn start(&self, device: Arc<dyn Device>, cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
-        Ok(Box::new(Nbd::start(device, cores, self.config.clone())?))
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
+        Ok(Box::new(Nbd::start(devices[0].clone(), cores, self.config.clone())?))
     }
 
     fn line(&self, device_id: &str) -> String {

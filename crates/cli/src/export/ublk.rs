@@ -92,8 +92,8 @@ impl ExportConfig for UblkConfig {
         self.config.core_map = cores;
     }
 
-    fn start(&self, device: Arc<dyn Device>, cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
-        let ublk = Ublk::start(device, cores, self.config.clone())?;
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
+        let ublk = Ublk::start(devices[0].clone(), cores, self.config.clone())?;
         let info = ublk.info();
         let _ = self.started.set(Started {
             id: ublk.id(),

@@ -63,8 +63,8 @@ impl ExportConfig for VduseConfig {
         self.config.core_map = cores;
     }
 
-    fn start(&self, device: Arc<dyn Device>, cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
-        Ok(Box::new(Vduse::start(device, cores, self.config.clone())?))
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
+        Ok(Box::new(Vduse::start(devices[0].clone(), cores, self.config.clone())?))
     }
 
     fn line(&self, device_id: &str) -> String {

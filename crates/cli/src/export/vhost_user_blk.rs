@@ -64,8 +64,8 @@ impl ExportConfig for VhostUserBlkConfig {
         self.config.core_map = cores;
     }
 
-    fn start(&self, device: Arc<dyn Device>, cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
-        Ok(Box::new(VhostUserBlk::start(device, cores, self.config.clone())?))
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
+        Ok(Box::new(VhostUserBlk::start(devices[0].clone(), cores, self.config.clone())?))
     }
 
     fn line(&self, device_id: &str) -> String {

@@ -56,8 +56,8 @@ impl ServeArgs {
 /// What is to be served: everything that can be checked without opening has been.
 pub struct ServePlan {
     stack: StackPlan,
-    /// Each with the place of its device.
-    exports: Vec<(ExportPlan, usize)>,
+    /// Each with the places of its devices: one at least.
+    exports: Vec<(ExportPlan, Vec<usize>)>,
     cores: Vec<CoreConfig>,
 }
 
@@ -71,21 +71,22 @@ impl ServePlan {
             return Err(Error::Usage(format!("--control {path}: no array is served that it could control")));
         }
         let cores = args::core_configs(args.options.cores.as_ref(), args.options.poll_us.0);
-        let mut exports: Vec<(ExportPlan, usize)> = Vec::new();
+        let mut exports: Vec<(ExportPlan, Vec<usize>)> = Vec::new();
         for text in &args.export {
             let refuse = |fault: String| Error::Usage(format!("--export {text}: {fault}"));
             let mut export = ExportPlan::parse(text)?;
-            let device = match &export.device {
-                Some(id) => stack.position(id).map_err(refuse)?,
-                None => 0,
-            };
+            let chosen = export.devices.iter().map(|id| stack.position(id));
+            let mut devices = chosen.collect::<Result<Vec<usize>, _>>().map_err(refuse)?;
+            if devices.is_empty() {
+                devices.push(0);
+            }
             let name = export.config.name();
             if exports.iter().any(|(other, _)| other.config.name() == name) {
                 return Err(refuse(format!("there is an export {name} already")));
             }
             let map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
-            export.config.complete(&stack.devices()[device].id, map);
-            exports.push((export, device));
+            export.config.complete(&stack.devices()[devices[0]].id, map);
+            exports.push((export, devices));
         }
         Ok(ServePlan { stack, exports, cores })
     }
@@ -178,7 +179,7 @@ mod tests {
              --export vhost-user-blk:socket=2,device=device1,cores=7",
         )
         .unwrap();
-        assert_eq!(plan.exports.iter().map(|(_, device)| *device).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(plan.exports.iter().map(|(_, devices)| devices[0]).collect::<Vec<_>>(), [0, 1]);
         let config = |i: usize| &plan.exports[i].0.config;
         assert_eq!((config(0).cores(), config(1).cores()), (&[][..], &[1][..]));
         assert_eq!(

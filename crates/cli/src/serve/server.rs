@@ -31,7 +31,8 @@ struct Running {
     name: String,
     line: String,
     json: Value,
-    device: usize,
+    /// Places of its devices.
+    devices: Vec<usize>,
     export: Box<dyn Export>,
 }
 
@@ -58,16 +59,19 @@ impl Server {
 
     /// Starts the exports: clients may connect from now on.
     pub fn start_exports(mut self, plan: &ServePlan) -> Result<Server, Error> {
-        for (plan, device) in &plan.exports {
-            let (config, stack) = (&*plan.config, &self.stacks[*device]);
+        for (plan, places) in &plan.exports {
+            let config = &*plan.config;
+            let stacks: Vec<&Stack> = places.iter().map(|place| &self.stacks[*place]).collect();
+            let devices: Vec<_> = stacks.iter().map(|stack| stack.device.clone()).collect();
             let running = config
-                .start(stack.device.clone(), self.cores.all())
+                .start(&devices, self.cores.all())
                 .map_err(|source| Error::Export { name: config.name(), source })?;
+            let ids: Vec<&str> = stacks.iter().map(|stack| stack.id.as_str()).collect();
             self.exports.push(Running {
                 name: config.name(),
-                line: format!("export {}", config.line(&stack.id)),
-                json: self.export_json(config, stack),
-                device: *device,
+                line: format!("export {}", config.line(&ids.join("+"))),
+                json: self.export_json(config, &stacks),
+                devices: places.clone(),
                 export: running,
             });
         }
@@ -106,7 +110,7 @@ impl Server {
                     continue;
                 }
             };
-            for export in self.exports.iter().filter(|export| export.device == place) {
+            for export in self.exports.iter().filter(|export| export.devices.contains(&place)) {
                 export.export.notify_resize();
             }
             let human = format!(
@@ -169,13 +173,23 @@ impl Server {
         }
     }
 
-    fn export_json(&self, config: &dyn ExportConfig, stack: &Stack) -> Value {
-        let limits = stack.device.limits();
+    /// The export's fields; those of its device, or a list of them where it may have several.
+    fn export_json(&self, config: &dyn ExportConfig, stacks: &[&Stack]) -> Value {
         let mut fields = config.fields();
-        fields.insert("device".into(), stack.id.clone().into());
-        fields.insert("capacity".into(), limits.capacity.into());
-        fields.insert("block_size".into(), limits.block_size.into());
-        fields.insert("read_only".into(), (config.is_read_only() || limits.read_only).into());
+        let of_device = |stack: &&Stack| {
+            let limits = stack.device.limits();
+            json!({
+                "device": stack.id,
+                "capacity": limits.capacity,
+                "block_size": limits.block_size,
+                "read_only": config.is_read_only() || limits.read_only,
+            })
+        };
+        let devices: Vec<Value> = stacks.iter().map(of_device).collect();
+        match (config.takes_many(), &devices[..]) {
+            (false, [Value::Object(device)]) => fields.extend(device.clone()),
+            _ => drop(fields.insert("devices".into(), devices.into())),
+        }
         let cpus: Vec<_> = config.cores().iter().map(|place| self.cpus[*place]).collect();
         fields.insert("cores".into(), json!(cpus));
         Value::Object(fields)

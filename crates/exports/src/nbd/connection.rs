@@ -78,7 +78,7 @@ impl Protocol for Session {
 
     #[inline]
     async fn serve(&self, job: Job, link: &Link) {
-        let result = job.execute(&self.target, &self.rules, link.stats()).await;
+        let result = job.execute(&self.target, link.stats()).await;
         let Job { header, memory } = job;
         let is_read = header.command == Command::Read;
         let (content, data) = match result {

@@ -20,6 +20,17 @@ pub enum Address {
     Systemd(Option<String>),
 }
 
+impl Address {
+    /// What a command line calls `listen=`: `systemd`, `systemd:NAME`, or an address and a port.
+    pub fn of_listen(text: &str) -> Address {
+        match text.strip_prefix("systemd") {
+            Some("") => Address::Systemd(None),
+            Some(name) if name.starts_with(':') => Address::Systemd(Some(name[1..].to_owned())),
+            _ => Address::Tcp(text.to_owned()),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -3,7 +3,7 @@
 use super::{Memory, Outbox, Parcel, Readiness, Seat, Store};
 use crate::stats::Connected;
 use crate::{Error, QueueStats};
-use reactor::{SourceHandle, current};
+use reactor::{Permits, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
@@ -52,7 +52,8 @@ pub(crate) struct Link {
     max_requests: usize,
     /// Requests taken whose replies the kernel has not.
     requests: Cell<usize>,
-    budget: Cell<usize>,
+    /// Bytes that its requests may still take.
+    budget: Permits,
     state: Cell<State>,
     pub(super) handle: OnceCell<SourceHandle>,
     /// Who waits for the connection's life to go on.
@@ -75,7 +76,7 @@ impl Link {
             outbox: RefCell::default(),
             max_requests,
             requests: Cell::new(0),
-            budget: Cell::new(BUDGET),
+            budget: Permits::new(BUDGET),
             state: Cell::new(State::Open),
             handle: OnceCell::new(),
             watchers: RefCell::default(),
@@ -100,35 +101,36 @@ impl Link {
         (&self.export, &self.peer)
     }
 
-    /// A request was taken, and `data` bytes of memory go with it; `None`, and it was not, while there is no room.
-    /// It counts until it is answered.
+    /// A request was taken, and `data` bytes of memory go with it (none for no bytes); `None`, and it was not, while
+    /// there is no room. It counts until it is answered.
     #[inline]
     pub(crate) fn grant(&self, data: usize) -> Option<Option<Memory>> {
-        if self.requests.get() >= self.max_requests {
+        if self.requests.get() >= self.max_requests || !self.budget.try_acquire(Store::cost(data)) {
             return None;
         }
-        let memory = self.take(data)?;
         self.requests.set(self.requests.get() + 1);
-        Some(memory)
+        Some((data > 0).then(|| self.store.take(data)))
     }
 
-    /// Memory for `data` bytes, if there is room; none for no bytes.
-    #[inline]
-    pub(crate) fn take(&self, data: usize) -> Option<Option<Memory>> {
-        let cost = Store::cost(data);
-        if cost > self.budget.get() {
-            return None;
-        }
-        self.budget.set(self.budget.get() - cost);
-        Some((data > 0).then(|| self.store.take(data)))
+    /// Waits for memory for `len` bytes, at most what a connection may have; in the order of asking.
+    pub(crate) async fn memory(&self, len: usize) -> Memory {
+        self.budget.acquire(Store::cost(len)).await;
+        self.store.take(len)
     }
 
     /// Memory is not needed any more.
     #[inline]
     pub(crate) fn release(&self, memory: Option<Memory>) {
         if let Some(memory) = memory {
-            self.budget.set(self.budget.get() + Store::cost(memory.len()));
+            let cost = Store::cost(memory.len());
+            drop(memory);
+            self.budget.release(cost);
         }
+    }
+
+    /// Memory that does not count: of those who bound it otherwise. Not to be released, but dropped.
+    pub(crate) fn uncounted(&self, len: usize) -> Memory {
+        self.store.take(len)
     }
 
     /// Sends a parcel. With the last of a request's the request is over when the client has it.
@@ -141,6 +143,13 @@ impl Link {
         }
         self.outbox.borrow_mut().push(parcel);
         self.handle().activate();
+    }
+
+    /// Sends the last thing that there is to say: the connection does not end before.
+    pub(crate) fn say_last(&self, mut parcel: Parcel) {
+        self.requests.set(self.requests.get() + 1);
+        parcel.is_last = true;
+        self.send(parcel);
     }
 
     /// A request is over and will not be answered.

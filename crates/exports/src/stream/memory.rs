@@ -98,6 +98,18 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Shows `len` bytes from `start` on, piece by piece.
+    pub(crate) fn look(&mut self, start: usize, len: usize, mut see: impl FnMut(&[u8])) {
+        // SAFETY: no request has this memory now: it is borrowed exclusively, by whoever put something in.
+        let data = unsafe { self.data() };
+        for piece in data.part(start, len).iter() {
+            // SAFETY: a piece is part of a buffer of ours, and nobody writes there meanwhile.
+            see(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
+        }
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         self.lists.buffers.clear();

@@ -32,7 +32,7 @@ pub(crate) use link::{Link, Parts};
 pub(crate) use listener::{Accepted, Listener};
 pub(crate) use lobby::{Guest, Host, Lobby, Seat, Step, Talk};
 pub(crate) use memory::{Memory, Store};
-pub(crate) use outbox::{Outbox, Parcel};
+pub(crate) use outbox::{MAX_FRONT, Outbox, Parcel};
 pub(crate) use readiness::Readiness;
 pub(crate) use registry::Registry;
 pub(crate) use unix::UnixSocket;

@@ -1,0 +1,300 @@
+//! Commands of admin queues: properties, identification, features, log pages, events.
+//!
+//! Source: Base Specification 2.0, 5 (admin commands), 6 (fabrics commands); a discovery controller has what 5.1 of
+//! NVMe over Fabrics leaves it.
+
+use super::controller::MAX_EVENT_REQUESTS;
+use super::reading::Command;
+use super::session::{Failure, Reply, Session};
+use super::subsystem::{MAX_ENTRIES, Namespace};
+use super::{IN_CAPSULE_BYTES, MAX_TRANSFER, log_pages};
+use crate::stream::Link;
+use nvme::command::event::CONFIG_NAMESPACE_ATTRIBUTES;
+use nvme::command::{admin, cns, feature};
+use nvme::fabrics::property::{Capabilities, PropertyGet, PropertySet, Version, offset};
+use nvme::fabrics::{self, FabricsType};
+use nvme::identify::controller_data::{ControllerData, ControllerType, cmic, ctratt, oncs, sgls};
+use nvme::identify::lists::{ALL_NAMESPACES, NamespaceId, encode_descriptors, encode_namespaces};
+use nvme::identify::namespace_data::{NamespaceData, dlfeat, nsfeat};
+use nvme::{CommandSet, IDENTIFY_BYTES, IdentifyData, MIN_PAGE_BYTES, Status, SubmissionEntry};
+use std::future::poll_fn;
+
+/// VWC: a flush may name all namespaces (bits 2:1 are 11b).
+const FLUSH_ALL: u8 = 3 << 1;
+/// A feature's value as the controller came with it, rather than as it is: SEL of Get Features.
+const SELECT_DEFAULT: u32 = 1;
+/// SV of Set Features.
+const SAVE: u32 = 1 << 31;
+/// The timeout of CAP: we are always ready.
+const READY_TIMEOUT_MS: u32 = 7500;
+/// Units of KAS, in 100 ms.
+const KEEP_ALIVE_UNITS: u16 = 1;
+
+impl Session {
+    /// Carries out a command of an admin queue.
+    pub(super) async fn admin(&self, command: Command, link: &Link) -> Result<Reply, Failure> {
+        let entry = command.entry;
+        if entry.opcode == fabrics::OPCODE {
+            return self.fabrics(&entry);
+        }
+        let controller = self.controller();
+        if !controller.status().is_ready {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        match entry.opcode {
+            admin::KEEP_ALIVE => Ok(Reply::default()),
+            admin::IDENTIFY => {
+                let data = if controller.is_discovery {
+                    self.identify_discovery(&entry)
+                } else {
+                    self.identify(&entry)
+                };
+                self.reply_with(&entry, &data?, link).await
+            }
+            admin::GET_LOG_PAGE => {
+                let page = log_pages::read(controller, &entry.cdw, &entry, link)?;
+                self.reply_with(&entry, &page, link).await
+            }
+            admin::GET_FEATURES => self.get_features(&entry, link).await,
+            admin::SET_FEATURES => self.set_features(&entry),
+            admin::ASYNC_EVENT_REQUEST => self.wait_for_event().await,
+            // Bit 0: the command was not aborted. None is slow for another reason than its device.
+            admin::ABORT if !controller.is_discovery => Ok(Reply { result: 1, ..Reply::default() }),
+            _ => Err(Status::INVALID_OPCODE.into()),
+        }
+    }
+
+    fn fabrics(&self, entry: &SubmissionEntry) -> Result<Reply, Failure> {
+        let result = match FabricsType::of(entry) {
+            Some(FabricsType::PropertyGet) => {
+                let get = PropertyGet::parse(&entry.cdw).ok_or(Status::INVALID_FIELD)?;
+                self.property(get)?
+            }
+            Some(FabricsType::PropertySet) => {
+                let set = PropertySet::parse(&entry.cdw).ok_or(Status::INVALID_FIELD)?;
+                match (set.offset, set.bytes) {
+                    (offset::CC, 4) => self.controller().configure(set.value as u32)?,
+                    _ => return Err(Status::INVALID_FIELD.into()),
+                }
+                0
+            }
+            Some(FabricsType::Connect) => return Err(Status::COMMAND_SEQUENCE_ERROR.into()),
+            Some(FabricsType::Disconnect) => return Err(Status::INVALID_QUEUE_TYPE.into()),
+            _ => return Err(Status::INVALID_FIELD.into()),
+        };
+        Ok(Reply { result, ..Reply::default() })
+    }
+
+    fn property(&self, get: PropertyGet) -> Result<u64, Status> {
+        let controller = self.controller();
+        let capabilities = Capabilities {
+            max_entries: MAX_ENTRIES,
+            is_contiguous: true,
+            ready_timeout_ms: READY_TIMEOUT_MS,
+            command_sets: Capabilities::NVM,
+            min_page_bytes: MIN_PAGE_BYTES,
+            max_page_bytes: MIN_PAGE_BYTES,
+        };
+        Ok(match (get.offset, get.bytes) {
+            (offset::CAP, 8) => capabilities.encode(),
+            (offset::VS, 4) => Version::V1_4.encode().into(),
+            (offset::CC, 4) => controller.configuration().into(),
+            (offset::CSTS, 4) => controller.status().encode().into(),
+            _ => return Err(Status::INVALID_FIELD),
+        })
+    }
+
+    fn identify(&self, entry: &SubmissionEntry) -> Result<IdentifyData, Failure> {
+        let subsystem = &self.controller().subsystem;
+        let find = || subsystem.namespace(entry.nsid).ok_or(Status::INVALID_NAMESPACE);
+        let command_set = (entry.cdw[1] >> 24) as u8;
+        let is_nvm = command_set == CommandSet::Nvm.csi();
+        let namespaces = || subsystem.namespaces.iter().map(|namespace| namespace.id);
+        Ok(match entry.cdw[0] as u8 {
+            cns::CONTROLLER => self.controller_data().encode(),
+            cns::NAMESPACE if entry.nsid == ALL_NAMESPACES => {
+                // What all have in common: nothing but the format.
+                NamespaceData { block_shift: 9, ..NamespaceData::default() }.encode()
+            }
+            // An inactive namespace is all zeroes.
+            cns::NAMESPACE => match find() {
+                Ok(namespace) => namespace_data(namespace).encode(),
+                Err(_) if entry.nsid != 0 => [0; IDENTIFY_BYTES],
+                Err(status) => return Err(status.into()),
+            },
+            cns::ACTIVE_NAMESPACES if entry.nsid < ALL_NAMESPACES - 1 => {
+                encode_namespaces(namespaces(), entry.nsid)
+            }
+            cns::COMMAND_SET_ACTIVE_NAMESPACES if is_nvm && entry.nsid < ALL_NAMESPACES - 1 => {
+                encode_namespaces(namespaces(), entry.nsid)
+            }
+            cns::ACTIVE_NAMESPACES => return Err(Status::INVALID_NAMESPACE.into()),
+            cns::DESCRIPTORS => {
+                let uuid = find()?.uuid;
+                encode_descriptors(&[
+                    NamespaceId::Uuid(uuid),
+                    NamespaceId::Nguid(uuid),
+                    NamespaceId::CommandSet(CommandSet::Nvm),
+                ])
+            }
+            // Nothing beyond what Identify says; no limits but that of transfers.
+            cns::COMMAND_SET_NAMESPACE if is_nvm => {
+                find()?;
+                [0; IDENTIFY_BYTES]
+            }
+            cns::COMMAND_SET_CONTROLLER if is_nvm => [0; IDENTIFY_BYTES],
+            _ => return Err(Status::INVALID_FIELD.into()),
+        })
+    }
+
+    fn identify_discovery(&self, entry: &SubmissionEntry) -> Result<IdentifyData, Failure> {
+        match entry.cdw[0] as u8 {
+            cns::CONTROLLER => Ok(self.common_data().encode()),
+            _ => Err(Status::INVALID_FIELD.into()),
+        }
+    }
+
+    /// What controllers of either kind say.
+    fn common_data(&self) -> ControllerData {
+        let controller = self.controller();
+        let subsystem = &controller.subsystem;
+        let nqn = if controller.is_discovery { fabrics::nqn::DISCOVERY } else { subsystem.nqn.as_str() };
+        ControllerData {
+            serial: subsystem.serial.clone(),
+            model: "Freestone".into(),
+            firmware: env!("CARGO_PKG_VERSION").into(),
+            max_transfer_exponent: (MAX_TRANSFER / MIN_PAGE_BYTES).ilog2() as u8,
+            controller_id: controller.id,
+            version: Version::V1_4.encode(),
+            attributes: ctratt::LONG_HOST_ID,
+            controller_type: ControllerType::Discovery,
+            async_event_limit: MAX_EVENT_REQUESTS as u8 - 1,
+            log_attributes: 1 << 2,
+            keep_alive_granularity: KEEP_ALIVE_UNITS,
+            max_commands: MAX_ENTRIES as u16,
+            sgls: sgls::SUPPORTED | sgls::OFFSET | sgls::TRANSPORT,
+            subsystem: nqn.into(),
+            command_capsule_units: (64 + IN_CAPSULE_BYTES) / 16,
+            response_capsule_units: 1,
+            max_data_descriptors: 1,
+            ..ControllerData::default()
+        }
+    }
+
+    fn controller_data(&self) -> ControllerData {
+        let namespaces = &self.controller().subsystem.namespaces;
+        let all = |has: fn(&Namespace) -> bool| namespaces.iter().all(has);
+        let is_cached = namespaces.iter().any(|namespace| namespace.limits.volatile_cache);
+        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY;
+        if all(|namespace| namespace.limits.max_write_zeroes > 0) {
+            commands |= oncs::WRITE_ZEROES;
+        }
+        ControllerData {
+            paths: cmic::CONTROLLERS,
+            async_events: CONFIG_NAMESPACE_ATTRIBUTES,
+            controller_type: ControllerType::Io,
+            // Bit 1: which commands have effects.
+            log_attributes: 1 << 2 | 1 << 1,
+            abort_limit: 3,
+            // One slot, read-only.
+            firmware_slots: 1 | 1 << 1,
+            submission_exponents: 0x66,
+            completion_exponents: 0x44,
+            namespaces: namespaces.len() as u32,
+            commands,
+            volatile_cache: FLUSH_ALL | u8::from(is_cached),
+            max_allowed_namespaces: namespaces.len() as u32,
+            ..self.common_data()
+        }
+    }
+
+    async fn get_features(&self, entry: &SubmissionEntry, link: &Link) -> Result<Reply, Failure> {
+        let controller = self.controller();
+        let id = entry.cdw[0] as u8;
+        let is_default = entry.cdw[0] >> 8 & 7 == SELECT_DEFAULT;
+        let value = match id {
+            feature::KEEP_ALIVE_TIMER => controller.keep_alive_ms(),
+            feature::ASYNC_EVENT_CONFIGURATION if is_default => 0,
+            feature::ASYNC_EVENT_CONFIGURATION => controller.event_config(),
+            _ if controller.is_discovery => return Err(Status::INVALID_FIELD.into()),
+            feature::NUMBER_OF_QUEUES => self.queues(),
+            feature::VOLATILE_WRITE_CACHE => {
+                controller.subsystem.namespaces.iter().any(|n| n.limits.volatile_cache).into()
+            }
+            feature::HOST_IDENTIFIER => return self.reply_with(entry, &controller.host.id, link).await,
+            _ => return Err(Status::INVALID_FIELD.into()),
+        };
+        Ok(Reply { result: value.into(), ..Reply::default() })
+    }
+
+    fn set_features(&self, entry: &SubmissionEntry) -> Result<Reply, Failure> {
+        let controller = self.controller();
+        let value = entry.cdw[1];
+        if entry.cdw[0] & SAVE != 0 {
+            return Err(Status::FEATURE_NOT_SAVEABLE.into());
+        }
+        let result = match entry.cdw[0] as u8 {
+            feature::KEEP_ALIVE_TIMER => {
+                controller.set_keep_alive(value);
+                0
+            }
+            feature::ASYNC_EVENT_CONFIGURATION => {
+                controller.set_event_config(value);
+                0
+            }
+            _ if controller.is_discovery => return Err(Status::INVALID_FIELD.into()),
+            // However many are wanted: so many there may be.
+            feature::NUMBER_OF_QUEUES if value as u16 == 0xffff || value >> 16 == 0xffff => {
+                return Err(Status::INVALID_FIELD.into());
+            }
+            feature::NUMBER_OF_QUEUES => self.queues().into(),
+            feature::VOLATILE_WRITE_CACHE | feature::HOST_IDENTIFIER => {
+                return Err(Status::FEATURE_NOT_CHANGEABLE.into());
+            }
+            _ => return Err(Status::INVALID_FIELD.into()),
+        };
+        Ok(Reply { result, ..Reply::default() })
+    }
+
+    /// I/O queues that there may be, as the feature says it: submission and completion queues, counted from 0.
+    fn queues(&self) -> u32 {
+        let count = u32::from(self.controller().subsystem.max_queues) - 1;
+        count | count << 16
+    }
+
+    async fn wait_for_event(&self) -> Result<Reply, Failure> {
+        let controller = self.controller();
+        if !controller.begin_event_request() {
+            return Err(Status::TOO_MANY_EVENT_REQUESTS.into());
+        }
+        match poll_fn(|cx| controller.poll_event(cx)).await {
+            Some(event) => Ok(Reply { result: event.encode().into(), ..Reply::default() }),
+            None => Err(Failure::Gone),
+        }
+    }
+}
+
+fn namespace_data(namespace: &Namespace) -> NamespaceData {
+    let limits = &namespace.limits;
+    let blocks = namespace.capacity() >> namespace.block_shift();
+    // In blocks, counted from 0.
+    let units = |bytes: u32| (bytes / limits.block_size).clamp(1, 1 << 16).wrapping_sub(1) as u16;
+    NamespaceData {
+        blocks,
+        capacity: blocks,
+        used: blocks,
+        features: nsfeat::PREFERENCES,
+        // Any number of controllers may have it.
+        paths: 1,
+        deallocation: dlfeat::WRITE_ZEROES,
+        write_granularity: units(limits.physical_block_size),
+        write_alignment: units(limits.physical_block_size),
+        deallocate_granularity: units(limits.discard_alignment),
+        deallocate_alignment: units(limits.discard_alignment),
+        optimal_write: units(limits.optimal_io_size.max(limits.physical_block_size)),
+        is_write_protected: namespace.is_read_only,
+        nguid: namespace.uuid,
+        block_shift: namespace.block_shift() as u8,
+        ..NamespaceData::default()
+    }
+}

@@ -1,0 +1,269 @@
+//! A controller: what one host has of the subsystem. Made with its admin queue, and gone with it.
+//!
+//! Its connections are served by any cores; what they share is locked, and is nothing that reads and writes need.
+
+use super::subsystem::{Refusal, Subsystem};
+use nvme::Status;
+use nvme::command::event::{CONFIG_NAMESPACE_ATTRIBUTES, Event};
+use nvme::fabrics::property::{Configuration, ControllerStatus};
+use nvme::fabrics::{InvalidParameter, Nqn};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+/// Asynchronous event requests that may wait at a time.
+pub(super) const MAX_EVENT_REQUESTS: usize = 4;
+/// Configuration.shutdown: none asked for.
+const NO_SHUTDOWN: u8 = 0;
+/// ControllerStatus.shutdown: done.
+const SHUTDOWN_COMPLETE: u8 = 2;
+
+/// Who a host is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Host {
+    pub(super) nqn: Nqn,
+    pub(super) id: [u8; 16],
+}
+
+/// One host's controller.
+pub(super) struct Controller {
+    pub(super) id: u16,
+    pub(super) host: Host,
+    pub(super) is_discovery: bool,
+    pub(super) subsystem: Arc<Subsystem>,
+    /// The host may be silent for so long; 0: for ever.
+    keep_alive_ms: AtomicU32,
+    /// The host was heard since somebody looked.
+    was_heard: AtomicBool,
+    shared: Mutex<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    configuration: u32,
+    status: ControllerStatus,
+    /// Queues that are connected, with their sockets once they are served.
+    queues: BTreeMap<u16, Weak<OwnedFd>>,
+    events: Events,
+}
+
+/// Asynchronous events.
+#[derive(Default)]
+struct Events {
+    /// Which are wanted.
+    config: u32,
+    /// Namespaces that have changed since the host read the log page.
+    changed: BTreeSet<u32>,
+    /// The host knows that there is something to read.
+    is_told: bool,
+    /// Requests that wait.
+    requests: usize,
+    wakers: Vec<Waker>,
+    /// Nobody is told any more.
+    is_over: bool,
+}
+
+impl Controller {
+    pub(super) fn new(
+        id: u16,
+        host: Host,
+        is_discovery: bool,
+        keep_alive_ms: u32,
+        subsystem: &Arc<Subsystem>,
+    ) -> Controller {
+        let queues = BTreeMap::from([(0, Weak::new())]);
+        Controller {
+            id,
+            host,
+            is_discovery,
+            subsystem: subsystem.clone(),
+            keep_alive_ms: AtomicU32::new(keep_alive_ms),
+            was_heard: AtomicBool::new(true),
+            shared: Mutex::new(Shared { queues, ..Shared::default() }),
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An I/O queue comes.
+    pub(super) fn join(&self, queue_id: u16) -> Result<(), Refusal> {
+        let mut shared = self.shared();
+        // Without an admin queue it is about to go.
+        if !shared.queues.contains_key(&0) {
+            return Err(InvalidParameter::CONTROLLER_ID.into());
+        }
+        if !shared.status.is_ready || shared.queues.contains_key(&queue_id) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        shared.queues.insert(queue_id, Weak::new());
+        Ok(())
+    }
+
+    /// A queue's connection is served.
+    pub(super) fn attach(&self, queue_id: u16, socket: &Arc<OwnedFd>) {
+        if let Some(place) = self.shared().queues.get_mut(&queue_id) {
+            *place = Arc::downgrade(socket);
+            return;
+        }
+        hang_up(socket);
+    }
+
+    /// A queue's connection is gone.
+    pub(super) fn leave(&self, queue_id: u16) {
+        self.shared().queues.remove(&queue_id);
+        if queue_id == 0 {
+            self.end();
+            self.subsystem.forget(self.id);
+        }
+    }
+
+    /// Hangs up on every queue.
+    pub(super) fn end(&self) {
+        let mut shared = self.shared();
+        shared.events.is_over = true;
+        shared.events.wakers.drain(..).for_each(Waker::wake);
+        std::mem::take(&mut shared.queues).values().filter_map(Weak::upgrade).for_each(|s| hang_up(&s));
+    }
+
+    /// Ends the I/O queues: the host has disabled the controller.
+    fn end_io(&self, shared: &mut Shared) {
+        let io = shared.queues.split_off(&1);
+        io.values().filter_map(Weak::upgrade).for_each(|socket| hang_up(&socket));
+    }
+
+    /// CC as the host set it.
+    pub(super) fn configuration(&self) -> u32 {
+        self.shared().configuration
+    }
+
+    /// CSTS.
+    pub(super) fn status(&self) -> ControllerStatus {
+        self.shared().status
+    }
+
+    /// The host sets CC.
+    pub(super) fn configure(&self, value: u32) -> Result<(), Status> {
+        let wanted = Configuration::parse(value);
+        let has_entries = wanted.submission_exponent == 6 && wanted.completion_exponent == 4;
+        let is_possible = (self.is_discovery || has_entries)
+            && matches!(wanted.command_set, 0 | 6)
+            && wanted.page_exponent == 0;
+        let mut shared = self.shared();
+        let was_enabled = shared.status.is_ready;
+        if wanted.is_enabled && !was_enabled {
+            if !is_possible {
+                return Err(Status::INVALID_FIELD);
+            }
+            shared.status = ControllerStatus { is_ready: true, ..ControllerStatus::default() };
+        } else if !wanted.is_enabled && was_enabled {
+            shared.status.is_ready = false;
+            self.end_io(&mut shared);
+        }
+        if wanted.shutdown != NO_SHUTDOWN {
+            // Whatever was acknowledged as durable is.
+            shared.status.shutdown = SHUTDOWN_COMPLETE;
+        }
+        shared.configuration = value;
+        Ok(())
+    }
+
+    /// The host may be silent for so long; 0: for ever.
+    pub(super) fn keep_alive_ms(&self) -> u32 {
+        self.keep_alive_ms.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_keep_alive(&self, ms: u32) {
+        self.keep_alive_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// The host has said something.
+    #[inline]
+    pub(super) fn hear(&self) {
+        if !self.was_heard.load(Ordering::Relaxed) {
+            self.was_heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the host was heard since the last time.
+    pub(super) fn take_heard(&self) -> bool {
+        self.was_heard.swap(false, Ordering::Relaxed)
+    }
+
+    /// Which events the host wants.
+    pub(super) fn event_config(&self) -> u32 {
+        self.shared().events.config
+    }
+
+    pub(super) fn set_event_config(&self, config: u32) {
+        let mut shared = self.shared();
+        shared.events.config = config;
+        shared.events.wake();
+    }
+
+    /// A namespace is not what it was.
+    pub(super) fn note_change(&self, namespace: u32) {
+        let mut shared = self.shared();
+        shared.events.changed.insert(namespace);
+        shared.events.wake();
+    }
+
+    /// Namespaces that have changed; with `is_read` they are forgotten.
+    pub(super) fn changed(&self, is_read: bool) -> BTreeSet<u32> {
+        let events = &mut self.shared().events;
+        if !is_read {
+            return events.changed.clone();
+        }
+        events.is_told = false;
+        std::mem::take(&mut events.changed)
+    }
+
+    /// One more request waits for an event; `false` when there are too many.
+    pub(super) fn begin_event_request(&self) -> bool {
+        let events = &mut self.shared().events;
+        let is_possible = events.requests < MAX_EVENT_REQUESTS;
+        events.requests += usize::from(is_possible);
+        is_possible
+    }
+
+    /// The next event for a request that waits; `None` when there will be none.
+    pub(super) fn poll_event(&self, context: &Context<'_>) -> Poll<Option<Event>> {
+        let events = &mut self.shared().events;
+        let is_due =
+            !events.is_told && !events.changed.is_empty() && events.config & CONFIG_NAMESPACE_ATTRIBUTES != 0;
+        if !is_due && !events.is_over {
+            if !events.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                events.wakers.push(context.waker().clone());
+            }
+            return Poll::Pending;
+        }
+        events.requests -= 1;
+        if events.is_over {
+            return Poll::Ready(None);
+        }
+        events.is_told = true;
+        Poll::Ready(Some(Event::NAMESPACE_ATTRIBUTES))
+    }
+
+    /// No request is answered with an event any more.
+    pub(super) fn end_events(&self) {
+        let mut shared = self.shared();
+        shared.events.is_over = true;
+        shared.events.wake();
+    }
+}
+
+impl Events {
+    fn wake(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// Ends a connection from wherever; the core that serves it finds out.
+fn hang_up(socket: &OwnedFd) {
+    // SAFETY: a plain system call on a descriptor that is open.
+    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+}

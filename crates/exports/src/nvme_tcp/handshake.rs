@@ -1,0 +1,157 @@
+//! What is said with a host until its queue exists: ICReq and ICResp, then a Connect and its response.
+//!
+//! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3 (Connect).
+
+use super::subsystem::{Admission, Refusal, Subsystem};
+use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA};
+use crate::stream::{Step, Talk};
+use nvme::fabrics::{
+    CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter,
+};
+use nvme::tcp::{
+    COMMAND_BYTES, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Fatal, FatalStatus,
+    Frame, Framing, IC_BYTES, IcReq, IcResp, MAX_TERMINATION_BYTES, PduType, Side, TermReq,
+};
+use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
+use std::sync::Arc;
+
+/// A talk with one newcomer.
+pub(super) struct Handshake {
+    subsystem: Arc<Subsystem>,
+    /// Agreed once the ICReq has come: how we are spoken to, and how we speak.
+    framing: Option<(Framing, Framing)>,
+    admission: Option<Admission>,
+}
+
+/// What was agreed.
+pub(super) struct Agreed {
+    pub(super) admission: Admission,
+    /// How PDUs look that come, and that go.
+    pub(super) framing: (Framing, Framing),
+}
+
+/// How a talk ends badly: the host is told, and the log.
+struct Rejected {
+    fatal: Fatal,
+    /// The PDU that is complained about.
+    pdu: Vec<u8>,
+}
+
+impl Handshake {
+    pub(super) fn new(subsystem: Arc<Subsystem>) -> Handshake {
+        Handshake { subsystem, framing: None, admission: None }
+    }
+
+    /// What was agreed, once the talk has come to [`Step::Serve`].
+    pub(super) fn agreed(self) -> Option<Agreed> {
+        Some(Agreed { admission: self.admission?, framing: self.framing? })
+    }
+
+    fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), Rejected> {
+        let Some(common) = input.first_chunk::<COMMON_BYTES>() else { return Ok((0, Step::More)) };
+        let incoming = self.framing.map_or(Framing::default(), |(incoming, _)| incoming);
+        let reject = |fatal: Fatal| Rejected { fatal, pdu: input[..input.len().min(COMMAND_BYTES)].to_vec() };
+        let frame = incoming.accept(common, Side::Host).map_err(reject)?;
+        let expected = if self.framing.is_some() { PduType::CapsuleCmd } else { PduType::IcReq };
+        if frame.kind != expected {
+            return Err(reject(Fatal::new(FatalStatus::Sequence)));
+        }
+        if frame.data_len > IN_CAPSULE_BYTES {
+            return Err(reject(Fatal::field(4)));
+        }
+        let Some(pdu) = input.get(..frame.len as usize) else { return Ok((0, Step::More)) };
+        frame.check_header_digest(pdu).map_err(reject)?;
+        let step = match pdu.first_chunk::<IC_BYTES>() {
+            Some(header) if expected == PduType::IcReq => {
+                self.initialize(&IcReq::parse(header).map_err(reject)?, output);
+                Step::More
+            }
+            _ => self.command(pdu, &frame, output),
+        };
+        Ok((pdu.len(), step))
+    }
+
+    fn initialize(&mut self, request: &IcReq, output: &mut Vec<u8>) {
+        let IcReq { header_digest, data_digest, align_bytes, .. } = *request;
+        let incoming = Framing { header_digest, data_digest, ..Framing::default() };
+        self.framing = Some((incoming, Framing { align_bytes, ..incoming }));
+        let response = IcResp {
+            align_bytes: incoming.align_bytes,
+            header_digest,
+            data_digest,
+            max_h2c_data: MAX_H2C_DATA,
+        };
+        output.extend(response.encode());
+    }
+
+    /// Answers the first command, which has to be a Connect.
+    fn command(&mut self, pdu: &[u8], frame: &Frame, output: &mut Vec<u8>) -> Step {
+        let header = pdu.first_chunk::<COMMAND_BYTES>().expect("the frame was accepted");
+        let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, frame).entry);
+        let data = &pdu[frame.data_offset..][..frame.data_len as usize];
+        let is_intact = !frame.has_data_digest || {
+            let mut digest = DataDigest::new();
+            digest.update(data);
+            pdu[pdu.len() - DIGEST_BYTES..] == digest.to_bytes()
+        };
+        let admitted = match is_intact {
+            true => self.connect(&entry, data),
+            false => Err(Status::TRANSIENT_TRANSPORT_ERROR.into()),
+        };
+        let mut completion = CompletionEntry::new(entry.command_id, Status::SUCCESS);
+        let step = match admitted {
+            Ok(admission) => {
+                let controller_id = admission.membership.controller.id;
+                completion.result = ConnectResponse { controller_id, needs_authentication: false }.result();
+                completion.sq_id = admission.queue_id;
+                completion.sq_head = if admission.has_flow_control { 1 } else { 0xffff };
+                self.admission = Some(admission);
+                Step::Serve
+            }
+            Err(Refusal { status, result }) => {
+                tracing::info!(export = &*self.subsystem.export, %status, "a host may not connect");
+                completion = CompletionEntry { result, ..CompletionEntry::new(entry.command_id, status) };
+                Step::Leave
+            }
+        };
+        let (_, outgoing) = self.framing.expect("initialized before");
+        let mut bytes = [0; 32];
+        let len = CapsuleResp { entry: completion.encode() }.encode(&outgoing, &mut bytes);
+        output.extend(&bytes[..len]);
+        step
+    }
+
+    fn connect(&self, entry: &SubmissionEntry, data: &[u8]) -> Result<Admission, Refusal> {
+        if FabricsType::of(entry) != Some(FabricsType::Connect) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        let is_whole =
+            matches!(entry.sgl, Sgl::InCapsule { offset: 0, len } if len as usize == CONNECT_DATA_BYTES);
+        let data = data.first_chunk::<CONNECT_DATA_BYTES>().filter(|_| is_whole);
+        let data = data.ok_or(Status::INVALID_SGL_LENGTH)?;
+        let parsed: Result<ConnectData, InvalidParameter> = ConnectData::parse(data);
+        self.subsystem.connect(&Connect::parse(&entry.cdw), &parsed?)
+    }
+}
+
+impl Talk for Handshake {
+    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String> {
+        let mut used = 0;
+        loop {
+            let (len, step) = match self.next(&input[used..], output) {
+                Ok(progress) => progress,
+                Err(Rejected { fatal, pdu }) => {
+                    tracing::warn!(export = &*self.subsystem.export, %fatal, "hung up on a newcomer");
+                    let mut bytes = [0; MAX_TERMINATION_BYTES];
+                    let len = TermReq::encode(fatal, Side::Controller, &pdu, &mut bytes);
+                    output.extend(&bytes[..len]);
+                    return Ok((used, Step::Leave));
+                }
+            };
+            used += len;
+            if step != Step::More || len == 0 {
+                return Ok((used, step));
+            }
+        }
+    }
+}

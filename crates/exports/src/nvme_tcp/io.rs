@@ -1,0 +1,215 @@
+//! Commands of I/O queues: the NVM command set.
+//!
+//! Source: NVM Command Set Specification 1.0, 3.2; Base Specification 2.0, 7.
+
+use super::MAX_TRANSFER;
+use super::reading::Command;
+use super::session::{Failure, Reply, Session};
+use super::subsystem::Namespace;
+use crate::stream::Link;
+use crate::target::Target;
+use block::{Flags, Op};
+use nvme::command::{BlockRange, dataset_management, opcode, parse_deallocate_range};
+use nvme::fabrics::{self, FabricsType};
+use nvme::identify::lists::ALL_NAMESPACES;
+use nvme::{MAX_RANGES, Status, SubmissionEntry};
+
+/// Bytes that are compared or verified at a time.
+const PART: usize = 64 << 10;
+/// Bytes of one range of a dataset management command.
+const RANGE_BYTES: usize = 16;
+
+/// Where a command works.
+struct Place<'a> {
+    namespace: &'a Namespace,
+    target: &'a Target,
+}
+
+/// Bytes of a namespace.
+#[derive(Clone, Copy)]
+struct Bytes {
+    offset: u64,
+    len: u64,
+}
+
+impl Place<'_> {
+    fn bytes(&self, lba: u64, blocks: u32) -> Result<Bytes, Status> {
+        let shift = self.namespace.block_shift();
+        let end = lba.checked_add(blocks.into()).filter(|end| *end <= self.namespace.capacity() >> shift);
+        end.ok_or(Status::LBA_OUT_OF_RANGE)?;
+        Ok(Bytes { offset: lba << shift, len: u64::from(blocks) << shift })
+    }
+
+    fn range(&self, range: &BlockRange) -> Result<Bytes, Status> {
+        self.bytes(range.lba, range.blocks)
+    }
+}
+
+impl Session {
+    /// Carries out a command of an I/O queue.
+    #[inline]
+    pub(super) async fn io(&self, mut command: Command, link: &Link) -> Result<Reply, Failure> {
+        let entry = command.entry;
+        match entry.opcode {
+            opcode::READ => return self.read(&entry, link).await,
+            opcode::WRITE => self.write(&mut command, link).await?,
+            opcode::FLUSH => self.flush(&entry, link).await?,
+            opcode::WRITE_ZEROES => self.write_zeroes(&entry, link).await?,
+            opcode::DATASET_MANAGEMENT => self.manage_dataset(&mut command, link).await?,
+            opcode::COMPARE => self.compare(&mut command, link).await?,
+            opcode::VERIFY => self.verify(&entry, link).await?,
+            fabrics::OPCODE => match FabricsType::of(&entry) {
+                // The host hangs up when it has heard.
+                Some(FabricsType::Disconnect) => {}
+                Some(FabricsType::Connect) => return Err(Status::COMMAND_SEQUENCE_ERROR.into()),
+                _ => return Err(Status::INVALID_FIELD.into()),
+            },
+            _ => return Err(Status::INVALID_OPCODE.into()),
+        }
+        Ok(Reply::default())
+    }
+
+    fn place(&self, nsid: u32) -> Result<Place<'_>, Status> {
+        let namespace = self.controller().subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+        Ok(Place { namespace, target: &self.targets()[nsid as usize - 1] })
+    }
+
+    #[inline]
+    async fn read(&self, entry: &SubmissionEntry, link: &Link) -> Result<Reply, Failure> {
+        let place = self.place(entry.nsid)?;
+        let Bytes { offset, len } = place.range(&BlockRange::parse(&entry.cdw))?;
+        if len > MAX_TRANSFER.into() {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        if Session::room(entry)? != len as usize {
+            return Err(Status::INVALID_SGL_LENGTH.into());
+        }
+        let memory = link.memory(len as usize).await;
+        // SAFETY: the memory outlives the transfer, which is awaited here.
+        let data = unsafe { memory.data() };
+        let result = place.target.transfer(Op::Read, Flags::NONE, offset, data).await;
+        link.stats().count_request(Op::Read, len);
+        match result {
+            Ok(()) => Ok(Reply { data: Some(memory), ..Reply::default() }),
+            Err(error) => {
+                link.release(Some(memory));
+                Err(error.into())
+            }
+        }
+    }
+
+    #[inline]
+    async fn write(&self, command: &mut Command, link: &Link) -> Result<(), Failure> {
+        let entry = command.entry;
+        let place = self.place(entry.nsid)?;
+        let range = BlockRange::parse(&entry.cdw);
+        let Bytes { offset, len } = place.range(&range)?;
+        let incoming = self.incoming(command, len as usize, link).await?;
+        let flags = if range.fua { place.target.durable() } else { Flags::NONE };
+        // SAFETY: the memory outlives the transfer, which is awaited here.
+        let data = unsafe { incoming.memory.data() };
+        let result = place.target.transfer(Op::Write, flags, offset, data).await;
+        link.stats().count_request(Op::Write, len);
+        incoming.release(link);
+        Ok(result?)
+    }
+
+    async fn flush(&self, entry: &SubmissionEntry, link: &Link) -> Result<(), Failure> {
+        let one;
+        let targets = match entry.nsid {
+            ALL_NAMESPACES => self.targets(),
+            nsid => {
+                one = self.place(nsid)?;
+                std::slice::from_ref(one.target)
+            }
+        };
+        for target in targets {
+            target.flush().await?;
+        }
+        link.stats().count_request(Op::Flush, 0);
+        Ok(())
+    }
+
+    async fn write_zeroes(&self, entry: &SubmissionEntry, link: &Link) -> Result<(), Failure> {
+        let place = self.place(entry.nsid)?;
+        let range = BlockRange::parse(&entry.cdw);
+        let Bytes { offset, len } = place.range(&range)?;
+        let durable = if range.fua { place.target.durable() } else { Flags::NONE };
+        let flags = if range.deallocate { durable } else { durable.with(Flags::NO_UNMAP) };
+        link.stats().count_request(Op::WriteZeroes, len);
+        Ok(place.target.write_zeroes(offset, len, flags).await?)
+    }
+
+    async fn manage_dataset(&self, command: &mut Command, link: &Link) -> Result<(), Failure> {
+        let entry = command.entry;
+        let place = self.place(entry.nsid)?;
+        let (ranges, deallocates) = dataset_management(&entry.cdw);
+        let len = ranges as usize * RANGE_BYTES;
+        let mut incoming = self.incoming(command, len, link).await?;
+        let mut list = Vec::with_capacity(MAX_RANGES as usize * RANGE_BYTES);
+        incoming.memory.look(0, len, |piece| list.extend_from_slice(piece));
+        incoming.release(link);
+        // Everything else that it can say are hints, and so is this where nothing can be given back.
+        if !deallocates || place.namespace.limits.max_discard == 0 {
+            return Ok(());
+        }
+        let (list, _) = list.as_chunks::<RANGE_BYTES>();
+        let ranges: Vec<Bytes> = list
+            .iter()
+            .map(parse_deallocate_range)
+            .map(|(lba, blocks)| place.bytes(lba, blocks))
+            .collect::<Result<_, _>>()?;
+        for Bytes { offset, len } in ranges.into_iter().filter(|range| range.len > 0) {
+            link.stats().count_request(Op::Discard, len);
+            place.target.discard(offset, len).await?;
+        }
+        Ok(())
+    }
+
+    async fn compare(&self, command: &mut Command, link: &Link) -> Result<(), Failure> {
+        let entry = command.entry;
+        let place = self.place(entry.nsid)?;
+        let bytes = place.range(&BlockRange::parse(&entry.cdw))?;
+        let mut incoming = self.incoming(command, bytes.len as usize, link).await?;
+        let mut expected = Vec::with_capacity(PART);
+        let result = self
+            .in_parts(&place, bytes, link, |at, found| {
+                expected.clear();
+                incoming.memory.look(at, found.len(), |piece| expected.extend_from_slice(piece));
+                if expected == found { Ok(()) } else { Err(Status::COMPARE_FAILURE) }
+            })
+            .await;
+        incoming.release(link);
+        result
+    }
+
+    async fn verify(&self, entry: &SubmissionEntry, link: &Link) -> Result<(), Failure> {
+        let place = self.place(entry.nsid)?;
+        let bytes = place.range(&BlockRange::parse(&entry.cdw))?;
+        self.in_parts(&place, bytes, link, |_, _| Ok(())).await
+    }
+
+    /// Reads part by part; `check` sees each, with its place in the whole.
+    async fn in_parts(
+        &self,
+        place: &Place<'_>,
+        Bytes { offset, len }: Bytes,
+        link: &Link,
+        mut check: impl FnMut(usize, &[u8]) -> Result<(), Status>,
+    ) -> Result<(), Failure> {
+        link.stats().count_request(Op::Read, len);
+        let mut bytes = Vec::with_capacity(PART);
+        for at in (0..len as usize).step_by(PART) {
+            let part = PART.min(len as usize - at);
+            // Bounded by the commands that the queue has.
+            let mut memory = link.uncounted(part);
+            // SAFETY: the memory outlives the transfer, which is awaited here.
+            let data = unsafe { memory.data() };
+            place.target.transfer(Op::Read, Flags::NONE, offset + at as u64, data).await?;
+            bytes.clear();
+            memory.look(0, part, |piece| bytes.extend_from_slice(piece));
+            check(at, &bytes)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! Log pages (Base 5.16): what they hold, and the part that a host asks for.
+
+use super::controller::Controller;
+use crate::stream::Link;
+use nvme::command::{admin, log_page, opcode};
+use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader};
+use nvme::fabrics::{self, Nqn};
+use nvme::identify::lists::encode_namespaces;
+use nvme::{Status, SubmissionEntry};
+use socket2::SockRef;
+use std::net::SocketAddr;
+
+/// Longest part of a page that is read at once.
+const MAX_BYTES: u64 = super::MAX_TRANSFER as u64;
+/// Retain asynchronous event: the host has not dealt with it yet.
+const RETAIN: u32 = 1 << 15;
+/// An opcode is supported; it changes the content of blocks.
+const SUPPORTED: u32 = 1;
+const CHANGES_DATA: u32 = 1 << 1;
+
+/// The part of a page that a command asks for.
+///
+/// # Errors
+/// When there is no such page, or the part makes no sense.
+pub(super) fn read(
+    controller: &Controller,
+    cdw: &[u32; 6],
+    entry: &SubmissionEntry,
+    link: &Link,
+) -> Result<Vec<u8>, Status> {
+    let dwords = u64::from(cdw[0] >> 16) | u64::from(cdw[1] & 0xffff) << 16;
+    let (len, start) = ((dwords + 1) * 4, u64::from(cdw[2]) | u64::from(cdw[3]) << 32);
+    if len > MAX_BYTES || !start.is_multiple_of(4) {
+        return Err(Status::INVALID_FIELD);
+    }
+    let is_read = cdw[0] & RETAIN == 0;
+    let page = match cdw[0] as u8 {
+        log_page::DISCOVERY if controller.is_discovery => discovery(controller, link),
+        _ if controller.is_discovery => return Err(Status::INVALID_LOG_PAGE),
+        // No command that failed is remembered.
+        log_page::ERROR_INFORMATION => vec![0; 64],
+        log_page::SMART => smart(),
+        log_page::FIRMWARE_SLOT => firmware(),
+        log_page::CHANGED_NAMESPACES => encode_namespaces(controller.changed(is_read), 0).to_vec(),
+        log_page::COMMAND_EFFECTS if (entry.cdw[4] >> 24) as u8 == 0 => effects(),
+        _ => return Err(Status::INVALID_LOG_PAGE),
+    };
+    if start > page.len() as u64 {
+        return Err(Status::INVALID_FIELD);
+    }
+    let mut part = page[start as usize..].to_vec();
+    part.resize(len as usize, 0);
+    Ok(part)
+}
+
+/// Healthy, and with spare capacity: what a device is like below it tells itself.
+fn smart() -> Vec<u8> {
+    let mut page = vec![0; 512];
+    (page[3], page[4]) = (100, 10);
+    page
+}
+
+fn firmware() -> Vec<u8> {
+    let mut page = vec![0; 512];
+    page[0] = 1; // the active slot
+    page[8..16].fill(b' ');
+    let revision = env!("CARGO_PKG_VERSION").as_bytes();
+    let len = revision.len().min(8);
+    page[8..8 + len].copy_from_slice(&revision[..len]);
+    page
+}
+
+/// Commands Supported and Effects: 256 dwords for admin commands, then as many for I/O commands.
+fn effects() -> Vec<u8> {
+    const ADMIN: [u8; 8] = [
+        admin::GET_LOG_PAGE,
+        admin::IDENTIFY,
+        admin::ABORT,
+        admin::SET_FEATURES,
+        admin::GET_FEATURES,
+        admin::ASYNC_EVENT_REQUEST,
+        admin::KEEP_ALIVE,
+        fabrics::OPCODE,
+    ];
+    const READING: [u8; 4] = [opcode::FLUSH, opcode::READ, opcode::COMPARE, opcode::VERIFY];
+    const CHANGING: [u8; 3] = [opcode::WRITE, opcode::WRITE_ZEROES, opcode::DATASET_MANAGEMENT];
+    let mut page = vec![0; 4096];
+    let mut put = |place: usize, opcode: u8, effect: u32| {
+        let at = place + 4 * usize::from(opcode);
+        page[at..at + 4].copy_from_slice(&effect.to_le_bytes());
+    };
+    ADMIN.iter().for_each(|opcode| put(0, *opcode, SUPPORTED));
+    READING.iter().for_each(|opcode| put(1024, *opcode, SUPPORTED));
+    CHANGING.iter().for_each(|opcode| put(1024, *opcode, SUPPORTED | CHANGES_DATA));
+    page
+}
+
+/// What there is for a host, at the address at which it came.
+fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
+    let subsystem = &controller.subsystem;
+    let address = SockRef::from(link.socket()).local_addr().ok().and_then(|address| address.as_socket());
+    let entry = |address: SocketAddr| {
+        let own = DiscoveryEntry::tcp(address, Nqn::discovery());
+        let may_come = subsystem.allows(&controller.host.nqn);
+        [Some(own), may_come.then(|| DiscoveryEntry::tcp(address, subsystem.nqn.clone()))]
+    };
+    let entries: Vec<DiscoveryEntry> = address.into_iter().flat_map(entry).flatten().collect();
+    let header = DiscoveryHeader { generation: 1, records: entries.len() as u64, record_format: 0 };
+    let mut page = header.encode().to_vec();
+    entries.iter().for_each(|entry| page.extend(entry.encode()));
+    page
+}

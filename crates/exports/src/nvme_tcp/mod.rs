@@ -1,0 +1,304 @@
+//! Block devices for hosts on a network: a subsystem over NVMe/TCP.
+//!
+//! ```text
+//!   host ──► control thread: accept, ICReq, Connect (pure) ──► a core, by queue ─► Session ─► channel ─► device
+//!            one for all newcomers                              one connection is one queue of a controller
+//! ```
+//!
+//! A host connects an admin queue, which makes a [`controller`], then as many I/O queues as it likes; each is served by
+//! one core. Data of a write comes in its capsule if it is short, and is asked for (R2T) otherwise, when there is
+//! memory for it; so a queue never stands still. Whoever asks for the discovery subsystem is told of this one.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`handshake`] | speaks with a newcomer until its queue exists |
+//! | [`subsystem`], [`controller`] | who may come, and what the queues of a host share |
+//! | [`reading`], [`transfers`] | PDUs to commands and data |
+//! | [`session`] | a queue: from a command to its completion |
+//! | [`io`], [`admin`], [`log_pages`] | what the commands do |
+//!
+//! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP Transport Specification 1.0.
+
+mod admin;
+mod controller;
+mod handshake;
+mod io;
+mod log_pages;
+mod reading;
+mod session;
+mod subsystem;
+mod transfers;
+
+pub use crate::stream::Address;
+pub use nvme::fabrics::{Nqn, NqnError};
+
+use crate::stream::{Guest, Host, Lobby, Memory, Parts, Registry};
+use crate::{Error, Export, Stats, check_cores, queue_cores};
+use block::{Device, Limits};
+use handshake::Handshake;
+use nvme::tcp::{DIGEST_BYTES, DataDigest};
+use reactor::CoreRef;
+use session::Session;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use subsystem::{Namespace, Subsystem};
+
+/// Connections at a time, unless the configuration says otherwise.
+pub const DEFAULT_CLIENTS: usize = 256;
+/// Most connections at a time.
+pub const MAX_CLIENTS: usize = 4096;
+/// I/O queues of a controller, unless the configuration says otherwise.
+pub const DEFAULT_QUEUES: u16 = 64;
+/// Most I/O queues of a controller.
+pub const MAX_QUEUES: u16 = 1024;
+/// Most namespaces.
+pub const MAX_NAMESPACES: usize = 1024;
+/// Longest serial number (Base 5.17.2.1).
+pub const MAX_SERIAL: usize = 20;
+
+/// Bytes of data that fit into a command's capsule.
+const IN_CAPSULE_BYTES: u32 = 16 << 10;
+/// Longest transfer of a command: MDTS.
+const MAX_TRANSFER: u32 = 1 << 20;
+/// Most data in one H2CData PDU.
+const MAX_H2C_DATA: u32 = MAX_TRANSFER;
+
+/// A device, and how it looks to hosts.
+#[derive(Clone)]
+pub struct NamespaceConfig {
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Its identity, which hosts remember; none: made of the subsystem's name and the device's.
+    pub uuid: Option<[u8; 16]>,
+}
+
+/// How the subsystem looks to its hosts and which cores serve it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens.
+    pub address: Address,
+    /// What hosts call it.
+    pub nqn: Nqn,
+    /// Its serial number, up to [`MAX_SERIAL`] printable ASCII characters; none: made of its name.
+    pub serial: Option<String>,
+    /// Refuse writes even where the devices take them.
+    pub read_only: bool,
+    /// Who may connect; nobody named: anybody.
+    pub hosts: Vec<Nqn>,
+    /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
+    pub queues: u16,
+    /// Connections at a time, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
+    pub clients: usize,
+    /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn. Empty: all.
+    pub core_map: Vec<usize>,
+}
+
+impl Config {
+    /// A subsystem that anybody may use.
+    pub fn new(address: Address, nqn: Nqn) -> Config {
+        Config {
+            address,
+            nqn,
+            serial: None,
+            read_only: false,
+            hosts: Vec::new(),
+            queues: DEFAULT_QUEUES,
+            clients: DEFAULT_CLIENTS,
+            core_map: Vec::new(),
+        }
+    }
+
+    fn check(&self, cores: usize, namespaces: &[NamespaceConfig]) -> Result<(), Error> {
+        check_cores(&self.core_map, cores)?;
+        let is_text = |serial: &&String| {
+            (1..=MAX_SERIAL).contains(&serial.len())
+                && serial.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+        };
+        let block_size =
+            namespaces.iter().map(|n| n.device.limits().block_size).find(|size| *size > 64 << 10);
+        let fault = if !(1..=MAX_CLIENTS).contains(&self.clients) {
+            format!("{} clients: want 1 to {MAX_CLIENTS}", self.clients)
+        } else if !(1..=MAX_QUEUES).contains(&self.queues) {
+            format!("{} queues: want 1 to {MAX_QUEUES}", self.queues)
+        } else if !(1..=MAX_NAMESPACES).contains(&namespaces.len()) {
+            format!("{} namespaces: want 1 to {MAX_NAMESPACES}", namespaces.len())
+        } else if self.nqn.is_discovery() {
+            format!("{}: it is the name of the discovery subsystem", self.nqn.as_str())
+        } else if let Some(serial) = self.serial.as_ref().filter(|serial| !is_text(serial)) {
+            format!("serial number {serial:?}: want 1 to {MAX_SERIAL} printable ASCII characters")
+        } else if let Some(size) = block_size {
+            format!("blocks of {size} bytes: NVMe has at most 65536")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(fault))
+    }
+}
+
+/// A running export. Dropping it hangs up on its hosts once their commands in flight have ended.
+pub struct NvmeTcp {
+    subsystem: Arc<Subsystem>,
+    registry: Registry,
+    stats: Arc<Stats>,
+    cores: Vec<CoreRef>,
+    lobby: Option<Lobby>,
+}
+
+impl NvmeTcp {
+    /// Starts to export devices, as namespaces from 1 on; hosts may connect when this returns.
+    ///
+    /// # Errors
+    /// When the configuration is impossible, or socket or thread are refused.
+    pub fn start(
+        namespaces: &[NamespaceConfig],
+        cores: &[CoreRef],
+        config: Config,
+    ) -> Result<NvmeTcp, Error> {
+        config.check(cores.len(), namespaces)?;
+        let name: Arc<str> = format!("nvme-tcp:{}", config.address).into();
+        let places = if config.core_map.is_empty() { cores.len() } else { config.core_map.len() };
+        let serving: Vec<CoreRef> = queue_cores(&config.core_map, places as u16, cores.len())
+            .into_iter()
+            .map(|place| cores[place].clone())
+            .collect();
+        let namespaces = (1..).zip(namespaces).map(|(id, namespace)| namespace.open(id, &config)).collect();
+        let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
+        let nqn = config.nqn.clone();
+        let subsystem = Subsystem::new(nqn, serial, namespaces, config.hosts, config.queues, name.clone());
+        let subsystem = Arc::new(subsystem);
+        let (registry, stats) = (Registry::new(), Arc::new(Stats::new(serving.len())));
+        let reception = Reception {
+            subsystem: subsystem.clone(),
+            registry,
+            stats: stats.clone(),
+            cores: serving.clone(),
+            next: 0,
+            name: name.clone(),
+        };
+        let lobby = Lobby::open(&config.address, config.clients, name.to_string(), reception)?;
+        Ok(NvmeTcp { subsystem, registry, stats, cores: serving, lobby: Some(lobby) })
+    }
+
+    /// Where hosts connect to: address and port as the system chose them.
+    pub fn address(&self) -> &str {
+        self.lobby.as_ref().map_or("", Lobby::address)
+    }
+}
+
+impl NamespaceConfig {
+    fn open(&self, id: u32, config: &Config) -> Namespace {
+        let limits = self.device.limits();
+        Namespace {
+            id,
+            device: self.device.clone(),
+            capacity: AtomicU64::new(limits.capacity),
+            uuid: self.uuid.unwrap_or_else(|| identity(&[config.nqn.as_str(), self.device.name()])),
+            is_read_only: config.read_only || limits.read_only,
+            limits,
+        }
+    }
+}
+
+/// A UUID that says always the same of the same words (RFC 9562, version 8).
+fn identity(words: &[&str]) -> [u8; 16] {
+    let mut uuid = [0; 16];
+    for (half, seed) in uuid.chunks_exact_mut(8).zip([0xcbf2_9ce4_8422_2325u64, 0x8422_2325_cbf2_9ce4]) {
+        // FNV-1a, twice: nobody has to be kept from making two that are alike.
+        let bytes = words.iter().flat_map(|word| word.bytes().chain([0]));
+        let hash = bytes.fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        half.copy_from_slice(&hash.to_be_bytes());
+    }
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The data digest of part of a memory.
+fn data_digest(memory: &mut Memory, start: usize, len: usize) -> [u8; DIGEST_BYTES] {
+    let mut digest = DataDigest::new();
+    memory.look(start, len, |piece| digest.update(piece));
+    digest.to_bytes()
+}
+
+impl Export for NvmeTcp {
+    fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Hosts that asked for it are told which namespaces have changed.
+    fn notify_resize(&self) -> Limits {
+        self.subsystem.refresh();
+        self.subsystem.namespaces[0].device.limits()
+    }
+}
+
+impl Drop for NvmeTcp {
+    fn drop(&mut self) {
+        if let Some(lobby) = self.lobby.take() {
+            lobby.close();
+        }
+        self.registry.drain(&self.cores);
+    }
+}
+
+/// Who speaks with newcomers, on the control thread.
+struct Reception {
+    subsystem: Arc<Subsystem>,
+    registry: Registry,
+    stats: Arc<Stats>,
+    cores: Vec<CoreRef>,
+    /// Whose turn it is for an admin queue.
+    next: usize,
+    name: Arc<str>,
+}
+
+impl Host for Reception {
+    type Talk = Handshake;
+
+    fn greet(&mut self) -> Handshake {
+        Handshake::new(self.subsystem.clone())
+    }
+
+    fn admit(&mut self, guest: Guest<Handshake>) {
+        let Some(agreed) = guest.talk.agreed() else { return };
+        let controller = agreed.admission.membership.controller.clone();
+        let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
+        // Queues of a controller go round the cores; so do controllers.
+        let place = match queue {
+            0 => self.next,
+            queue => usize::from(queue) - 1,
+        } % self.cores.len();
+        if queue == 0 {
+            self.next = place + 1;
+        }
+        let (peer, host) = (guest.connection.peer, controller.host.nqn.as_str());
+        tracing::info!(
+            export = &*self.name,
+            peer,
+            host,
+            controller = controller.id,
+            queue,
+            core = place,
+            "host connected"
+        );
+        let socket = Arc::new(guest.connection.socket);
+        controller.attach(queue, &socket);
+        let (weak, early) = (Arc::downgrade(&socket), guest.early);
+        let parts = Parts {
+            socket,
+            peer,
+            export: self.name.clone(),
+            stats: self.stats.queues[place].clone(),
+            seat: guest.seat,
+            connected: self.stats.connect(),
+        };
+        let open = move || Session::open(agreed, &early, &weak);
+        if self.registry.serve(&self.cores[place], parts, entries.into(), open).is_err() {
+            tracing::warn!(export = &*self.name, core = place, "host dropped: the core has stopped");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! From bytes to commands and data: where the reader of a connection stands in the stream.
+//!
+//! ```text
+//!   Front ─┬─► CapsuleCmd ─┬──────────────────────► a command
+//!          │               └─► Data ─► Digest ────► a command with its data
+//!          └─► H2CData ──────► Data ─► Digest ────► part of a transfer that we have asked for
+//! ```
+//!
+//! The reader never stands still for want of room: what a host sends next may be what makes room. A command takes a
+//! place of its queue, of which the host has as many as were agreed; data in its capsule is short, and all other data
+//! was asked for.
+
+use super::transfers::Transfers;
+use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA, data_digest};
+use crate::stream::{Inbox, Link, Memory};
+use block::Data;
+use nvme::SubmissionEntry;
+use nvme::tcp::{
+    COMMAND_BYTES, COMMON_BYTES, CapsuleCmd, DIGEST_BYTES, Fatal, FatalStatus, Frame, Framing, H2cData,
+    HEADER_BYTES, PduType, Side, TermReq,
+};
+
+/// A command that has come whole.
+pub(super) struct Command {
+    pub(super) entry: SubmissionEntry,
+    /// What came with it.
+    pub(super) data: Option<Memory>,
+    /// The data is what its digest says.
+    pub(super) is_intact: bool,
+}
+
+/// Whose data comes.
+enum Owner {
+    Command(SubmissionEntry),
+    Transfer(u16),
+}
+
+/// Data that comes.
+struct Payload {
+    owner: Owner,
+    memory: Memory,
+    /// Where in the memory it begins, how long it is, and how much has come.
+    start: usize,
+    len: usize,
+    received: usize,
+    has_digest: bool,
+}
+
+enum State {
+    Front,
+    Data(Payload),
+    Digest(Payload),
+}
+
+/// What the reader has found.
+pub(super) enum Found {
+    NeedsBytes,
+    Command(Command),
+    /// Data of a transfer.
+    Part,
+    /// The host ends the connection, and says why.
+    Terminated(TermReq),
+}
+
+/// Why nothing can be read any more: what the host is told, and the start of the PDU that is meant.
+pub(super) struct Rejected {
+    pub(super) fatal: Fatal,
+    pub(super) pdu: Vec<u8>,
+}
+
+/// The reader of one connection.
+pub(super) struct Reader {
+    inbox: Inbox,
+    framing: Framing,
+    state: State,
+}
+
+impl Reader {
+    /// A reader of PDUs that look so; `early` came with the handshake.
+    pub(super) fn new(framing: Framing, early: &[u8]) -> Reader {
+        Reader { inbox: Inbox::new(early), framing, state: State::Front }
+    }
+
+    /// Goes on with what came until there is something to do.
+    pub(super) fn next(&mut self, transfers: &mut Transfers, link: &Link) -> Result<Found, Rejected> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Front) {
+                State::Front => match self.front(transfers, link)? {
+                    Some(found) => return Ok(found),
+                    None => continue,
+                },
+                State::Data(mut payload) => {
+                    let unread = self.inbox.unread();
+                    let len = unread.len().min(payload.len - payload.received);
+                    payload.memory.fill(payload.start + payload.received, &unread[..len]);
+                    self.inbox.consume(len);
+                    payload.received += len;
+                    if payload.received < payload.len {
+                        self.state = State::Data(payload);
+                        return Ok(Found::NeedsBytes);
+                    }
+                    if !payload.has_digest {
+                        return Ok(finish(payload, true, transfers));
+                    }
+                    self.state = State::Digest(payload);
+                }
+                State::Digest(mut payload) => {
+                    let Some(expected) = self.inbox.unread().first_chunk::<DIGEST_BYTES>().copied() else {
+                        self.state = State::Digest(payload);
+                        return Ok(Found::NeedsBytes);
+                    };
+                    self.inbox.consume(DIGEST_BYTES);
+                    let is_intact = data_digest(&mut payload.memory, payload.start, payload.len) == expected;
+                    return Ok(finish(payload, is_intact, transfers));
+                }
+            }
+        }
+    }
+
+    /// A PDU up to its data. `None` when data is to be read now.
+    fn front(&mut self, transfers: &mut Transfers, link: &Link) -> Result<Option<Found>, Rejected> {
+        let unread = self.inbox.unread();
+        let Some(common) = unread.first_chunk::<COMMON_BYTES>() else { return Ok(Some(Found::NeedsBytes)) };
+        let reject =
+            |fatal: Fatal| Rejected { fatal, pdu: unread[..unread.len().min(COMMAND_BYTES)].to_vec() };
+        let frame = self.framing.accept(common, Side::Host).map_err(reject)?;
+        let (longest, fatal) = match frame.kind {
+            PduType::H2cData => (MAX_H2C_DATA, Fatal::new(FatalStatus::LimitExceeded)),
+            _ => (IN_CAPSULE_BYTES, Fatal::field(4)),
+        };
+        if frame.data_len > longest {
+            return Err(reject(fatal));
+        }
+        let Some(front) = unread.get(..frame.front_bytes()) else { return Ok(Some(Found::NeedsBytes)) };
+        frame.check_header_digest(front).map_err(reject)?;
+        let found = match frame.kind {
+            PduType::CapsuleCmd => {
+                let header = front.first_chunk::<COMMAND_BYTES>().expect("as long as its kind");
+                let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, &frame).entry);
+                if link.grant(0).is_none() {
+                    // More commands than the queue has places.
+                    return Err(reject(Fatal::new(FatalStatus::Sequence)));
+                }
+                if frame.data_len == 0 {
+                    Some(Found::Command(Command { entry, data: None, is_intact: true }))
+                } else {
+                    let memory = link.uncounted(frame.data_len as usize);
+                    self.state = State::Data(Payload::new(Owner::Command(entry), memory, 0, &frame));
+                    None
+                }
+            }
+            PduType::H2cData => {
+                let header = front.first_chunk::<HEADER_BYTES>().expect("as long as its kind");
+                let data = H2cData::parse(header, &frame).map_err(reject)?;
+                let memory = transfers.expect(&data).map_err(reject)?;
+                let owner = Owner::Transfer(data.tag);
+                self.state = State::Data(Payload::new(owner, memory, data.offset as usize, &frame));
+                None
+            }
+            PduType::H2cTermReq => {
+                let header = front.first_chunk::<HEADER_BYTES>().expect("as long as its kind");
+                Some(Found::Terminated(TermReq::parse(header)))
+            }
+            _ => return Err(reject(Fatal::new(FatalStatus::Sequence))),
+        };
+        self.inbox.consume(frame.front_bytes());
+        Ok(found)
+    }
+
+    /// Where the next bytes belong, if that is known.
+    pub(super) fn with_due<R>(&mut self, receive: impl FnOnce(&mut Inbox, Data<'_>) -> R) -> R {
+        match &self.state {
+            State::Data(Payload { memory, start, len, received, .. }) => {
+                // SAFETY: the memory is ours until it goes with its payload, which is after this call.
+                let data = unsafe { memory.data() };
+                receive(&mut self.inbox, data.part(start + received, len - received))
+            }
+            _ => receive(&mut self.inbox, Data::none()),
+        }
+    }
+
+    /// So many bytes of what was due have come.
+    pub(super) fn note_due(&mut self, len: usize) {
+        if let State::Data(payload) = &mut self.state {
+            payload.received += len;
+        }
+    }
+
+    /// Nothing more comes. What has not come whole is given back: a transfer's memory to its transfer, which ends; a
+    /// command is no more.
+    pub(super) fn give_up(&mut self, transfers: &mut Transfers, link: &Link) {
+        if let State::Data(payload) | State::Digest(payload) =
+            std::mem::replace(&mut self.state, State::Front)
+        {
+            match payload.owner {
+                Owner::Command(_) => link.drop_request(),
+                Owner::Transfer(tag) => transfers.give_back(tag, payload.memory),
+            }
+        }
+        transfers.end();
+    }
+}
+
+impl Payload {
+    fn new(owner: Owner, memory: Memory, start: usize, frame: &Frame) -> Payload {
+        let (len, has_digest) = (frame.data_len as usize, frame.has_data_digest);
+        Payload { owner, memory, start, len, received: 0, has_digest }
+    }
+}
+
+/// Data has come whole.
+fn finish(payload: Payload, is_intact: bool, transfers: &mut Transfers) -> Found {
+    match payload.owner {
+        Owner::Command(entry) => Found::Command(Command { entry, data: Some(payload.memory), is_intact }),
+        Owner::Transfer(tag) => {
+            transfers.arrive(tag, payload.memory, payload.len, is_intact);
+            Found::Part
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! What NVMe/TCP makes of a connection: a queue of a controller.
+
+use super::controller::Controller;
+use super::handshake::Agreed;
+use super::reading::{Command, Found as Read, Reader, Rejected};
+use super::subsystem::Membership;
+use super::transfers::{Ended, Transfers};
+use super::{MAX_TRANSFER, data_digest};
+use crate::Error;
+use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received};
+use crate::target::Target;
+use block::IoError;
+use nvme::tcp::{
+    C2hData, CapsuleResp, DIGEST_BYTES, Framing, HEADER_BYTES, MAX_TERMINATION_BYTES, R2t, Side, TermReq,
+};
+use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
+use reactor::current;
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::{Arc, Weak};
+
+/// Bytes of a rejected PDU that fit behind a termination's header into the front of a parcel.
+const REJECTED_BYTES: usize = 64;
+
+/// One queue of a controller.
+pub(super) struct Session {
+    /// Devices, in the order of the namespaces; an admin queue has none.
+    targets: Vec<Target>,
+    queue_id: u16,
+    entries: u16,
+    /// Where the controller is in the submission queue.
+    head: Cell<u16>,
+    has_flow_control: bool,
+    /// How PDUs look that go.
+    framing: Framing,
+    reader: RefCell<Reader>,
+    transfers: RefCell<Transfers>,
+    membership: Membership,
+}
+
+/// How a command ends well.
+#[derive(Default)]
+pub(super) struct Reply {
+    /// Dwords 0 and 1 of the completion.
+    pub(super) result: u64,
+    /// What the host gets.
+    pub(super) data: Option<Memory>,
+}
+
+/// How a command ends otherwise.
+pub(super) enum Failure {
+    Status(Status),
+    /// Nobody is there to hear of it.
+    Gone,
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Failure {
+        Failure::Status(status)
+    }
+}
+
+impl From<IoError> for Failure {
+    fn from(error: IoError) -> Failure {
+        Failure::Status(Status::of(error))
+    }
+}
+
+/// Data that came from the host.
+pub(super) struct Incoming {
+    pub(super) memory: Memory,
+    /// It counts as the connection's, and has to be released.
+    is_counted: bool,
+}
+
+impl Incoming {
+    /// The data is not needed any more.
+    pub(super) fn release(self, link: &Link) {
+        if self.is_counted {
+            link.release(Some(self.memory));
+        }
+    }
+}
+
+impl Session {
+    /// Opens what the queue needs on the calling core; `early` came behind the handshake.
+    pub(super) fn open(agreed: Agreed, early: &[u8], socket: &Weak<OwnedFd>) -> Result<Session, Error> {
+        let Agreed { admission, framing: (incoming, framing) } = agreed;
+        let controller = &admission.membership.controller;
+        let mut targets = Vec::new();
+        if admission.queue_id != 0 {
+            for namespace in &controller.subsystem.namespaces {
+                targets.push(Target::open(namespace.device.clone(), namespace.is_read_only)?);
+            }
+        } else {
+            current().spawn(listen(controller.clone(), socket.clone()));
+        }
+        Ok(Session {
+            targets,
+            queue_id: admission.queue_id,
+            entries: admission.entries,
+            // The Connect was its first command.
+            head: Cell::new(1 % admission.entries),
+            has_flow_control: admission.has_flow_control,
+            framing,
+            reader: RefCell::new(Reader::new(incoming, early)),
+            transfers: RefCell::default(),
+            membership: admission.membership,
+        })
+    }
+
+    pub(super) fn controller(&self) -> &Arc<Controller> {
+        &self.membership.controller
+    }
+
+    /// The devices, in the order of their namespaces.
+    pub(super) fn targets(&self) -> &[Target] {
+        &self.targets
+    }
+
+    /// Waits for the `len` bytes of data that belong to a command, and asks for them if they did not come with it.
+    pub(super) async fn incoming(
+        &self,
+        command: &mut Command,
+        len: usize,
+        link: &Link,
+    ) -> Result<Incoming, Failure> {
+        if len > MAX_TRANSFER as usize {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        match command.entry.sgl {
+            Sgl::InCapsule { offset: 1.., .. } => Err(Status::INVALID_SGL_OFFSET.into()),
+            Sgl::InCapsule { len: said, .. } if said as usize == len => {
+                let memory = command.data.take().filter(|memory| memory.len() == len);
+                let memory = memory.ok_or(Status::INVALID_SGL_LENGTH)?;
+                match command.is_intact {
+                    true => Ok(Incoming { memory, is_counted: false }),
+                    false => Err(Status::TRANSIENT_TRANSPORT_ERROR.into()),
+                }
+            }
+            Sgl::Transport { len: said } if said as usize == len => {
+                self.transfer(command.entry.command_id, len, link).await
+            }
+            Sgl::InCapsule { .. } | Sgl::Transport { .. } => Err(Status::INVALID_SGL_LENGTH.into()),
+            Sgl::None | Sgl::Other { .. } => Err(Status::INVALID_SGL_TYPE.into()),
+        }
+    }
+
+    async fn transfer(&self, command_id: u16, len: usize, link: &Link) -> Result<Incoming, Failure> {
+        let memory = link.memory(len).await;
+        let tag = self.transfers.borrow_mut().begin(command_id, memory);
+        let request = R2t { command_id, tag, offset: 0, len: len as u32 };
+        link.send(Parcel::new(None, |to| request.encode(&self.framing, to)));
+        match poll_fn(|cx| self.transfers.borrow_mut().poll(tag, cx)).await {
+            Ended::Whole { memory, is_intact: true } => Ok(Incoming { memory, is_counted: true }),
+            Ended::Whole { memory, is_intact: false } => {
+                link.release(Some(memory));
+                Err(Status::TRANSIENT_TRANSPORT_ERROR.into())
+            }
+            Ended::GivenUp { memory } => {
+                link.release(Some(memory));
+                Err(Failure::Gone)
+            }
+        }
+    }
+
+    /// How many bytes the host has room for.
+    pub(super) fn room(entry: &SubmissionEntry) -> Result<usize, Failure> {
+        match entry.sgl {
+            Sgl::Transport { len } => Ok(len as usize),
+            Sgl::None => Ok(0),
+            Sgl::InCapsule { .. } | Sgl::Other { .. } => Err(Status::INVALID_SGL_TYPE.into()),
+        }
+    }
+
+    /// A reply with as much of `bytes` as the host has room for.
+    pub(super) async fn reply_with(
+        &self,
+        entry: &SubmissionEntry,
+        bytes: &[u8],
+        link: &Link,
+    ) -> Result<Reply, Failure> {
+        let len = Session::room(entry)?.min(bytes.len());
+        if len == 0 {
+            return Err(Status::INVALID_SGL_LENGTH.into());
+        }
+        let mut memory = link.memory(len).await;
+        memory.fill(0, &bytes[..len]);
+        Ok(Reply { data: Some(memory), ..Reply::default() })
+    }
+
+    /// Tells the host how a command ended.
+    fn answer(&self, command_id: u16, status: Status, reply: Reply, link: &Link) {
+        let sq_head = match self.has_flow_control {
+            true => {
+                self.head.set((self.head.get() + 1) % self.entries);
+                self.head.get()
+            }
+            false => 0xffff,
+        };
+        let completion = CompletionEntry {
+            result: reply.result,
+            sq_head,
+            sq_id: self.queue_id,
+            ..CompletionEntry::new(command_id, status)
+        };
+        let Some(mut memory) = reply.data else {
+            return link.send(Parcel::last(None, |to| self.encode(&completion, to)));
+        };
+        let len = memory.len();
+        // The data stands for its success where the host does not look for the head of the queue.
+        let is_success = !self.has_flow_control && reply.result == 0;
+        let front = C2hData { command_id, offset: 0, len: len as u32, is_last: true, is_success };
+        let digest = self.framing.data_digest.then(|| data_digest(&mut memory, 0, len));
+        let front = |to: &mut [u8; crate::stream::MAX_FRONT]| front.encode(&self.framing, to);
+        if is_success && digest.is_none() {
+            return link.send(Parcel::last(Some(memory), front));
+        }
+        link.send(Parcel::new(Some(memory), front));
+        link.send(Parcel::last(None, |to| {
+            let tail = digest.map_or(0, |digest| {
+                to[..DIGEST_BYTES].copy_from_slice(&digest);
+                DIGEST_BYTES
+            });
+            tail + if is_success { 0 } else { self.encode(&completion, &mut to[tail..]) }
+        }));
+    }
+
+    fn encode(&self, completion: &CompletionEntry, to: &mut [u8]) -> usize {
+        CapsuleResp { entry: completion.encode() }.encode(&self.framing, to)
+    }
+
+    /// The host has broken the protocol: it is told how, and nothing more is read.
+    #[cold]
+    fn terminate(&self, Rejected { fatal, pdu }: &Rejected, link: &Link) {
+        let (export, peer) = link.names();
+        tracing::warn!(export, peer, %fatal, "a host is disconnected: protocol error");
+        let mut bytes = [0; MAX_TERMINATION_BYTES];
+        let pdu = &pdu[..pdu.len().min(REJECTED_BYTES)];
+        let len = TermReq::encode(*fatal, Side::Controller, pdu, &mut bytes);
+        link.say_last(Parcel::new(None, |to| {
+            to[..len].copy_from_slice(&bytes[..len]);
+            len
+        }));
+    }
+}
+
+const _: () = assert!(HEADER_BYTES + REJECTED_BYTES <= crate::stream::MAX_FRONT);
+
+impl Protocol for Session {
+    type Job = Command;
+
+    fn receive(&self, socket: RawFd) -> io::Result<Received> {
+        let mut reader = self.reader.borrow_mut();
+        let received = reader.with_due(|inbox, due| inbox.receive(socket, due))?;
+        if let Received::Bytes { direct, .. } = received {
+            reader.note_due(direct);
+        }
+        Ok(received)
+    }
+
+    fn next(&self, link: &Link, is_closing: bool) -> Found<Command> {
+        if is_closing {
+            return Found::Leave;
+        }
+        let next = self.reader.borrow_mut().next(&mut self.transfers.borrow_mut(), link);
+        match next {
+            Ok(Read::NeedsBytes) => Found::NeedsBytes,
+            Ok(Read::Part) => Found::Done,
+            Ok(Read::Command(command)) => {
+                if self.queue_id == 0 {
+                    self.controller().hear();
+                }
+                Found::Job(command)
+            }
+            Ok(Read::Terminated(reason)) => {
+                let (export, peer) = link.names();
+                tracing::warn!(export, peer, %reason, "a host ends its connection");
+                Found::Leave
+            }
+            Err(rejected) => {
+                self.terminate(&rejected, link);
+                Found::Leave
+            }
+        }
+    }
+
+    #[inline]
+    fn weight(command: &Command) -> usize {
+        match command.entry.sgl {
+            Sgl::InCapsule { len, .. } | Sgl::Transport { len } => len as usize,
+            Sgl::None | Sgl::Other { .. } => 0,
+        }
+    }
+
+    #[inline]
+    async fn serve(&self, command: Command, link: &Link) {
+        let command_id = command.entry.command_id;
+        let result = match self.queue_id {
+            0 => self.admin(command, link).await,
+            _ => self.io(command, link).await,
+        };
+        match result {
+            Ok(reply) => self.answer(command_id, Status::SUCCESS, reply, link),
+            Err(Failure::Status(status)) => {
+                link.stats().count_failure();
+                self.answer(command_id, status, Reply::default(), link);
+            }
+            Err(Failure::Gone) => link.drop_request(),
+        }
+    }
+
+    fn give_up(&self, link: &Link, _is_closing: bool) {
+        self.reader.borrow_mut().give_up(&mut self.transfers.borrow_mut(), link);
+        if self.queue_id == 0 {
+            self.controller().end_events();
+        }
+    }
+
+    fn unfinished(&self) -> usize {
+        0
+    }
+}
+
+/// Ends a controller whose host has been silent for too long. `socket` is that of its admin queue.
+async fn listen(controller: Arc<Controller>, socket: Weak<OwnedFd>) {
+    /// How often is looked at a controller that need not be heard.
+    const IDLE_NS: u64 = 1_000_000_000;
+    let core = current();
+    let mut silent_since = core.now_ns();
+    while socket.strong_count() > 0 {
+        let limit_ns = u64::from(controller.keep_alive_ms()) * 1_000_000;
+        core.sleep(if limit_ns == 0 { IDLE_NS } else { (limit_ns / 4).clamp(1_000_000, IDLE_NS) }).await;
+        let now = core.now_ns();
+        if controller.take_heard() || limit_ns == 0 {
+            silent_since = now;
+        } else if now - silent_since > limit_ns {
+            let (export, host) = (&*controller.subsystem.export, controller.host.nqn.as_str());
+            tracing::warn!(
+                export,
+                host,
+                controller = controller.id,
+                "a host is silent for too long: disconnected"
+            );
+            return controller.end();
+        }
+    }
+}

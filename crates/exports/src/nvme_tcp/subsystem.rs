@@ -1,0 +1,224 @@
+//! What hosts connect to: the subsystem with its namespaces, who may come, and the controllers that there are.
+
+use super::controller::{Controller, Host};
+use block::{Device, Limits};
+use nvme::Status;
+use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, Nqn};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Entries of a queue at most: commands that one connection may have in flight.
+pub(super) const MAX_ENTRIES: u32 = 128;
+/// Entries of a queue at least (Base 3.3.3.1).
+const MIN_ENTRIES: u32 = 2;
+/// The largest identifier of a controller (Base 3.1.1).
+const MAX_CONTROLLER_ID: u16 = 0xffef;
+
+/// A device as hosts see it.
+pub(super) struct Namespace {
+    /// From 1 on.
+    pub(super) id: u32,
+    pub(super) device: Arc<dyn Device>,
+    pub(super) limits: Limits,
+    pub(super) capacity: AtomicU64,
+    pub(super) uuid: [u8; 16],
+    pub(super) is_read_only: bool,
+}
+
+impl Namespace {
+    /// Bytes it has now.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Its block size as a power of two.
+    pub(super) fn block_shift(&self) -> u32 {
+        self.limits.block_size.trailing_zeros()
+    }
+}
+
+/// The subsystem of an export.
+pub(super) struct Subsystem {
+    pub(super) nqn: Nqn,
+    pub(super) serial: String,
+    /// In the order of their identifiers, without gaps.
+    pub(super) namespaces: Vec<Namespace>,
+    /// Who may come; nobody named: anybody.
+    pub(super) hosts: Vec<Nqn>,
+    /// I/O queues that a controller may have.
+    pub(super) max_queues: u16,
+    /// The export's name, for logs.
+    pub(super) export: Arc<str>,
+    controllers: Mutex<Controllers>,
+}
+
+#[derive(Default)]
+struct Controllers {
+    open: BTreeMap<u16, Arc<Controller>>,
+    /// The identifier that was given out last.
+    last: u16,
+}
+
+/// A queue that a host may use.
+pub(super) struct Admission {
+    pub(super) membership: Membership,
+    pub(super) queue_id: u16,
+    pub(super) entries: u16,
+    /// The host looks at the head of the submission queue.
+    pub(super) has_flow_control: bool,
+}
+
+/// A queue's place in its controller. With the admin queue the controller goes.
+pub(super) struct Membership {
+    pub(super) controller: Arc<Controller>,
+    queue_id: u16,
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.controller.leave(self.queue_id);
+    }
+}
+
+/// Why a host may not connect: status and dword 0 of the completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) status: Status,
+    pub(super) result: u64,
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Refusal {
+        Refusal { status, result: 0 }
+    }
+}
+
+impl From<InvalidParameter> for Refusal {
+    fn from(parameter: InvalidParameter) -> Refusal {
+        Refusal { status: Status::CONNECT_INVALID_PARAMETERS, result: parameter.result() }
+    }
+}
+
+impl Subsystem {
+    pub(super) fn new(
+        nqn: Nqn,
+        serial: String,
+        namespaces: Vec<Namespace>,
+        hosts: Vec<Nqn>,
+        max_queues: u16,
+        export: Arc<str>,
+    ) -> Subsystem {
+        Subsystem { nqn, serial, namespaces, hosts, max_queues, export, controllers: Mutex::default() }
+    }
+
+    /// The namespace with an identifier.
+    pub(super) fn namespace(&self, id: u32) -> Option<&Namespace> {
+        self.namespaces.get(id.checked_sub(1)? as usize)
+    }
+
+    /// Judges a Connect, and makes the controller if it is that of an admin queue.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        connect: &Connect,
+        data: &ConnectData,
+    ) -> Result<Admission, Refusal> {
+        if connect.record_format != 0 {
+            return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.into());
+        }
+        let is_discovery = data.subsystem.is_discovery();
+        if !is_discovery && data.subsystem != self.nqn {
+            return Err(InvalidParameter::SUBSYSTEM.into());
+        }
+        // Anybody may ask what there is; who may not come finds nothing.
+        if !is_discovery && !self.allows(&data.host) {
+            return Err(Status::CONNECT_INVALID_HOST.into());
+        }
+        if data.host_id == [0; 16] {
+            return Err(InvalidParameter::HOST_ID.into());
+        }
+        if !(MIN_ENTRIES..=MAX_ENTRIES).contains(&connect.entries) {
+            return Err(InvalidParameter::QUEUE_SIZE.into());
+        }
+        let host = Host { nqn: data.host.clone(), id: data.host_id };
+        let controller = match connect.queue_id {
+            0 => self.create(host, is_discovery, connect.keep_alive_ms, data.controller_id)?,
+            _ => self.join(&host, is_discovery, connect.queue_id, data.controller_id)?,
+        };
+        Ok(Admission {
+            membership: Membership { controller, queue_id: connect.queue_id },
+            queue_id: connect.queue_id,
+            entries: connect.entries as u16,
+            has_flow_control: connect.attributes & Connect::NO_FLOW_CONTROL == 0,
+        })
+    }
+
+    /// Whether a host may use the namespaces.
+    pub(super) fn allows(&self, host: &Nqn) -> bool {
+        self.hosts.is_empty() || self.hosts.contains(host)
+    }
+
+    fn create(
+        self: &Arc<Self>,
+        host: Host,
+        is_discovery: bool,
+        keep_alive_ms: u32,
+        wanted: u16,
+    ) -> Result<Arc<Controller>, Refusal> {
+        if wanted != ANY_CONTROLLER {
+            return Err(InvalidParameter::CONTROLLER_ID.into());
+        }
+        let mut controllers = self.controllers();
+        let after = |id: u16| if id >= MAX_CONTROLLER_ID { 1 } else { id + 1 };
+        let mut id = after(controllers.last);
+        while controllers.open.contains_key(&id) {
+            id = after(id);
+            if id == controllers.last {
+                return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+            }
+        }
+        controllers.last = id;
+        let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self));
+        controllers.open.insert(id, controller.clone());
+        Ok(controller)
+    }
+
+    fn join(
+        &self,
+        host: &Host,
+        is_discovery: bool,
+        queue_id: u16,
+        id: u16,
+    ) -> Result<Arc<Controller>, Refusal> {
+        let controller = self.controllers().open.get(&id).cloned();
+        let is_its = |controller: &Arc<Controller>| {
+            controller.host == *host && !controller.is_discovery && !is_discovery
+        };
+        let controller = controller.filter(is_its).ok_or(InvalidParameter::CONTROLLER_ID)?;
+        if queue_id > self.max_queues {
+            return Err(InvalidParameter::QUEUE_ID.into());
+        }
+        controller.join(queue_id)?;
+        Ok(controller)
+    }
+
+    /// A controller is gone.
+    pub(super) fn forget(&self, id: u16) {
+        self.controllers().open.remove(&id);
+    }
+
+    /// Asks the devices for their sizes again, and tells hosts of those that changed.
+    pub(super) fn refresh(&self) {
+        for namespace in &self.namespaces {
+            let capacity = namespace.device.limits().capacity;
+            if namespace.capacity.swap(capacity, Ordering::Relaxed) != capacity {
+                let controllers: Vec<_> = self.controllers().open.values().cloned().collect();
+                controllers.iter().for_each(|controller| controller.note_change(namespace.id));
+            }
+        }
+    }
+
+    fn controllers(&self) -> MutexGuard<'_, Controllers> {
+        self.controllers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

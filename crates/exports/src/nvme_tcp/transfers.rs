@@ -1,0 +1,103 @@
+//! Data that hosts were asked for (R2T) and have not sent yet.
+
+use crate::stream::Memory;
+use nvme::tcp::{Fatal, FatalStatus, H2cData};
+use std::task::{Context, Poll, Waker};
+
+/// How a transfer ended.
+pub(super) enum Ended {
+    /// All of it is there; whether it is what its digests say.
+    Whole { memory: Memory, is_intact: bool },
+    /// Nothing more comes.
+    GivenUp { memory: Memory },
+}
+
+struct Transfer {
+    command_id: u16,
+    /// With the reader while data comes.
+    memory: Option<Memory>,
+    len: usize,
+    received: usize,
+    is_intact: bool,
+    waker: Option<Waker>,
+}
+
+/// The transfers of one connection, by tag.
+#[derive(Default)]
+pub(super) struct Transfers {
+    list: Vec<Option<Transfer>>,
+    is_over: bool,
+}
+
+impl Transfers {
+    /// A host is about to be asked for data that fills `memory`; the transfer's tag.
+    pub(super) fn begin(&mut self, command_id: u16, memory: Memory) -> u16 {
+        let len = memory.len();
+        let transfer =
+            Transfer { command_id, memory: Some(memory), len, received: 0, is_intact: true, waker: None };
+        let place = self.list.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.list.push(None);
+            self.list.len() - 1
+        });
+        self.list[place] = Some(transfer);
+        place as u16 // no more than a queue has commands
+    }
+
+    /// Data comes, in the order in which it was asked for: the memory that it belongs to.
+    ///
+    /// # Errors
+    /// When nobody has asked for it.
+    pub(super) fn expect(&mut self, data: &H2cData) -> Result<Memory, Fatal> {
+        let transfer = self.list.get_mut(usize::from(data.tag)).and_then(Option::as_mut);
+        let transfer = transfer.ok_or(Fatal::field(10))?;
+        if transfer.command_id != data.command_id {
+            return Err(Fatal::field(8));
+        }
+        let end = data.offset as usize + data.len as usize;
+        if data.offset as usize != transfer.received || end > transfer.len {
+            return Err(Fatal::new(FatalStatus::DataOutOfRange));
+        }
+        transfer.memory.take().ok_or(Fatal::new(FatalStatus::Sequence))
+    }
+
+    /// So much has come.
+    pub(super) fn arrive(&mut self, tag: u16, memory: Memory, len: usize, is_intact: bool) {
+        if let Some(transfer) = &mut self.list[usize::from(tag)] {
+            transfer.memory = Some(memory);
+            transfer.received += len;
+            transfer.is_intact &= is_intact;
+            if transfer.received == transfer.len {
+                transfer.waker.take().into_iter().for_each(Waker::wake);
+            }
+        }
+    }
+
+    /// Memory of data that did not come whole.
+    pub(super) fn give_back(&mut self, tag: u16, memory: Memory) {
+        if let Some(transfer) = &mut self.list[usize::from(tag)] {
+            transfer.memory = Some(memory);
+        }
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&mut self) {
+        self.is_over = true;
+        for transfer in self.list.iter_mut().flatten() {
+            transfer.waker.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Waits for the end of a transfer, which is forgotten then.
+    pub(super) fn poll(&mut self, tag: u16, context: &Context<'_>) -> Poll<Ended> {
+        let place = &mut self.list[usize::from(tag)];
+        let transfer = place.as_mut().expect("polled until it ends");
+        let is_whole = transfer.received == transfer.len;
+        if !is_whole && !self.is_over {
+            transfer.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let Transfer { memory, is_intact, .. } = place.take().expect("just seen");
+        let memory = memory.expect("the reader has given it back");
+        Poll::Ready(if is_whole { Ended::Whole { memory, is_intact } } else { Ended::GivenUp { memory } })
+    }
+}
