@@ -22,6 +22,7 @@ pub mod nvme_uring;
 mod ring;
 pub mod shared_buffer;
 pub mod shared_memory;
+pub mod stream;
 mod sysfs;
 pub mod virtio_blk;
 mod zeroes;

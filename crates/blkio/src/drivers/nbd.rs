@@ -4,7 +4,7 @@ use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use drivers::direct::DirectQueue;
-use drivers::nbd::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session};
+use drivers::nbd::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session, StreamError};
 use std::sync::Arc;
 
 pub(super) struct Nbd {
@@ -24,7 +24,7 @@ impl Nbd {
 
     /// A fresh one: what was cancelled stays so.
     fn renew_cancel(&mut self, error: OpenError) -> Error {
-        if matches!(error, OpenError::Cancelled)
+        if matches!(error, OpenError::Stream(StreamError::Cancelled))
             && let Ok(cancel) = Cancel::new()
         {
             self.cancel = cancel;

@@ -1,6 +1,7 @@
 //! Why an export could not be opened.
 
 use super::options::MAX_CONNECTIONS;
+use crate::stream::StreamError;
 use std::io;
 
 /// Why an export could not be opened, or a connection to it not be made.
@@ -10,23 +11,9 @@ pub enum OpenError {
     /// The options make no sense.
     #[error("{0}")]
     Options(String),
-    /// No connection to the server.
-    #[error("cannot connect to {address}: {error}")]
-    Connect {
-        /// Where to.
-        address: String,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// The connection failed while both sides agreed on how to talk.
-    #[error("the connection failed during the handshake: {0}")]
-    Io(#[source] io::Error),
-    /// The server took too long.
-    #[error("no answer within {0} ms")]
-    TimedOut(u64),
-    /// Somebody called [`super::Cancel::cancel`].
-    #[error("cancelled")]
-    Cancelled,
+    /// No connection to the server, or it failed while both sides agreed on how to talk.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The other side does not speak the protocol, or breaks it.
     #[error("not a usable NBD server: {0}")]
     Protocol(String),
@@ -74,10 +61,7 @@ impl OpenError {
     pub fn errno(&self) -> i32 {
         match self {
             OpenError::Options(_) => libc::EINVAL,
-            OpenError::Connect { error, .. } => error.raw_os_error().unwrap_or(libc::EHOSTUNREACH),
-            OpenError::Io(error) => error.raw_os_error().unwrap_or(libc::ECONNRESET),
-            OpenError::TimedOut(_) => libc::ETIMEDOUT,
-            OpenError::Cancelled => libc::ECANCELED,
+            OpenError::Stream(error) => error.errno(),
             OpenError::Protocol(_) => libc::EPROTO,
             OpenError::TlsRequired(_) => libc::EPROTONOSUPPORT,
             OpenError::NoExport { .. } => libc::ENOENT,

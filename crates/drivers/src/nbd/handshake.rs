@@ -7,12 +7,13 @@
 //!
 //! Source: the NBD protocol, "Handshake", "Option types", "Option reply types", "Size constraints".
 
-use super::connect::Stream;
 use super::error::OpenError;
 use super::wire::{
     FLAG_CAN_MULTI_CONN, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH,
     FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Replies,
 };
+use crate::stream::StreamError;
+use crate::stream::connect::Stream;
 use std::io;
 
 /// `NBDMAGIC`, and what follows it: the magic of options, or of servers that know none.
@@ -245,7 +246,7 @@ fn by_name(
 ) -> Result<Facts, OpenError> {
     ask(stream, Opt::ExportName, export.as_bytes())?;
     let size = number(stream).map_err(|error| match error {
-        OpenError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+        OpenError::Stream(StreamError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
             OpenError::NoExport { export: export.to_owned(), text: " (it hung up)".into() }
         }
         error => error,
@@ -263,7 +264,7 @@ fn ask(stream: &mut Stream<'_, '_>, opt: Opt, data: &[u8]) -> Result<(), OpenErr
     message.extend((opt as u32).to_be_bytes());
     message.extend((data.len() as u32).to_be_bytes());
     message.extend(data);
-    stream.write(&message)
+    Ok(stream.write(&message)?)
 }
 
 fn number(stream: &mut Stream<'_, '_>) -> Result<u64, OpenError> {

@@ -19,26 +19,22 @@
 //! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended headers: its branch
 //! `extension-ext-header`.
 
-mod connect;
 mod coverage;
 mod error;
 mod handshake;
-mod inbox;
 mod operation;
 mod options;
-mod outbox;
 mod queue;
 pub mod reply;
 mod session;
 #[cfg(test)]
 mod tests;
-mod wakeup;
 mod wire;
 
-pub use connect::Cancel;
+pub use crate::stream::{Address, Cancel, StreamError};
 pub use error::OpenError;
 pub use handshake::Facts;
-pub use options::{Address, DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options};
+pub use options::{DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options};
 pub use queue::NbdQueue;
 pub use session::Session;
 pub use wire::Replies;

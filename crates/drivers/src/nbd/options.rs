@@ -3,8 +3,8 @@
 //! Source: the NBD protocol's companion, "The NBD Uniform Resource Indicator (URI) format".
 
 use super::wire::Replies;
+use crate::stream::Address;
 use std::ffi::OsString;
-use std::fmt;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -16,30 +16,6 @@ pub const MAX_CONNECTIONS: u32 = 64;
 pub const MAX_QUEUE_DEPTH: u32 = 4096;
 /// Longest name of an export, by the protocol.
 const MAX_NAME: usize = 4096;
-
-/// Where a server listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Address {
-    /// A host by name or IP address, and a port.
-    Tcp {
-        /// Name or address, without brackets.
-        host: String,
-        /// TCP port.
-        port: u16,
-    },
-    /// A Unix socket. A path that starts with a zero byte is an abstract name.
-    Unix(PathBuf),
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Address::Unix(path) => write!(f, "{}", path.display().to_string().replace('\0', "@")),
-        }
-    }
-}
 
 /// How to open an export.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,14 +10,14 @@
 //! asked in it, so that no reply counts twice. A request ends only after the last byte of it was sent, even when the
 //! server answers earlier: until then its memory is still being read.
 
-use super::inbox::Inbox;
 use super::operation::{Next, Operation, Traits};
-use super::outbox::Outbox;
-use super::reply::{Content, Front, Violation, decode};
+use super::reply::{Content, Front, MAX_FRONT, Violation, decode};
 use super::session::{Lease, Session};
-use super::wakeup::Wakeup;
-use super::wire::{Command, ESHUTDOWN, Header, Replies};
+use super::wire::{Command, ESHUTDOWN, Header, MAX_REQUEST_HEADER, Replies};
 use crate::direct::{DirectQueue, ZoneRequest, poll_events};
+use crate::stream::inbox::Inbox;
+use crate::stream::outbox::Outbox;
+use crate::stream::wakeup::Wakeup;
 use block::{Data, IoError, IoResult, Op, Queue, Request, Segment};
 use socket2::Socket;
 use std::io;
@@ -49,7 +49,7 @@ pub struct NbdQueue {
     lease: Lease,
     traits: Traits,
     replies: Replies,
-    outbox: Outbox,
+    outbox: Outbox<MAX_REQUEST_HEADER>,
     inbox: Inbox,
     wakeup: Wakeup,
     operations: Box<[Operation]>,
@@ -75,7 +75,7 @@ impl NbdQueue {
             traits: Traits::new(&facts),
             replies: facts.replies,
             outbox: Outbox::new(depth),
-            inbox: Inbox::new(),
+            inbox: Inbox::new(MAX_FRONT),
             wakeup: Wakeup::new()?,
             operations: (0..depth).map(|_| Operation::idle()).collect(),
             due: Due::Front,

@@ -1,10 +1,11 @@
 //! An export that was opened: what it promises, and its connections, one a queue.
 
-use super::connect::{Cancel, Patience, Stream};
 use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
 use super::options::{MAX_CONNECTIONS, Options};
 use super::queue::NbdQueue;
+use crate::stream::Cancel;
+use crate::stream::connect::{Patience, Stream};
 use block::Limits;
 use socket2::Socket;
 use std::mem::MaybeUninit;

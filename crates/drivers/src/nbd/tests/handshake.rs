@@ -98,7 +98,7 @@ fn a_server_that_hangs_up_is_an_error() {
     for bytes in [0, 5, 16, 18] {
         let server = Server::raw(move |mut client| client.send(&b"NBDMAGICIHAVEOPT\0\x03"[..bytes]));
         let error = refusal(&server.options);
-        assert!(matches!(error, OpenError::Io(_)), "{error}");
+        assert!(matches!(error, OpenError::Stream(StreamError::Io(_))), "{error}");
     }
 }
 
@@ -148,7 +148,7 @@ fn a_silent_server_costs_no_more_than_the_timeout() {
     options.timeout_ms = 100;
     let start = Instant::now();
     let error = refusal(&options);
-    assert!(matches!(error, OpenError::TimedOut(100)), "{error}");
+    assert!(matches!(error, OpenError::Stream(StreamError::TimedOut(100))), "{error}");
     assert_eq!(error.errno(), libc::ETIMEDOUT);
     assert!(start.elapsed() >= Duration::from_millis(100) && start.elapsed() < Duration::from_secs(5));
 }
@@ -173,7 +173,7 @@ fn another_thread_ends_an_attempt_in_every_phase() {
             assert!(!attempt.is_finished(), "crowded: {is_crowded}");
             cancel.cancel();
             let error = attempt.join().unwrap();
-            assert!(matches!(error, OpenError::Cancelled), "{error}");
+            assert!(matches!(error, OpenError::Stream(StreamError::Cancelled)), "{error}");
             assert!(start.elapsed() < Duration::from_secs(10));
         }
         fill(&path, &mut crowd);
@@ -186,7 +186,7 @@ fn another_thread_ends_an_attempt_in_every_phase() {
         Server::raw(|mut client| drop(client.stream.set_nonblocking(true).map(|()| client.greet(3))));
     let options = server.options.clone();
     std::mem::forget(server);
-    assert!(matches!(Session::open(&options, &cancel), Err(OpenError::Cancelled)));
+    assert!(matches!(Session::open(&options, &cancel), Err(OpenError::Stream(StreamError::Cancelled))));
 }
 
 /// Connects until nobody else can.
@@ -212,7 +212,13 @@ fn nobody_there_is_an_error_that_names_the_address() {
     ];
     for (address, why, errno) in cases {
         let error = refusal(&Options::new(address));
-        assert!(matches!(error, OpenError::Connect { .. } | OpenError::TimedOut(_)), "{error}");
+        assert!(
+            matches!(
+                error,
+                OpenError::Stream(StreamError::Connect { .. }) | OpenError::Stream(StreamError::TimedOut(_))
+            ),
+            "{error}"
+        );
         assert!(error.to_string().contains(why), "{error}");
         assert!(errno == 0 || error.errno() == errno, "{error}: {}", error.errno());
     }

@@ -2,7 +2,6 @@
 //!
 //! Headers lie side by side in a ring, so that a run of requests without data is one piece.
 
-use super::wire::MAX_REQUEST_HEADER;
 use block::Segment;
 use std::collections::VecDeque;
 use std::io;
@@ -11,20 +10,20 @@ use std::os::fd::RawFd;
 /// Most pieces for one system call: the kernel's limit.
 const MAX_PIECES: usize = 1024;
 
-/// Bytes on their way to the server.
-pub(super) struct Outbox {
-    headers: Box<[[u8; MAX_REQUEST_HEADER]]>,
+/// Bytes on their way to the server, with headers of at most `H` bytes.
+pub(crate) struct Outbox<const H: usize> {
+    headers: Box<[[u8; H]]>,
     next: usize,
     pieces: VecDeque<Segment>,
     queued: u64,
     sent: u64,
 }
 
-impl Outbox {
+impl<const H: usize> Outbox<H> {
     /// An outbox for at most `requests` that have not been sent at a time, each of one header.
-    pub(super) fn new(requests: u32) -> Outbox {
+    pub(crate) fn new(requests: u32) -> Outbox<H> {
         Outbox {
-            headers: vec![[0; MAX_REQUEST_HEADER]; requests as usize + 1].into(),
+            headers: vec![[0; H]; requests as usize + 1].into(),
             next: 0,
             pieces: VecDeque::with_capacity(2 * requests as usize),
             queued: 0,
@@ -34,7 +33,7 @@ impl Outbox {
 
     /// Adds a header, which `encode` writes; it returns its length.
     #[inline]
-    pub(super) fn push_header(&mut self, encode: impl FnOnce(&mut [u8; MAX_REQUEST_HEADER]) -> usize) {
+    pub(crate) fn push_header(&mut self, encode: impl FnOnce(&mut [u8; H]) -> usize) {
         let header = &mut self.headers[self.next];
         let len = encode(header);
         let base = header.as_mut_ptr();
@@ -44,7 +43,7 @@ impl Outbox {
 
     /// Adds memory, which must stay valid until [`Outbox::sent`] has passed it.
     #[inline]
-    pub(super) fn push(&mut self, piece: Segment) {
+    pub(crate) fn push(&mut self, piece: Segment) {
         self.queued += piece.len as u64;
         if let Some(last) = self.pieces.back_mut()
             && last.base.wrapping_add(last.len) == piece.base
@@ -57,19 +56,19 @@ impl Outbox {
 
     /// Whether something waits to be sent.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
     /// How many bytes were added so far: where what was added last ends.
     #[inline]
-    pub(super) fn queued(&self) -> u64 {
+    pub(crate) fn queued(&self) -> u64 {
         self.queued
     }
 
     /// How many bytes the kernel has taken so far.
     #[inline]
-    pub(super) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
@@ -77,7 +76,7 @@ impl Outbox {
     ///
     /// # Errors
     /// What `sendmsg(2)` says, except that it cannot take more now.
-    pub(super) fn send(&mut self, socket: RawFd) -> io::Result<()> {
+    pub(crate) fn send(&mut self, socket: RawFd) -> io::Result<()> {
         while !self.pieces.is_empty() {
             let (front, _) = self.pieces.as_slices();
             let count = front.len().min(MAX_PIECES);
@@ -122,7 +121,7 @@ impl Outbox {
     }
 
     /// Forgets everything: nobody listens any more.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.pieces.clear();
         self.sent = self.queued;
     }
@@ -135,10 +134,12 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
+    const HEADER: usize = 32;
+
     #[test]
     fn everything_arrives_in_order_through_a_socket_that_is_full_at_times() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut outbox = Outbox::new(4);
+        let mut outbox = Outbox::<HEADER>::new(4);
         let mut payload: Vec<u8> = (0..3_000_000u32).map(|i| (i / 7) as u8).collect();
         let reader = std::thread::spawn(move || {
             let mut got = vec![0; 2 * 4 * 28 + 2 * 3_000_000];
@@ -171,11 +172,11 @@ mod tests {
 
     #[test]
     fn headers_side_by_side_are_one_piece() {
-        let mut outbox = Outbox::new(8);
+        let mut outbox = Outbox::<HEADER>::new(8);
         for _ in 0..8 {
-            outbox.push_header(|_| MAX_REQUEST_HEADER);
+            outbox.push_header(|_| HEADER);
         }
         assert_eq!(outbox.pieces.len(), 1);
-        assert_eq!(outbox.queued(), 8 * MAX_REQUEST_HEADER as u64);
+        assert_eq!(outbox.queued(), 8 * HEADER as u64);
     }
 }

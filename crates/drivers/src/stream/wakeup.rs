@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 const WAYS: [libc::c_short; 2] = [libc::POLLIN, libc::POLLOUT];
 
 /// The eventfd and the ring that raises it.
-pub(super) struct Wakeup {
+pub(crate) struct Wakeup {
     ring: IoUring,
     event: EventFd,
     /// Which of [`WAYS`] the kernel watches for now.
@@ -27,7 +27,7 @@ impl Wakeup {
     ///
     /// # Errors
     /// Where io_uring or another descriptor is not to be had.
-    pub(super) fn new() -> io::Result<Wakeup> {
+    pub(crate) fn new() -> io::Result<Wakeup> {
         // Any thread may use the queue next, so neither a single issuer nor work that waits for the owner.
         let ring = IoUring::builder().dontfork().build(4)?;
         let event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
@@ -38,12 +38,12 @@ impl Wakeup {
     }
 
     /// The eventfd; does not block.
-    pub(super) fn event_fd(&self) -> RawFd {
+    pub(crate) fn event_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
     /// Asks for an event as soon as `socket` can be read, or written if `wants_room`. `false`: maybe it can now.
-    pub(super) fn arm(&mut self, socket: RawFd, wants_room: bool) -> bool {
+    pub(crate) fn arm(&mut self, socket: RawFd, wants_room: bool) -> bool {
         for fired in self.ring.completion() {
             if let Some(is_watched) = self.is_watched.get_mut(fired.user_data() as usize) {
                 *is_watched = false;
@@ -67,7 +67,7 @@ impl Wakeup {
     }
 
     /// Stops events.
-    pub(super) fn disarm(&mut self) {
+    pub(crate) fn disarm(&mut self) {
         self.ring.completion().disable_eventfd();
     }
 }

@@ -1,12 +1,12 @@
 //! From an address to a connected socket, and whole messages over it while both sides agree on how to talk. Nothing
 //! here takes longer than its deadline, and another thread can end it at any time.
 
-use super::error::OpenError;
-use super::options::Address;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -17,6 +17,69 @@ const RETRY: Duration = Duration::from_millis(10);
 /// questions in between.
 const DEAD_AFTER: Duration = Duration::from_secs(40);
 const ASK_AFTER: Duration = Duration::from_secs(10);
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A host by name or IP address, and a port.
+    Tcp {
+        /// Name or address, without brackets.
+        host: String,
+        /// TCP port.
+        port: u16,
+    },
+    /// A Unix socket. A path that starts with a zero byte is an abstract name.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Address::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Address::Unix(path) => write!(f, "{}", path.display().to_string().replace('\0', "@")),
+        }
+    }
+}
+
+/// Why there is no connection, or not any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// No connection to the server.
+    #[error("cannot connect to {address}: {error}")]
+    Connect {
+        /// Where to.
+        address: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The connection failed while both sides agreed on how to talk.
+    #[error("the connection failed during the handshake: {0}")]
+    Io(#[source] io::Error),
+    /// The server took too long.
+    #[error("no answer within {0} ms")]
+    TimedOut(u64),
+    /// Somebody called [`Cancel::cancel`].
+    #[error("cancelled")]
+    Cancelled,
+    /// The operating system refuses a resource.
+    #[error("no socket: {0}")]
+    System(#[source] io::Error),
+}
+
+impl StreamError {
+    /// The Linux error number (positive) that says about the same to a C caller.
+    pub fn errno(&self) -> i32 {
+        match self {
+            StreamError::Connect { error, .. } => error.raw_os_error().unwrap_or(libc::EHOSTUNREACH),
+            StreamError::Io(error) => error.raw_os_error().unwrap_or(libc::ECONNRESET),
+            StreamError::TimedOut(_) => libc::ETIMEDOUT,
+            StreamError::Cancelled => libc::ECANCELED,
+            StreamError::System(error) => error.raw_os_error().unwrap_or(libc::ENOMEM),
+        }
+    }
+}
 
 /// Ends what takes long, from any thread. Clones end the same.
 #[derive(Clone, Debug)]
@@ -39,7 +102,7 @@ impl Cancel {
         Cancel { event: None }
     }
 
-    /// Whatever uses this, or a clone, ends with [`OpenError::Cancelled`], now or as soon as it starts.
+    /// Whatever uses this, or a clone, ends with [`StreamError::Cancelled`], now or as soon as it starts.
     pub fn cancel(&self) {
         if let Some(event) = &self.event {
             // Fails only when the counter is full, and then it has been raised.
@@ -50,21 +113,21 @@ impl Cancel {
 
 /// How long to wait, and for whom to stop.
 #[derive(Debug)]
-pub(super) struct Patience<'c> {
+pub(crate) struct Patience<'c> {
     timeout_ms: u64,
     deadline: Instant,
     cancel: &'c Cancel,
 }
 
 impl<'c> Patience<'c> {
-    pub(super) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Patience<'c> {
+    pub(crate) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Patience<'c> {
         // A year is as good as for ever, and no sum with it overflows.
         let timeout = Duration::from_millis(timeout_ms).min(Duration::from_secs(365 * 86400));
         Patience { timeout_ms, deadline: Instant::now() + timeout, cancel }
     }
 
     /// Waits until `fd` is ready, or for `at_most`.
-    fn wait(&self, fd: RawFd, events: libc::c_short, at_most: Option<Duration>) -> Result<(), OpenError> {
+    fn wait(&self, fd: RawFd, events: libc::c_short, at_most: Option<Duration>) -> Result<(), StreamError> {
         let cancel = self.cancel.event.as_ref().map_or(-1, |event| event.as_raw_fd());
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -76,7 +139,7 @@ impl<'c> Patience<'c> {
             // SAFETY: the array outlives the call.
             let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, timeout_ms) };
             if fds[1].revents != 0 {
-                return Err(OpenError::Cancelled);
+                return Err(StreamError::Cancelled);
             }
             if ready > 0 || (ready == 0 && at_most.is_some()) && Instant::now() < self.deadline {
                 return Ok(());
@@ -84,29 +147,29 @@ impl<'c> Patience<'c> {
             if ready < 0 {
                 let error = io::Error::last_os_error();
                 if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(OpenError::System(error));
+                    return Err(StreamError::System(error));
                 }
             }
             if Instant::now() >= self.deadline {
-                return Err(OpenError::TimedOut(self.timeout_ms));
+                return Err(StreamError::TimedOut(self.timeout_ms));
             }
         }
     }
 }
 
 /// A connected socket while the handshake lasts. It does not block; waiting is up to [`Patience`].
-pub(super) struct Stream<'p, 'c> {
+pub(crate) struct Stream<'p, 'c> {
     socket: Socket,
     patience: &'p Patience<'c>,
 }
 
 impl<'p, 'c> Stream<'p, 'c> {
     /// Connects to `address`.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         address: &Address,
         patience: &'p Patience<'c>,
-    ) -> Result<Stream<'p, 'c>, OpenError> {
-        let failed = |error| OpenError::Connect { address: address.to_string(), error };
+    ) -> Result<Stream<'p, 'c>, StreamError> {
+        let failed = |error| StreamError::Connect { address: address.to_string(), error };
         let socket = match address {
             Address::Unix(path) => {
                 let to = SockAddr::unix(path).map_err(failed)?;
@@ -134,17 +197,17 @@ impl<'p, 'c> Stream<'p, 'c> {
     }
 
     /// The stream over a socket that is connected.
-    pub(super) fn over(socket: Socket, patience: &'p Patience<'c>) -> Result<Stream<'p, 'c>, OpenError> {
-        socket.set_nonblocking(true).map_err(OpenError::System)?;
+    pub(crate) fn over(socket: Socket, patience: &'p Patience<'c>) -> Result<Stream<'p, 'c>, StreamError> {
+        socket.set_nonblocking(true).map_err(StreamError::System)?;
         Ok(Stream { socket, patience })
     }
 
     /// Reads exactly as many bytes as `to` holds.
-    pub(super) fn read(&mut self, mut to: &mut [u8]) -> Result<(), OpenError> {
+    pub(crate) fn read(&mut self, mut to: &mut [u8]) -> Result<(), StreamError> {
         while !to.is_empty() {
             self.patience.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
             match self.socket.read(to) {
-                Ok(0) => return Err(OpenError::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => to = &mut to[count..],
                 Err(error) => passing(error)?,
             }
@@ -153,7 +216,7 @@ impl<'p, 'c> Stream<'p, 'c> {
     }
 
     /// Writes all of `bytes`.
-    pub(super) fn write(&mut self, mut bytes: &[u8]) -> Result<(), OpenError> {
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             match self.socket.write(bytes) {
                 Ok(count) => bytes = &bytes[count..],
@@ -167,16 +230,16 @@ impl<'p, 'c> Stream<'p, 'c> {
     }
 
     /// The socket, once the handshake is over.
-    pub(super) fn into_socket(self) -> Socket {
+    pub(crate) fn into_socket(self) -> Socket {
         self.socket
     }
 }
 
 /// Nothing, if an error only says to try again.
-fn passing(error: io::Error) -> Result<(), OpenError> {
+fn passing(error: io::Error) -> Result<(), StreamError> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
-        _ => Err(OpenError::Io(error)),
+        _ => Err(StreamError::Io(error)),
     }
 }
 
@@ -185,9 +248,9 @@ fn connect_to(
     to: &SockAddr,
     domain: Domain,
     patience: &Patience<'_>,
-) -> Result<io::Result<Socket>, OpenError> {
+) -> Result<io::Result<Socket>, StreamError> {
     let socket =
-        Socket::new(domain, Type::STREAM.nonblocking().cloexec(), None).map_err(OpenError::System)?;
+        Socket::new(domain, Type::STREAM.nonblocking().cloexec(), None).map_err(StreamError::System)?;
     loop {
         match socket.connect(to).map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => return Ok(Ok(socket)),
@@ -206,18 +269,22 @@ fn connect_to(
 
 /// The addresses of a host. The system's resolver can be neither hurried nor interrupted, so it runs on a thread
 /// that is left behind when nobody waits for it any more.
-fn resolve(host: &str, port: u16, patience: &Patience<'_>) -> Result<io::Result<Vec<SocketAddr>>, OpenError> {
+fn resolve(
+    host: &str,
+    port: u16,
+    patience: &Patience<'_>,
+) -> Result<io::Result<Vec<SocketAddr>>, StreamError> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(Ok(vec![SocketAddr::new(ip, port)]));
     }
-    let done = Arc::new(EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(OpenError::System)?);
+    let done = Arc::new(EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(StreamError::System)?);
     let (sender, receiver) = mpsc::channel();
     let (name, event) = (host.to_owned(), done.clone());
     let look_up = move || {
         let _ = sender.send((name, port).to_socket_addrs().map(Iterator::collect));
         let _ = event.write(1);
     };
-    reactor::spawn_thread("nbd-resolve", look_up).map_err(OpenError::System)?;
+    reactor::spawn_thread("resolve", look_up).map_err(StreamError::System)?;
     patience.wait(done.as_raw_fd(), libc::POLLIN, None)?;
     Ok(receiver.recv().unwrap_or_else(|_| Err(io::Error::other("the resolver failed"))))
 }

@@ -4,7 +4,6 @@
 //!   one recvmsg(2):  [ rest of the data that is due, to the caller ][ what follows, to the buffer ]
 //! ```
 
-use super::reply::MAX_FRONT;
 use block::{Data, Segment};
 use std::io;
 use std::os::fd::RawFd;
@@ -13,48 +12,53 @@ use std::os::fd::RawFd;
 const BUFFER_BYTES: usize = 68 << 10;
 /// From here on data is worth a system call of its own, and must not land in the buffer.
 const LARGE_BYTES: usize = 16 << 10;
+/// Room that there is behind the start of a front.
+const LEAST_ROOM: usize = 16;
 /// Most pieces of the caller's memory for one system call.
 const MAX_PIECES: usize = 64;
 
 /// Bytes that came and were not used yet.
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Bytes that come between long pieces of data: what the protocol puts before each.
+    front_bytes: usize,
     /// The data that came last was long, so the next may be.
     expects_large: bool,
 }
 
 /// What one call brought.
-pub(super) struct Received {
+pub(crate) struct Received {
     /// Bytes that went straight to where they belong.
-    pub(super) direct: usize,
+    pub(crate) direct: usize,
     /// Whether the socket has nothing more now.
-    pub(super) is_drained: bool,
+    pub(crate) is_drained: bool,
 }
 
 impl Inbox {
-    /// An empty inbox.
-    pub(super) fn new() -> Inbox {
-        Inbox { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0, expects_large: false }
+    /// An empty inbox for a protocol that has `front_bytes` before data.
+    pub(crate) fn new(front_bytes: usize) -> Inbox {
+        let buffer = vec![0; BUFFER_BYTES].into();
+        Inbox { buffer, start: 0, end: 0, front_bytes, expects_large: false }
     }
 
     /// What the buffer holds.
     #[inline]
-    pub(super) fn unread(&self) -> &[u8] {
+    pub(crate) fn unread(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
     /// The first `len` bytes of the buffer were used.
     #[inline]
-    pub(super) fn consume(&mut self, len: usize) {
+    pub(crate) fn consume(&mut self, len: usize) {
         assert!(len <= self.end - self.start, "{len} bytes of {}", self.end - self.start);
         self.start += len;
     }
 
     /// Says how much data is about to come in one go.
     #[inline]
-    pub(super) fn expect(&mut self, len: usize) {
+    pub(crate) fn expect(&mut self, len: usize) {
         self.expects_large = len >= LARGE_BYTES;
     }
 
@@ -62,7 +66,7 @@ impl Inbox {
     ///
     /// # Errors
     /// What `recvmsg(2)` says; `UnexpectedEof` at the end of the stream.
-    pub(super) fn receive(&mut self, socket: RawFd, data: Data<'_>) -> io::Result<Option<Received>> {
+    pub(crate) fn receive(&mut self, socket: RawFd, data: Data<'_>) -> io::Result<Option<Received>> {
         // What is left is the start of a front, or nothing.
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -73,7 +77,9 @@ impl Inbox {
             count += 1;
             direct_len += segment.len;
         }
-        let mut room = if self.expects_large { MAX_FRONT } else { self.buffer.len() } - self.end;
+        // A front that is longer than most must still come to its end.
+        let most = self.front_bytes.max(self.end + LEAST_ROOM).min(self.buffer.len());
+        let mut room = if self.expects_large { most } else { self.buffer.len() } - self.end;
         if direct_len < data.len() {
             room = 0;
         } else {
@@ -113,11 +119,13 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
+    const FRONT: usize = 40;
+
     #[test]
     fn data_goes_to_its_place_and_the_rest_into_the_buffer() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let socket = ours.as_raw_fd();
-        let mut inbox = Inbox::new();
+        let mut inbox = Inbox::new(FRONT);
         assert!(inbox.receive(socket, Data::none()).unwrap().is_none());
         theirs.write_all(b"head").unwrap();
         let received = inbox.receive(socket, Data::none()).unwrap().unwrap();
@@ -142,7 +150,7 @@ mod tests {
     #[test]
     fn behind_long_data_only_the_next_front_is_taken() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let mut inbox = Inbox::new();
+        let mut inbox = Inbox::new(FRONT);
         inbox.expect(LARGE_BYTES);
         theirs.write_all(&[7; 1000]).unwrap();
         let mut memory = [0u8; 500];
@@ -150,6 +158,6 @@ mod tests {
         // SAFETY: list and memory live to the end of the test.
         let data = unsafe { Data::new(&segments) };
         let received = inbox.receive(ours.as_raw_fd(), data).unwrap().unwrap();
-        assert_eq!((received.direct, received.is_drained, inbox.unread().len()), (500, false, MAX_FRONT));
+        assert_eq!((received.direct, received.is_drained, inbox.unread().len()), (500, false, FRONT));
     }
 }
