@@ -6,6 +6,7 @@
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
 //! | [`nbd`] | an export of an NBD server, over TCP or a Unix socket |
+//! | [`nvme_tcp`] | a namespace of an NVMe/TCP target |
 //! | [`nvme_uring`] | an NVMe namespace, whose commands go to the controller as they are |
 //! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), one of the vDPA bus, a PCI function |
 //!
@@ -18,6 +19,7 @@ pub mod io_uring;
 pub mod mem;
 pub mod nbd;
 pub mod null;
+pub mod nvme_tcp;
 pub mod nvme_uring;
 mod ring;
 pub mod shared_buffer;

@@ -126,8 +126,48 @@ impl<'c> Patience<'c> {
         Patience { timeout_ms, deadline: Instant::now() + timeout, cancel }
     }
 
+    /// Reads exactly as many bytes as `to` holds from a socket that does not block.
+    pub(crate) fn read(&self, mut socket: &Socket, mut to: &mut [u8]) -> Result<(), StreamError> {
+        while !to.is_empty() {
+            self.wait(socket.as_raw_fd(), libc::POLLIN, None)?;
+            match socket.read(to) {
+                Ok(0) => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => to = &mut to[count..],
+                Err(error) => passing(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all of `bytes` to a socket that does not block.
+    pub(crate) fn write(&self, mut socket: &Socket, mut bytes: &[u8]) -> Result<(), StreamError> {
+        while !bytes.is_empty() {
+            match socket.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) => {
+                    passing(error)?;
+                    self.wait(socket.as_raw_fd(), libc::POLLOUT, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Pauses for `time`, or as long as there is patience.
+    ///
+    /// # Errors
+    /// When somebody cancels, or patience is at its end.
+    pub(crate) fn pause(&self, time: Duration) -> Result<(), StreamError> {
+        self.wait(-1, 0, Some(time))
+    }
+
     /// Waits until `fd` is ready, or for `at_most`.
-    fn wait(&self, fd: RawFd, events: libc::c_short, at_most: Option<Duration>) -> Result<(), StreamError> {
+    pub(crate) fn wait(
+        &self,
+        fd: RawFd,
+        events: libc::c_short,
+        at_most: Option<Duration>,
+    ) -> Result<(), StreamError> {
         let cancel = self.cancel.event.as_ref().map_or(-1, |event| event.as_raw_fd());
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -203,30 +243,13 @@ impl<'p, 'c> Stream<'p, 'c> {
     }
 
     /// Reads exactly as many bytes as `to` holds.
-    pub(crate) fn read(&mut self, mut to: &mut [u8]) -> Result<(), StreamError> {
-        while !to.is_empty() {
-            self.patience.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
-            match self.socket.read(to) {
-                Ok(0) => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => to = &mut to[count..],
-                Err(error) => passing(error)?,
-            }
-        }
-        Ok(())
+    pub(crate) fn read(&mut self, to: &mut [u8]) -> Result<(), StreamError> {
+        self.patience.read(&self.socket, to)
     }
 
     /// Writes all of `bytes`.
-    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
-        while !bytes.is_empty() {
-            match self.socket.write(bytes) {
-                Ok(count) => bytes = &bytes[count..],
-                Err(error) => {
-                    passing(error)?;
-                    self.patience.wait(self.socket.as_raw_fd(), libc::POLLOUT, None)?;
-                }
-            }
-        }
-        Ok(())
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        self.patience.write(&self.socket, bytes)
     }
 
     /// The socket, once the handshake is over.

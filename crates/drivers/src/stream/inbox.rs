@@ -43,6 +43,11 @@ impl Inbox {
         Inbox { buffer, start: 0, end: 0, front_bytes, expects_large: false }
     }
 
+    /// Forgets everything: another connection begins.
+    pub(crate) fn clear(&mut self) {
+        (self.start, self.end, self.expects_large) = (0, 0, false);
+    }
+
     /// What the buffer holds.
     #[inline]
     pub(crate) fn unread(&self) -> &[u8] {

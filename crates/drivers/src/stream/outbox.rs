@@ -14,6 +14,8 @@ const MAX_PIECES: usize = 1024;
 pub(crate) struct Outbox<const H: usize> {
     headers: Box<[[u8; H]]>,
     next: usize,
+    /// Where headers end that were not sent to their end yet.
+    ends: VecDeque<u64>,
     pieces: VecDeque<Segment>,
     queued: u64,
     sent: u64,
@@ -25,10 +27,17 @@ impl<const H: usize> Outbox<H> {
         Outbox {
             headers: vec![[0; H]; requests as usize + 1].into(),
             next: 0,
+            ends: VecDeque::with_capacity(requests as usize + 1),
             pieces: VecDeque::with_capacity(2 * requests as usize),
             queued: 0,
             sent: 0,
         }
+    }
+
+    /// Whether there is room for as many headers as given.
+    #[inline]
+    pub(crate) fn has_room(&self, headers: usize) -> bool {
+        self.ends.len() + headers <= self.headers.len()
     }
 
     /// Adds a header, which `encode` writes; it returns its length.
@@ -39,6 +48,7 @@ impl<const H: usize> Outbox<H> {
         let base = header.as_mut_ptr();
         self.next = (self.next + 1) % self.headers.len();
         self.push(Segment { base, len });
+        self.ends.push_back(self.queued);
     }
 
     /// Adds memory, which must stay valid until [`Outbox::sent`] has passed it.
@@ -107,6 +117,9 @@ impl<const H: usize> Outbox<H> {
     /// Takes `sent` bytes of the first `count` pieces out. Whether that was all of them.
     fn advance(&mut self, mut sent: usize, count: usize) -> bool {
         self.sent += sent as u64;
+        while self.ends.front().is_some_and(|end| *end <= self.sent) {
+            self.ends.pop_front();
+        }
         for _ in 0..count {
             let piece = self.pieces.front_mut().expect("there were as many pieces");
             if sent < piece.len {
@@ -123,6 +136,7 @@ impl<const H: usize> Outbox<H> {
     /// Forgets everything: nobody listens any more.
     pub(crate) fn clear(&mut self) {
         self.pieces.clear();
+        self.ends.clear();
         self.sent = self.queued;
     }
 }
@@ -177,6 +191,7 @@ mod tests {
             outbox.push_header(|_| HEADER);
         }
         assert_eq!(outbox.pieces.len(), 1);
+        assert!(outbox.has_room(1) && !outbox.has_room(2));
         assert_eq!(outbox.queued(), 8 * HEADER as u64);
     }
 }

@@ -28,13 +28,29 @@ impl Wakeup {
     /// # Errors
     /// Where io_uring or another descriptor is not to be had.
     pub(crate) fn new() -> io::Result<Wakeup> {
-        // Any thread may use the queue next, so neither a single issuer nor work that waits for the owner.
-        let ring = IoUring::builder().dontfork().build(4)?;
         let event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
-        ring.submitter().register_eventfd(event.as_raw_fd())?;
-        let mut wakeup = Wakeup { ring, event, is_watched: [false; WAYS.len()] };
+        let mut wakeup = Wakeup { ring: ring(&event)?, event, is_watched: [false; WAYS.len()] };
         wakeup.disarm();
         Ok(wakeup)
+    }
+
+    /// Forgets the socket: from now on another one is watched, with the same eventfd.
+    ///
+    /// # Errors
+    /// As [`Wakeup::new`].
+    pub(crate) fn renew(&mut self) -> io::Result<()> {
+        self.ring = ring(&self.event)?;
+        self.is_watched = [false; WAYS.len()];
+        self.disarm();
+        Ok(())
+    }
+
+    /// Another handle of the eventfd, for whoever has news of another kind.
+    ///
+    /// # Errors
+    /// Without a descriptor.
+    pub(crate) fn share_event(&self) -> io::Result<EventFd> {
+        self.event.try_clone()
     }
 
     /// The eventfd; does not block.
@@ -70,6 +86,13 @@ impl Wakeup {
     pub(crate) fn disarm(&mut self) {
         self.ring.completion().disable_eventfd();
     }
+}
+
+fn ring(event: &EventFd) -> io::Result<IoUring> {
+    // Any thread may use the queue next, so neither a single issuer nor work that waits for the owner.
+    let ring = IoUring::builder().dontfork().build(4)?;
+    ring.submitter().register_eventfd(event.as_raw_fd())?;
+    Ok(ring)
 }
 
 #[cfg(test)]

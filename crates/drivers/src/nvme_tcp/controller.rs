@@ -1,0 +1,208 @@
+//! How a controller is found, switched on and asked, over its admin queue.
+
+use super::error::OpenError;
+use super::facts::{Facts, Told};
+use super::link::{Link, Purpose};
+use super::options::{MAX_QUEUES, Options};
+use crate::stream::connect::Patience;
+use nvme::command::{Command, cns, event, feature, log_page};
+use nvme::fabrics::property::{
+    Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet, offset,
+};
+use nvme::fabrics::{ANY_CONTROLLER, ConnectData, MIN_ADMIN_ENTRIES};
+use nvme::identify::ControllerData;
+use nvme::identify::lists::parse_namespaces;
+use nvme::{IDENTIFY_BYTES, IdentifyData, Sgl, Status, SubmissionEntry};
+use std::time::Duration;
+
+/// How often to look whether the controller is ready.
+const READY_POLL: Duration = Duration::from_millis(5);
+/// Parts of the keep-alive timeout after which the controller hears of the host again.
+const KEEP_ALIVE_PART: u32 = 2;
+
+/// A controller that is ready, through its admin queue.
+pub(super) struct Controller {
+    link: Link,
+    pub(super) id: u16,
+    /// I/O queues that it grants.
+    pub(super) queues: u32,
+    has_events: bool,
+    capabilities: Capabilities,
+}
+
+impl Controller {
+    /// Connects, switches the controller on, and learns what there is to know about the namespace.
+    pub(super) fn connect(
+        options: &Options,
+        data: &ConnectData,
+        patience: &Patience<'_>,
+    ) -> Result<(Controller, Facts), OpenError> {
+        let purpose = Purpose {
+            queue_id: 0,
+            entries: MIN_ADMIN_ENTRIES.into(),
+            keep_alive_ms: options.keep_alive_s * 1000,
+            data: &ConnectData { controller_id: ANY_CONTROLLER, ..data.clone() },
+        };
+        let (mut link, id) = Link::connect(options, &purpose, patience)?;
+        let get = PropertyGet { bytes: 8, offset: offset::CAP };
+        let capabilities = link.succeed("to tell its capabilities", |id| get.entry(id), &mut [], patience)?;
+        let capabilities = Capabilities::parse(capabilities.result);
+        let mut controller = Controller { link, id, queues: 0, has_events: false, capabilities };
+        controller.enable(patience)?;
+        let facts = controller.learn(options.nsid, patience)?;
+        controller.agree_on_queues(options, patience)?;
+        controller.ask_for_events(patience)?;
+        Ok((controller, facts))
+    }
+
+    /// Everything about namespace `nsid`, or the first there is.
+    pub(super) fn learn(&mut self, nsid: Option<u32>, patience: &Patience<'_>) -> Result<Facts, OpenError> {
+        let nsid = match nsid {
+            Some(nsid) => nsid,
+            None => {
+                let list = self.identify(0, cns::ACTIVE_NAMESPACES, patience)?;
+                parse_namespaces(&list).next().ok_or(OpenError::NoNamespace(String::new()))?
+            }
+        };
+        let controller = self.identify(0, cns::CONTROLLER, patience)?;
+        let namespace = match self.identify(nsid, cns::NAMESPACE, patience) {
+            Err(OpenError::Refused { status: Status::INVALID_NAMESPACE, .. }) => {
+                return Err(OpenError::NoNamespace(format!(" {nsid}")));
+            }
+            other => other?,
+        };
+        let descriptors = self.identify_if_it_can(nsid, cns::DESCRIPTORS, patience)?;
+        let limits = self.identify_if_it_can(0, cns::COMMAND_SET_CONTROLLER, patience)?;
+        let data = ControllerData::parse(&controller);
+        self.has_events = data.async_events & event::CONFIG_NAMESPACE_ATTRIBUTES != 0;
+        Facts::new(&Told {
+            capabilities: self.capabilities,
+            controller: &controller,
+            nsid,
+            namespace: &namespace,
+            descriptors: &descriptors,
+            limits: &limits,
+        })
+    }
+
+    /// Says that the host is alive; `Ok` says that the controller is.
+    pub(super) fn keep_alive(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+        self.admin("to stay alive", &Command::keep_alive(), &mut [], patience).map(|_| ())
+    }
+
+    /// How often [`Controller::keep_alive`] is due; `None` for never.
+    pub(super) fn keep_alive_interval(options: &Options) -> Option<Duration> {
+        let timeout = Duration::from_secs(options.keep_alive_s.into());
+        (!timeout.is_zero()).then_some(timeout / KEEP_ALIVE_PART)
+    }
+
+    /// Takes in what the admin queue has, without waiting for more than the PDU that has begun. `true`: the namespace
+    /// may have changed.
+    pub(super) fn listen(&mut self, patience: &Patience<'_>) -> Result<bool, OpenError> {
+        self.link.listen(patience)?;
+        self.take_event(patience)
+    }
+
+    /// Looks at an event that came meanwhile, and asks for the next.
+    pub(super) fn take_event(&mut self, patience: &Patience<'_>) -> Result<bool, OpenError> {
+        let Some(dword) = self.link.take_event() else { return Ok(false) };
+        let event = event::Event::parse(dword);
+        tracing::debug!(?event, "asynchronous event");
+        let is_change = event == event::Event::NAMESPACE_ATTRIBUTES;
+        if is_change {
+            // Until the log is read the same event does not come again. What it says is asked for by name anyway.
+            let log = Command::get_log_page(u32::MAX, log_page::CHANGED_NAMESPACES, 0, IDENTIFY_BYTES as u32);
+            self.admin("to tell what changed", &log, &mut [0; IDENTIFY_BYTES], patience)?;
+        }
+        self.link.request_event(patience)?;
+        Ok(is_change)
+    }
+
+    /// The socket, to wait for events.
+    pub(super) fn fd(&self) -> std::os::fd::RawFd {
+        self.link.fd()
+    }
+
+    /// Takes leave: the controller shuts down.
+    pub(super) fn shut_down(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+        let normal = Configuration { shutdown: 1, ..Configuration::ENABLED };
+        self.set(offset::CC, normal.encode(), patience)
+    }
+
+    fn enable(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+        self.set(offset::CC, Configuration::ENABLED.encode(), patience)?;
+        loop {
+            let get = PropertyGet { bytes: 4, offset: offset::CSTS };
+            let entry = |id| get.entry(id);
+            let status = self.link.succeed("to tell its status", entry, &mut [], patience)?;
+            let status = ControllerStatus::parse(status.result as u32);
+            if status.is_fatal {
+                return Err(OpenError::Unusable("its controller reports a fatal status".into()));
+            }
+            if status.is_ready {
+                return Ok(());
+            }
+            patience.pause(READY_POLL)?;
+        }
+    }
+
+    fn set(&mut self, offset: u32, value: u32, patience: &Patience<'_>) -> Result<(), OpenError> {
+        let set = PropertySet { bytes: 4, offset, value: value.into() };
+        self.link.succeed("to be configured", |id| set.entry(id), &mut [], patience).map(|_| ())
+    }
+
+    fn agree_on_queues(&mut self, options: &Options, patience: &Patience<'_>) -> Result<(), OpenError> {
+        let wanted = if options.queues == 0 { MAX_QUEUES } else { options.queues };
+        let value = (wanted - 1) | (wanted - 1) << 16;
+        let command = Command::set_features(feature::NUMBER_OF_QUEUES, value);
+        let granted = self.admin("to say how many queues there are", &command, &mut [], patience)?;
+        let granted = (granted.result as u32 & 0xffff).min((granted.result >> 16) as u32 & 0xffff) + 1;
+        self.queues = granted.min(wanted);
+        Ok(())
+    }
+
+    fn ask_for_events(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+        if self.has_events {
+            let wanted = event::CONFIG_NAMESPACE_ATTRIBUTES;
+            let command = Command::set_features(feature::ASYNC_EVENT_CONFIGURATION, wanted);
+            self.admin("to report events", &command, &mut [], patience)?;
+            self.link.request_event(patience)?;
+        }
+        Ok(())
+    }
+
+    fn identify(
+        &mut self,
+        nsid: u32,
+        cns: u8,
+        patience: &Patience<'_>,
+    ) -> Result<Box<IdentifyData>, OpenError> {
+        let mut data = Box::new([0; IDENTIFY_BYTES]);
+        self.admin("to identify itself", &Command::identify(nsid, cns, 0), &mut *data, patience)?;
+        Ok(data)
+    }
+
+    /// All zeroes when there is no such structure, as before the version that brought it.
+    fn identify_if_it_can(
+        &mut self,
+        nsid: u32,
+        cns: u8,
+        patience: &Patience<'_>,
+    ) -> Result<Box<IdentifyData>, OpenError> {
+        match self.identify(nsid, cns, patience) {
+            Err(OpenError::Refused { .. }) => Ok(Box::new([0; IDENTIFY_BYTES])),
+            other => other,
+        }
+    }
+
+    fn admin(
+        &mut self,
+        what: &'static str,
+        command: &Command,
+        to: &mut [u8],
+        patience: &Patience<'_>,
+    ) -> Result<nvme::CompletionEntry, OpenError> {
+        let sgl = Sgl::Transport { len: to.len() as u32 };
+        self.link.succeed(what, |id| SubmissionEntry::new(command, id, sgl), to, patience)
+    }
+}

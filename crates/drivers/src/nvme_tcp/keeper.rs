@@ -1,0 +1,315 @@
+//! The thread that keeps a controller: it alone uses the admin queue and makes connections.
+//!
+//! ```text
+//!   serve ── keep alive, events, new queues, the queues' clock ──► lost ──► reconnect ──► serve
+//!                                                                             └► given up: every request fails
+//! ```
+//!
+//! The loss of one connection is the loss of all: controllers see it that way (TCP 3.5). All connections are shut down
+//! before the first new one is made, so that what an old one still had to say comes before anything new. A target
+//! that goes on working on commands of a connection that is gone can still mix both up; it has to drain them itself,
+//! as for every other initiator.
+
+use super::controller::Controller;
+use super::error::OpenError;
+use super::link::{Link, Purpose};
+use super::seat::{Connection, Seat, lock};
+use super::session::{Shared, Task};
+use crate::stream::connect::Patience;
+use crate::stream::{Cancel, StreamError};
+use nvme::Status;
+use nvme::fabrics::ConnectData;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// First pause between attempts to connect again; each is twice as long as the one before.
+const FIRST_DELAY: Duration = Duration::from_millis(200);
+/// How often queues look at their clock.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a controller may take to be shut down: leave is taken as well as it goes.
+const LEAVE_MS: u64 = 500;
+/// Most events in a row: a controller that has always another keeps nobody waiting.
+const MAX_EVENTS: usize = 16;
+/// Pause before a queue identifier that the target has not forgotten yet is tried again.
+const FORGET: Duration = Duration::from_millis(20);
+
+/// How serving a controller ends.
+enum End {
+    Stopped,
+    Lost(String),
+}
+
+/// Keeps `controller`, and its successors, until the session ends.
+pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cancel) {
+    loop {
+        let why = match serve(shared, &mut controller, stop) {
+            End::Lost(why) => why,
+            End::Stopped => {
+                let _ = controller.shut_down(&Patience::new(LEAVE_MS, &Cancel::never()));
+                return;
+            }
+        };
+        tracing::warn!(device = %shared.name, %why, "the connection is lost");
+        drop(controller);
+        controller = match reconnect(shared, stop, why) {
+            Ok(controller) => controller,
+            Err(None) => return,
+            Err(Some(why)) => {
+                tracing::error!(device = %shared.name, %why, "given up: requests fail from now on");
+                give_up(shared, &why.into());
+                return;
+            }
+        };
+    }
+}
+
+fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
+    let interval = Controller::keep_alive_interval(&shared.options);
+    let patience_ms = match shared.options.keep_alive_s {
+        0 => shared.options.timeout_ms,
+        seconds => u64::from(seconds) * 1000,
+    };
+    let (mut alive_at, mut tick_at) = (Instant::now(), Instant::now());
+    loop {
+        let patience = Patience::new(patience_ms, stop);
+        let now = Instant::now();
+        let mut next = tick_at + TICK;
+        if let Some(interval) = interval {
+            next = next.min(alive_at + interval);
+        }
+        let is_readable = wait(shared, controller, next.saturating_duration_since(now));
+        if shared.is_stopping.load(Ordering::Acquire) {
+            return End::Stopped;
+        }
+        if let Some(why) = lock(&shared.lost).take() {
+            return End::Lost(why);
+        }
+        let mut done = work(shared, controller, &patience);
+        if done.is_ok() && is_readable {
+            done = controller
+                .listen(&patience)
+                .and_then(|is_change| look(shared, controller, is_change, &patience));
+        }
+        let now = Instant::now();
+        if done.is_ok() && interval.is_some_and(|interval| now >= alive_at + interval) {
+            alive_at = now;
+            done = controller.keep_alive(&patience).and_then(|()| heed(shared, controller, &patience));
+        }
+        if now >= tick_at + TICK {
+            tick_at = now;
+            lock(&shared.seats).taken.iter().for_each(|(seat, _)| seat.tick());
+        }
+        match done {
+            Ok(()) => {}
+            Err(OpenError::Stream(StreamError::Cancelled)) => return End::Stopped,
+            Err(error) => return End::Lost(error.to_string()),
+        }
+    }
+}
+
+/// Waits until there is something to do; returns whether the admin queue has something to say.
+fn wait(shared: &Shared, controller: &Controller, timeout: Duration) -> bool {
+    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = [entry(shared.wake.as_raw_fd()), entry(controller.fd())];
+    let timeout_ms = i32::try_from(timeout.as_millis() + 1).unwrap_or(i32::MAX);
+    // SAFETY: the array outlives the call.
+    let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, timeout_ms) };
+    if ready > 0 && fds[0].revents != 0 {
+        let _ = shared.wake.read();
+    }
+    ready > 0 && fds[1].revents != 0
+}
+
+/// Does what it was asked for. What goes wrong with a queue is for who asked; what goes wrong with the admin queue is
+/// an error.
+fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
+    loop {
+        let Some(job) = lock(&shared.jobs).pop_front() else { return Ok(()) };
+        if job.is_dropped() {
+            continue;
+        }
+        match &job.task {
+            Task::Refresh => {
+                let learnt = measure(shared, controller, patience);
+                let lost = learnt.as_ref().err().filter(|e| is_loss(e)).map(ToString::to_string);
+                job.answer(learnt);
+                if let Some(why) = lost {
+                    return Err(OpenError::Lost(why));
+                }
+            }
+            Task::Connect(seat) => {
+                let connected = connect(shared, controller.id, seat, &shared.facts, patience)
+                    .and_then(|connection| seat.connected(connection));
+                if connected.is_ok() {
+                    let mut seats = lock(&shared.seats);
+                    let ours = seats.taken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, seat));
+                    if let Some((_, is_connected)) = ours {
+                        *is_connected = true;
+                    }
+                }
+                job.answer(connected);
+            }
+        }
+    }
+}
+
+/// Whether an error says that the connection cannot be used any more.
+fn is_loss(error: &OpenError) -> bool {
+    matches!(error, OpenError::Stream(_) | OpenError::Protocol(_))
+}
+
+/// Looks at an event that came while something else was waited for.
+fn heed(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
+    let is_change = controller.take_event(patience)?;
+    look(shared, controller, is_change, patience)
+}
+
+/// Looks at the namespace again if it changed. One that cannot be used any more is no reason to drop the connection:
+/// requests fail by themselves.
+fn look(
+    shared: &Shared,
+    controller: &mut Controller,
+    mut is_change: bool,
+    patience: &Patience<'_>,
+) -> Result<(), OpenError> {
+    for _ in 0..MAX_EVENTS {
+        if is_change {
+            match measure(shared, controller, patience) {
+                Err(error) if is_loss(&error) => return Err(error),
+                Err(error) => tracing::warn!(device = %shared.name, %error, "the namespace changed"),
+                Ok(()) => {}
+            }
+        }
+        // Asking may have brought the next event.
+        is_change = controller.take_event(patience)?;
+        if !is_change {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Learns the namespace's size.
+fn measure(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
+    let facts = controller.learn(Some(shared.facts.nsid), patience)?;
+    if !shared.facts.is_same(&facts) {
+        return Err(OpenError::Changed);
+    }
+    if facts.capacity != shared.limits.capacity() {
+        tracing::info!(device = %shared.name, capacity = facts.capacity, "another size");
+        shared.limits.set_capacity(facts.capacity);
+    }
+    Ok(())
+}
+
+/// A connection for a seat.
+fn connect(
+    shared: &Shared,
+    controller_id: u16,
+    seat: &Seat,
+    facts: &super::Facts,
+    patience: &Patience<'_>,
+) -> Result<Connection, OpenError> {
+    let purpose = Purpose {
+        queue_id: seat.queue_id,
+        entries: seat.depth + 1,
+        keep_alive_ms: 0,
+        data: &ConnectData { controller_id, ..shared.host.clone() },
+    };
+    loop {
+        match Link::connect(&shared.options, &purpose, patience) {
+            Ok((link, _)) => {
+                let terms = link.terms();
+                return Ok(Connection { socket: link.into_socket(), terms, facts: *facts });
+            }
+            // The queue that had this identifier before is not gone yet.
+            Err(OpenError::Refused { status: Status::COMMAND_SEQUENCE_ERROR, .. }) => {
+                patience.pause(FORGET)?
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Takes all connections back and tries to make them again. `Err(None)`: the session ends.
+fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controller, Option<String>> {
+    lock(&shared.seats)
+        .taken
+        .iter()
+        .filter(|(_, is_connected)| *is_connected)
+        .for_each(|(seat, _)| seat.disconnect());
+    let start = Instant::now();
+    let options = &shared.options;
+    let (longest, most) = (options.reconnect_delay_s, options.loss_timeout_s);
+    let mut delay = FIRST_DELAY;
+    while start.elapsed() < Duration::from_secs(most.into()) {
+        let left = Duration::from_secs(most.into()).saturating_sub(start.elapsed());
+        match Patience::new(u64::MAX, stop).pause(delay.min(left)) {
+            Ok(()) => {}
+            Err(_) => return Err(None),
+        }
+        delay = (delay * 2).min(Duration::from_secs(longest.into())).max(FIRST_DELAY);
+        lock(&shared.lost).take();
+        match attempt(shared, &Patience::new(options.timeout_ms, stop)) {
+            Ok(controller) => {
+                tracing::info!(device = %shared.name, after_ms = start.elapsed().as_millis() as u64, "connected again");
+                return Ok(controller);
+            }
+            Err(OpenError::Stream(StreamError::Cancelled)) => return Err(None),
+            Err(error) if error.is_final() => return Err(Some(error.to_string())),
+            Err(error) => why = error.to_string(),
+        }
+        tracing::debug!(device = %shared.name, %why, "cannot connect again yet");
+    }
+    Err(Some(why))
+}
+
+/// Makes all connections, or none.
+fn attempt(shared: &Shared, patience: &Patience<'_>) -> Result<Controller, OpenError> {
+    let (controller, facts) = Controller::connect(&shared.options, &shared.host, patience)?;
+    if !shared.facts.is_same(&facts) {
+        return Err(OpenError::Changed);
+    }
+    shared.max_queues.store(controller.queues, Ordering::Relaxed);
+    let seats: Vec<Arc<Seat>> = lock(&shared.seats)
+        .taken
+        .iter()
+        .filter(|(_, is_connected)| *is_connected)
+        .map(|(seat, _)| seat.clone())
+        .collect();
+    let connections: Vec<Connection> = seats
+        .iter()
+        .map(|seat| connect(shared, controller.id, seat, &facts, patience))
+        .collect::<Result<_, _>>()?;
+    shared.limits.set_capacity(facts.capacity);
+    for (seat, connection) in seats.iter().zip(connections) {
+        seat.connected(connection)?;
+    }
+    Ok(controller)
+}
+
+/// There will be no connection any more: whoever waits is told.
+fn give_up(shared: &Shared, why: &Arc<str>) {
+    let mut seats = lock(&shared.seats);
+    seats.dead = Some(why.clone());
+    seats.taken.iter().for_each(|(seat, _)| seat.give_up(why));
+    drop(seats);
+    while !shared.is_stopping.load(Ordering::Acquire) {
+        for job in lock(&shared.jobs).drain(..) {
+            job.answer(Err(OpenError::Lost(why.to_string())));
+        }
+        wait_for(&shared.wake);
+    }
+}
+
+fn wait_for(event: &vmm_sys_util::eventfd::EventFd) {
+    let mut entry = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the entry outlives the call.
+    let ready = unsafe { libc::poll(&raw mut entry, 1, -1) };
+    if ready > 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+        let _ = event.read();
+    }
+}

@@ -1,0 +1,326 @@
+//! One connection while commands go one by one and whoever sends them waits: how every connection begins, and how
+//! the admin queue works all its life.
+
+use super::error::{OpenError, Violation};
+use super::options::Options;
+use crate::stream::StreamError;
+use crate::stream::connect::{Patience, Stream};
+use nvme::fabrics::{Connect, ConnectData, ConnectResponse, InvalidParameter};
+use nvme::tcp::{
+    C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Fatal, Frame, Framing, HEADER_BYTES,
+    IC_BYTES, IcReq, IcResp, MAX_FRONT, MAX_PEER_FRONT, MAX_TERMINATION_BYTES, PduType, Side, TermReq,
+};
+use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
+use socket2::Socket;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// What both sides of a connection agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub(super) to_send: Framing,
+    pub(super) to_receive: Framing,
+    /// Most bytes of data in one PDU to the target.
+    pub(super) max_h2c_data: u32,
+}
+
+/// A connection and its queue.
+pub(super) struct Link {
+    socket: Socket,
+    terms: Terms,
+    next_id: u16,
+    /// The asynchronous event request that is out.
+    event_request: Option<u16>,
+    /// The event that answered it.
+    event: Option<u32>,
+}
+
+/// What a connection is for.
+pub(super) struct Purpose<'a> {
+    pub(super) queue_id: u16,
+    /// Entries of the queue.
+    pub(super) entries: u32,
+    pub(super) keep_alive_ms: u32,
+    pub(super) data: &'a ConnectData,
+}
+
+impl Link {
+    /// Connects a queue to the target; returns the controller that it belongs to.
+    pub(super) fn connect(
+        options: &Options,
+        purpose: &Purpose<'_>,
+        patience: &Patience<'_>,
+    ) -> Result<(Link, u16), OpenError> {
+        let socket = Stream::connect(&options.address, patience)?.into_socket();
+        let terms = agree(&socket, options, patience)?;
+        let mut link = Link { socket, terms, next_id: 0, event_request: None, event: None };
+        let connect = Connect {
+            record_format: 0,
+            queue_id: purpose.queue_id,
+            entries: purpose.entries,
+            attributes: 0,
+            keep_alive_ms: purpose.keep_alive_ms,
+        };
+        let data = purpose.data.encode();
+        let entry = |id| connect.entry(id, Sgl::InCapsule { offset: 0, len: data.len() as u32 });
+        let end = link.command(entry, &data, &mut [], patience)?;
+        match end.status {
+            Status::SUCCESS => {}
+            status @ Status::CONNECT_INVALID_PARAMETERS => {
+                return Err(OpenError::Parameter(InvalidParameter::parse(end.result), status));
+            }
+            status => return Err(OpenError::Refused { command: "to connect", status }),
+        }
+        let response = ConnectResponse::parse(&end);
+        if response.needs_authentication {
+            return Err(OpenError::Authentication);
+        }
+        Ok((link, response.controller_id))
+    }
+
+    /// Sends the command that `entry` makes of an identifier, with `data` in its capsule, and waits for its end. What
+    /// it returns lands in `to`; when it succeeds, all of `to` was filled.
+    pub(super) fn command(
+        &mut self,
+        entry: impl FnOnce(u16) -> SubmissionEntry,
+        data: &[u8],
+        to: &mut [u8],
+        patience: &Patience<'_>,
+    ) -> Result<CompletionEntry, OpenError> {
+        let id = self.send(entry, data, patience)?;
+        let mut got = 0;
+        loop {
+            if let Some(end) = self.receive(Some(id), to, &mut got, patience)? {
+                if end.status == Status::SUCCESS && got < to.len() {
+                    return Err(Violation::Incomplete.into());
+                }
+                return Ok(end);
+            }
+        }
+    }
+
+    /// As [`Link::command`], when the only good end is success; `what` it asks for is for the message.
+    pub(super) fn succeed(
+        &mut self,
+        what: &'static str,
+        entry: impl FnOnce(u16) -> SubmissionEntry,
+        to: &mut [u8],
+        patience: &Patience<'_>,
+    ) -> Result<CompletionEntry, OpenError> {
+        let end = self.command(entry, &[], to, patience)?;
+        match end.status {
+            Status::SUCCESS => Ok(end),
+            status => Err(OpenError::Refused { command: what, status }),
+        }
+    }
+
+    /// Asks to be told of the next event, unless that was asked already.
+    pub(super) fn request_event(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+        if self.event_request.is_none() {
+            let command = nvme::Command::async_event_request();
+            let sgl = Sgl::Transport { len: 0 };
+            let id = self.send(|id| SubmissionEntry::new(&command, id, sgl), &[], patience)?;
+            self.event_request = Some(id);
+        }
+        Ok(())
+    }
+
+    /// Takes in what has come without a command that waits for it. To be called when the socket can be read.
+    pub(super) fn listen(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+        self.receive(None, &mut [], &mut 0, patience).map(|_| ())
+    }
+
+    /// The event that came since the last call.
+    pub(super) fn take_event(&mut self) -> Option<u32> {
+        self.event.take()
+    }
+
+    pub(super) fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    pub(super) fn into_socket(self) -> Socket {
+        self.socket
+    }
+
+    fn send(
+        &mut self,
+        entry: impl FnOnce(u16) -> SubmissionEntry,
+        data: &[u8],
+        patience: &Patience<'_>,
+    ) -> Result<u16, OpenError> {
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let framing = self.terms.to_send;
+        let mut message = vec![0; MAX_FRONT];
+        let command = CapsuleCmd { entry: entry(id).encode(), data_len: data.len() as u32 };
+        let front = command.encode(&framing, &mut message);
+        message.truncate(front);
+        message.extend(data);
+        if framing.data_digest && !data.is_empty() {
+            message.extend(digest(data));
+        }
+        patience.write(&self.socket, &message)?;
+        Ok(id)
+    }
+
+    /// Takes in one PDU: data and the end of command `id`, or an event.
+    fn receive(
+        &mut self,
+        id: Option<u16>,
+        to: &mut [u8],
+        got: &mut usize,
+        patience: &Patience<'_>,
+    ) -> Result<Option<CompletionEntry>, OpenError> {
+        let mut front = [0; MAX_PEER_FRONT];
+        let result = self.receive_pdu(id, to, got, &mut front, patience);
+        if let Err(OpenError::Protocol(violation)) = &result {
+            refuse(&self.socket, violation, &front[..HEADER_BYTES]);
+        }
+        result
+    }
+
+    fn receive_pdu(
+        &mut self,
+        id: Option<u16>,
+        to: &mut [u8],
+        got: &mut usize,
+        front: &mut [u8; MAX_PEER_FRONT],
+        patience: &Patience<'_>,
+    ) -> Result<Option<CompletionEntry>, OpenError> {
+        let frame = receive_front(&self.socket, &self.terms.to_receive, front, patience)?;
+        let header = front.first_chunk::<HEADER_BYTES>().expect("no header is shorter");
+        match frame.kind {
+            PduType::C2hData => {
+                let data = C2hData::parse(header, &frame).map_err(Violation::from)?;
+                if Some(data.command_id) != id {
+                    return Err(Violation::Command(data.command_id).into());
+                }
+                let outside = Violation::Outside { offset: data.offset, len: data.len };
+                if data.offset as usize != *got || data.len as usize > to.len() - *got {
+                    return Err(outside.into());
+                }
+                let target = &mut to[*got..*got + data.len as usize];
+                patience.read(&self.socket, target)?;
+                self.check_digest(&frame, target, patience)?;
+                *got += data.len as usize;
+                let end = CompletionEntry::new(data.command_id, Status::SUCCESS);
+                Ok(data.is_success.then_some(end))
+            }
+            PduType::CapsuleResp => {
+                let end = CompletionEntry::parse(&CapsuleResp::parse(header).entry);
+                if Some(end.command_id) == id {
+                    return Ok(Some(end));
+                }
+                if self.event_request != Some(end.command_id) {
+                    return Err(Violation::Command(end.command_id).into());
+                }
+                self.event_request = None;
+                self.event = (end.status == Status::SUCCESS).then_some(end.result as u32);
+                Ok(None)
+            }
+            PduType::C2hTermReq => Err(terminated(header).into()),
+            other => Err(Violation::Unexpected(other).into()),
+        }
+    }
+
+    fn check_digest(&self, frame: &Frame, data: &[u8], patience: &Patience<'_>) -> Result<(), OpenError> {
+        if !frame.has_data_digest {
+            return Ok(());
+        }
+        let mut found = [0; 4];
+        patience.read(&self.socket, &mut found)?;
+        if found == digest(data) { Ok(()) } else { Err(Violation::Digest.into()) }
+    }
+}
+
+/// What a termination request says.
+pub(super) fn terminated(header: &[u8; HEADER_BYTES]) -> Violation {
+    let request = TermReq::parse(header);
+    let status = request.status.map_or_else(|number| number, |status| status as u16);
+    Violation::Terminated { status, info: request.info }
+}
+
+/// Tells the target what it did wrong, as well as it goes: the connection ends in any case.
+pub(super) fn refuse(mut socket: &Socket, violation: &Violation, header: &[u8]) {
+    let fatal = match violation {
+        Violation::Header(fatal) => *fatal,
+        Violation::Unexpected(_) | Violation::Command(_) | Violation::Incomplete => {
+            Fatal::new(nvme::tcp::FatalStatus::Sequence)
+        }
+        Violation::Outside { .. } => Fatal::new(nvme::tcp::FatalStatus::DataOutOfRange),
+        Violation::Limit => Fatal::new(nvme::tcp::FatalStatus::LimitExceeded),
+        Violation::Digest | Violation::Terminated { .. } | Violation::Closed => return,
+    };
+    let mut message = [0; MAX_TERMINATION_BYTES];
+    let len = TermReq::encode(fatal, Side::Host, header, &mut message);
+    let _ = io::Write::write(&mut socket, &message[..len]);
+}
+
+fn digest(data: &[u8]) -> [u8; 4] {
+    let mut digest = DataDigest::new();
+    digest.update(data);
+    digest.to_bytes()
+}
+
+/// Reads everything before the data of the next PDU.
+fn receive_front(
+    socket: &Socket,
+    framing: &Framing,
+    front: &mut [u8; MAX_PEER_FRONT],
+    patience: &Patience<'_>,
+) -> Result<Frame, OpenError> {
+    patience.read(socket, &mut front[..COMMON_BYTES])?;
+    let common = front.first_chunk().expect("there are more bytes than these");
+    let frame = framing.accept(common, Side::Controller).map_err(Violation::from)?;
+    patience.read(socket, &mut front[COMMON_BYTES..frame.front_bytes()])?;
+    frame.check_header_digest(front.as_slice()).map_err(Violation::from)?;
+    Ok(frame)
+}
+
+/// Initializes the connection.
+fn agree(socket: &Socket, options: &Options, patience: &Patience<'_>) -> Result<Terms, OpenError> {
+    let wanted = IcReq {
+        align_bytes: 4,
+        header_digest: options.header_digest,
+        data_digest: options.data_digest,
+        max_r2t: 1,
+    };
+    patience.write(socket, &wanted.encode())?;
+    let mut front = [0; MAX_PEER_FRONT];
+    let frame = receive_front(socket, &Framing::default(), &mut front, patience)?;
+    match frame.kind {
+        PduType::IcResp => {}
+        PduType::C2hTermReq => {
+            return Err(terminated(front.first_chunk().expect("no header is shorter")).into());
+        }
+        other => return Err(Violation::Unexpected(other).into()),
+    }
+    let header = front.first_chunk::<IC_BYTES>().expect("no header is longer");
+    let granted = IcResp::parse(header).map_err(Violation::from)?;
+    for (is_wanted, is_granted, what) in [
+        (wanted.header_digest, granted.header_digest, "header digests"),
+        (wanted.data_digest, granted.data_digest, "data digests"),
+    ] {
+        if is_wanted && !is_granted {
+            return Err(OpenError::NotGranted(what));
+        }
+    }
+    // Digests are there only when both sides want them.
+    let (header_digest, data_digest) = (wanted.header_digest, wanted.data_digest);
+    Ok(Terms {
+        to_send: Framing { header_digest, data_digest, align_bytes: granted.align_bytes },
+        to_receive: Framing { header_digest, data_digest, align_bytes: wanted.align_bytes },
+        max_h2c_data: granted.max_h2c_data,
+    })
+}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> OpenError {
+        OpenError::Stream(StreamError::Io(error))
+    }
+}

@@ -1,0 +1,612 @@
+//! One I/O queue, on one connection at a time.
+//!
+//! ```text
+//!   push ─► Operation ─► pump ─► Outbox     kick ─► one sendmsg(2) for all
+//!   reap ◄─ Operation ◄─ PDUs ◄─ Inbox ◄─ recvmsg(2), data straight to the caller
+//!                └─ R2T: pump again
+//! ```
+//!
+//! A command identifier holds the slot and a count of what was asked in it, so that no answer counts twice. A request
+//! ends only after the last byte of it was sent, even when the controller answers earlier: until then its memory is
+//! still being read. With data digests what comes takes the way through the inbox: a digest of memory that somebody
+//! else may write to proves nothing.
+//!
+//! Without a connection requests wait; the keeper brings another, or says that there is none any more.
+
+use super::error::Violation;
+use super::facts::Facts;
+use super::link::{refuse, terminated};
+use super::operation::{Next, Operation, Pending};
+use super::options::MAX_QUEUE_DEPTH;
+use super::seat::{Connection, News};
+use super::session::{Lease, Session};
+use crate::direct::{DirectQueue, ZoneRequest, sleep_on_event};
+use crate::stream::inbox::Inbox;
+use crate::stream::outbox::Outbox;
+use crate::stream::wakeup::Wakeup;
+use block::{Data, IoError, IoResult, Queue, Request};
+use nvme::tcp::{
+    C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Frame, H2cData, HEADER_BYTES,
+    MAX_FRONT, PduType, R2t, Side,
+};
+use nvme::{CompletionEntry, Status, SubmissionEntry};
+use std::collections::VecDeque;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Most looks at the socket in one [`Queue::reap`]: a target that never stops talking keeps nobody else waiting.
+const MAX_RECEIVES: usize = 64;
+/// Headers on their way, beyond one and a digest for each request: of data that R2Ts ask for.
+const MORE_HEADERS: u32 = 64;
+/// Headers and digests of one PDU.
+const HEADERS_EACH: usize = 2;
+/// Bits of a command identifier that name the slot; the others hold the generation.
+const SLOT_BITS: u32 = MAX_QUEUE_DEPTH.trailing_zeros();
+
+/// What comes next on the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// The front of a PDU.
+    Front,
+    /// Data for a read, from byte `at` of its command on; then its digest.
+    Data { slot: u32, at: usize, left: usize, is_success: bool, has_digest: bool },
+    /// The digest of the data that came.
+    Digest { slot: u32, is_success: bool },
+}
+
+/// A queue of a controller.
+pub struct NvmeTcpQueue {
+    lease: Lease,
+    connection: Option<Connection>,
+    facts: Facts,
+    outbox: Outbox<MAX_FRONT>,
+    inbox: Inbox,
+    wakeup: Wakeup,
+    operations: Box<[Operation]>,
+    /// Slots that have something to send, in order; some no more.
+    todo: VecDeque<u32>,
+    due: Due,
+    /// Of the data that is due.
+    digest: DataDigest,
+    /// Answered, but not sent to the end yet.
+    held: Vec<u32>,
+    /// What [`Queue::reap`] hands over.
+    ended: Vec<(u32, IoResult)>,
+    in_flight: u32,
+    /// Why there will be no connection any more.
+    dead: Option<Arc<str>>,
+}
+
+// SAFETY: the pointers in it belong to requests, whose memory any thread may use, and to buffers of its own.
+unsafe impl Send for NvmeTcpQueue {}
+
+impl NvmeTcpQueue {
+    pub(super) fn new(lease: Lease, wakeup: Wakeup) -> NvmeTcpQueue {
+        let (depth, facts) = (lease.seat.depth, *lease.session().facts());
+        let mut queue = NvmeTcpQueue {
+            lease,
+            connection: None,
+            facts,
+            outbox: Outbox::new(depth * HEADERS_EACH as u32 + MORE_HEADERS),
+            inbox: Inbox::new(HEADER_BYTES + DIGEST_BYTES),
+            wakeup,
+            operations: (0..depth).map(|_| Operation::idle()).collect(),
+            todo: VecDeque::with_capacity(depth as usize),
+            due: Due::Front,
+            digest: DataDigest::new(),
+            held: Vec::with_capacity(depth as usize),
+            ended: Vec::with_capacity(depth as usize),
+            in_flight: 0,
+            dead: None,
+        };
+        queue.hear();
+        queue
+    }
+
+    /// The session it belongs to.
+    pub fn session(&self) -> &Arc<Session> {
+        self.lease.session()
+    }
+
+    /// Why there is no connection any more, if so: every request ends with [`IoError::DeviceGone`].
+    pub fn lost(&self) -> Option<&str> {
+        self.dead.as_deref()
+    }
+
+    /// Whether there is a connection at the moment.
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Takes in what the keeper says.
+    #[cold]
+    fn hear(&mut self) {
+        let News { is_lost, connection, dead, is_tick } = self.lease.seat.take_news();
+        if is_lost {
+            self.disconnect();
+        }
+        if let Some(connection) = connection {
+            self.adopt(connection);
+        }
+        if is_tick {
+            self.tick();
+        }
+        if let Some(why) = dead {
+            self.disconnect();
+            self.dead = Some(why);
+            for slot in 0..self.operations.len() as u32 {
+                if self.operations[slot as usize].is_busy {
+                    self.end(slot, Err(IoError::DeviceGone));
+                }
+            }
+        }
+    }
+
+    /// Goes on over another connection, with what was under way on the one before.
+    fn adopt(&mut self, connection: Connection) {
+        if let Err(error) = self.wakeup.renew() {
+            self.lose(&error);
+            return;
+        }
+        self.facts = connection.facts;
+        self.connection = Some(connection);
+        self.pump();
+        self.send();
+    }
+
+    /// A second has passed.
+    fn tick(&mut self) {
+        let most = self.lease.shared().options.io_timeout_s;
+        let mut is_late = false;
+        for (slot, operation) in self.operations.iter_mut().enumerate() {
+            if operation.is_busy && operation.is_later {
+                operation.is_later = false;
+                operation.pending = Pending::Command;
+                self.todo.push_back(slot as u32);
+            } else if operation.is_busy && operation.is_out {
+                operation.age += 1;
+                is_late |= operation.age > most;
+            }
+        }
+        if is_late {
+            self.lose(&format_args!("a command was not answered within {most} s"));
+        }
+        self.pump();
+        self.send();
+    }
+
+    /// Encodes what slots have to send, as far as there is room.
+    #[inline]
+    fn pump(&mut self) {
+        let Some(connection) = &self.connection else { return };
+        let framing = connection.terms.to_send;
+        while self.outbox.has_room(HEADERS_EACH)
+            && let Some(slot) = self.todo.pop_front()
+        {
+            let operation = &mut self.operations[slot as usize];
+            let (offset, len) = match operation.pending {
+                Pending::Nothing => continue,
+                Pending::Command => {
+                    let (command, sgl) = operation.issue(&self.facts);
+                    let id = operation.generation() << SLOT_BITS | slot as u16;
+                    let in_capsule = match sgl {
+                        nvme::Sgl::InCapsule { len, .. } => len,
+                        _ => 0,
+                    };
+                    let entry = SubmissionEntry::new(&command, id, sgl).encode();
+                    let capsule = CapsuleCmd { entry, data_len: in_capsule };
+                    self.outbox.push_header(|to| capsule.encode(&framing, to));
+                    (0, in_capsule)
+                }
+                Pending::Data { tag, offset, left } => {
+                    let len = left.min(connection.terms.max_h2c_data);
+                    let is_last = len == left;
+                    let command_id = operation.generation() << SLOT_BITS | slot as u16;
+                    let data = H2cData { command_id, tag, offset, len, is_last };
+                    self.outbox.push_header(|to| data.encode(&framing, to));
+                    operation.pending = match is_last {
+                        true => Pending::Nothing,
+                        false => Pending::Data { tag, offset: offset + len, left: left - len },
+                    };
+                    (offset, len)
+                }
+            };
+            if len > 0 {
+                operation.pieces(offset, len, |piece| self.outbox.push(piece));
+                if framing.data_digest {
+                    let digest = operation.digest(offset, len);
+                    self.outbox.push_header(|to| {
+                        to[..DIGEST_BYTES].copy_from_slice(&digest);
+                        DIGEST_BYTES
+                    });
+                }
+            }
+            operation.sent_at = self.outbox.queued();
+            if operation.pending != Pending::Nothing {
+                self.todo.push_back(slot);
+            }
+        }
+    }
+
+    /// Sends what the socket takes.
+    #[inline]
+    fn send(&mut self) {
+        while let Some(connection) = &self.connection
+            && !self.outbox.is_empty()
+        {
+            let before = self.outbox.sent();
+            if let Err(error) = self.outbox.send(connection.socket.as_raw_fd()) {
+                // What the controller did before it went is done.
+                let _ = self.receive();
+                self.lose(&error);
+                return;
+            }
+            if !self.held.is_empty() {
+                self.conclude_held();
+            }
+            self.pump();
+            if self.outbox.sent() == before {
+                return;
+            }
+        }
+    }
+
+    /// Takes in what the socket has.
+    fn receive(&mut self) -> Result<(), Lost> {
+        for _ in 0..MAX_RECEIVES {
+            let Some(connection) = &self.connection else { return Ok(()) };
+            let data = match self.due {
+                Due::Data { slot, at, left, has_digest: false, .. } => {
+                    self.operations[slot as usize].target(at, left)
+                }
+                _ => Data::none(),
+            };
+            let Some(received) = self.inbox.receive(connection.socket.as_raw_fd(), data)? else {
+                return Ok(());
+            };
+            if received.direct > 0 {
+                self.advance(received.direct)?;
+            }
+            self.digest()?;
+            if received.is_drained {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses what the inbox holds, as far as it goes.
+    fn digest(&mut self) -> Result<(), Lost> {
+        loop {
+            let unread = self.inbox.unread();
+            match self.due {
+                Due::Front => {
+                    if !self.front()? {
+                        return Ok(());
+                    }
+                }
+                Due::Data { slot, at, left, has_digest, .. } => {
+                    let len = left.min(unread.len());
+                    if len == 0 {
+                        return Ok(());
+                    }
+                    if has_digest {
+                        self.digest.update(&unread[..len]);
+                    }
+                    self.operations[slot as usize].target(at, len).copy_from(&unread[..len]);
+                    self.inbox.consume(len);
+                    self.advance(len)?;
+                }
+                Due::Digest { slot, is_success } => {
+                    let Some(found) = unread.first_chunk::<DIGEST_BYTES>() else { return Ok(()) };
+                    if *found != self.digest.to_bytes() {
+                        self.operations[slot as usize].corrupt();
+                    }
+                    self.inbox.consume(DIGEST_BYTES);
+                    self.due = Due::Front;
+                    self.arrived(slot, is_success)?;
+                }
+            }
+        }
+    }
+
+    /// Acts on the front of a PDU, if all of it is there.
+    #[inline]
+    fn front(&mut self) -> Result<bool, Lost> {
+        let (unread, connection) = (self.inbox.unread(), &self.connection);
+        let (Some(common), Some(connection)) = (unread.first_chunk::<COMMON_BYTES>(), connection) else {
+            return Ok(false);
+        };
+        let frame = connection.terms.to_receive.accept(common, Side::Controller).map_err(Violation::from)?;
+        if unread.len() < frame.front_bytes() {
+            return Ok(false);
+        }
+        frame.check_header_digest(unread).map_err(Violation::from)?;
+        let header = *unread.first_chunk::<HEADER_BYTES>().expect("no header is shorter");
+        self.inbox.consume(frame.front_bytes());
+        self.accept(&frame, &header)?;
+        Ok(true)
+    }
+
+    /// Acts on a header.
+    #[inline]
+    fn accept(&mut self, frame: &Frame, header: &[u8; HEADER_BYTES]) -> Result<(), Violation> {
+        match frame.kind {
+            PduType::C2hData => {
+                let data = C2hData::parse(header, frame)?;
+                let slot = self.slot_of(data.command_id)?;
+                let at = self.operations[slot as usize].expect(&data)?;
+                let left = data.len as usize;
+                let (is_success, has_digest) = (data.is_success, frame.has_data_digest);
+                self.inbox.expect(if has_digest { 0 } else { left });
+                self.digest = DataDigest::new();
+                self.due = Due::Data { slot, at, left, is_success, has_digest };
+                Ok(())
+            }
+            PduType::CapsuleResp => {
+                let end = CompletionEntry::parse(&CapsuleResp::parse(header).entry);
+                let slot = self.slot_of(end.command_id)?;
+                if self.operations[slot as usize].sends() {
+                    self.inbox.expect(0);
+                }
+                self.answered(slot, end.status, end.do_not_retry)
+            }
+            PduType::R2t => {
+                let r2t = R2t::parse(header)?;
+                let slot = self.slot_of(r2t.command_id)?;
+                self.operations[slot as usize].want(&r2t)?;
+                self.todo.push_back(slot);
+                Ok(())
+            }
+            PduType::C2hTermReq => Err(terminated(header)),
+            other => Err(Violation::Unexpected(other)),
+        }
+    }
+
+    /// `len` bytes of the data that was due have come.
+    fn advance(&mut self, len: usize) -> Result<(), Violation> {
+        let Due::Data { slot, at, left, is_success, has_digest } = self.due else { return Ok(()) };
+        if left > len {
+            self.due = Due::Data { slot, at: at + len, left: left - len, is_success, has_digest };
+            return Ok(());
+        }
+        if has_digest {
+            self.due = Due::Digest { slot, is_success };
+            return Ok(());
+        }
+        self.due = Due::Front;
+        self.arrived(slot, is_success)
+    }
+
+    /// All data of a PDU has come.
+    #[inline]
+    fn arrived(&mut self, slot: u32, is_success: bool) -> Result<(), Violation> {
+        if is_success { self.answered(slot, Status::SUCCESS, false) } else { Ok(()) }
+    }
+
+    #[inline]
+    fn slot_of(&self, command_id: u16) -> Result<u32, Violation> {
+        let slot = command_id & ((1 << SLOT_BITS) - 1);
+        match self.operations.get(usize::from(slot)) {
+            Some(operation)
+                if operation.is_out && operation.generation() << SLOT_BITS | slot == command_id =>
+            {
+                Ok(slot.into())
+            }
+            _ => Err(Violation::Command(command_id)),
+        }
+    }
+
+    /// The controller has answered a slot's command.
+    #[inline]
+    fn answered(&mut self, slot: u32, status: Status, do_not_retry: bool) -> Result<(), Violation> {
+        let operation = &mut self.operations[slot as usize];
+        operation.answer(status, do_not_retry)?;
+        if self.outbox.sent() < operation.sent_at {
+            self.held.push(slot);
+        } else {
+            self.conclude(slot);
+        }
+        Ok(())
+    }
+
+    /// Goes on with a slot whose command was sent and answered.
+    #[inline]
+    fn conclude(&mut self, slot: u32) {
+        match self.operations[slot as usize].conclude() {
+            Next::Issue => self.todo.push_back(slot),
+            Next::IssueLater => {}
+            Next::End(result) => self.end(slot, result),
+        }
+    }
+
+    #[inline]
+    fn end(&mut self, slot: u32, result: IoResult) {
+        self.operations[slot as usize].is_busy = false;
+        self.ended.push((slot, result));
+        self.in_flight -= 1;
+        self.lease.seat.in_flight.store(self.in_flight, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn conclude_held(&mut self) {
+        let mut i = 0;
+        while let Some(slot) = self.held.get(i).copied() {
+            if self.outbox.sent() < self.operations[slot as usize].sent_at {
+                i += 1;
+            } else {
+                self.held.swap_remove(i);
+                self.conclude(slot);
+            }
+        }
+    }
+
+    /// Gives the connection up, and tells the keeper unless it knows.
+    #[cold]
+    fn lose(&mut self, why: &dyn std::fmt::Display) {
+        if self.connection.is_none() {
+            return;
+        }
+        self.disconnect();
+        let is_known = self.lease.seat.is_lost();
+        if !is_known {
+            tracing::debug!(device = %self.session().name(), %why, "a queue's connection is lost");
+            self.lease.shared().report_lost(why.to_string());
+        }
+    }
+
+    /// Takes everything back that was under way.
+    #[cold]
+    fn disconnect(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            // Fails only when the other side has done it already.
+            let _ = connection.socket.shutdown(Shutdown::Both);
+        }
+        self.outbox.clear();
+        self.inbox.clear();
+        self.due = Due::Front;
+        self.todo.clear();
+        // Nobody reads the memory of these any more.
+        self.conclude_held();
+        self.todo.clear();
+        for slot in 0..self.operations.len() as u32 {
+            let operation = &mut self.operations[slot as usize];
+            if !operation.is_busy {
+                continue;
+            }
+            if operation.start_over() {
+                self.todo.push_back(slot);
+            } else {
+                self.end(slot, Err(IoError::TimedOut));
+            }
+        }
+    }
+
+    /// Gives the connection up because the controller breaks the protocol, or has gone.
+    #[cold]
+    fn break_off(&mut self, why: &Lost) {
+        if let (Lost::Violation(violation), Some(connection)) = (why, &self.connection) {
+            tracing::error!(device = %self.session().name(), %violation, "the target breaks the protocol");
+            if self.outbox.is_empty() {
+                let unread = self.inbox.unread();
+                refuse(&connection.socket, violation, &unread[..unread.len().min(HEADER_BYTES)]);
+            }
+        }
+        self.lose(why);
+    }
+}
+
+impl Queue for NvmeTcpQueue {
+    fn depth(&self) -> u32 {
+        self.operations.len() as u32
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
+        if self.dead.is_some() {
+            return Err(IoError::DeviceGone);
+        }
+        // SAFETY: by the contract of this function.
+        let has_begun = unsafe { self.operations[slot as usize].begin(req, offset, &self.facts)? };
+        if !has_begun {
+            self.ended.push((slot, Ok(())));
+            return Ok(());
+        }
+        self.in_flight += 1;
+        self.lease.seat.in_flight.store(self.in_flight, Ordering::Relaxed);
+        self.todo.push_back(slot);
+        Ok(())
+    }
+
+    #[inline]
+    fn kick(&mut self) {
+        self.pump();
+        self.send();
+    }
+
+    #[inline]
+    fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+        if self.lease.seat.has_news() {
+            self.hear();
+        }
+        if self.connection.is_some() {
+            self.kick();
+            if let Err(why) = self.receive() {
+                self.break_off(&why);
+            }
+            self.kick();
+        }
+        let count = self.ended.len();
+        for (slot, result) in self.ended.drain(..) {
+            done(slot, result);
+        }
+        count
+    }
+
+    fn event_fd(&self) -> Option<RawFd> {
+        Some(self.wakeup.event_fd())
+    }
+
+    fn arm(&mut self) -> bool {
+        if !self.ended.is_empty() || self.lease.seat.has_news() {
+            return false;
+        }
+        match &self.connection {
+            Some(connection) => self.wakeup.arm(connection.socket.as_raw_fd(), !self.outbox.is_empty()),
+            // The keeper raises the event by itself.
+            None => true,
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.wakeup.disarm();
+    }
+}
+
+impl DirectQueue for NvmeTcpQueue {
+    fn wait(
+        &mut self,
+        _at_least: u32,
+        timeout: Option<Duration>,
+        signal_mask: Option<&libc::sigset_t>,
+    ) -> io::Result<()> {
+        sleep_on_event(self, timeout, signal_mask)
+    }
+
+    unsafe fn push_zone(&mut self, _slot: u32, _req: ZoneRequest) -> IoResult {
+        Err(IoError::Unsupported)
+    }
+}
+
+impl Drop for NvmeTcpQueue {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.connection {
+            // The wakeup's ring lets go of the socket some time later; the target should know now.
+            let _ = connection.socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Why a connection is lost.
+#[derive(Debug, thiserror::Error)]
+enum Lost {
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl From<io::Error> for Lost {
+    fn from(error: io::Error) -> Lost {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                Lost::Io(io::Error::new(error.kind(), "the target closed the connection"))
+            }
+            _ => Lost::Io(error),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! A namespace that was opened: what it promises, its queues, and the thread that keeps its controller.
+
+use super::controller::Controller;
+use super::error::OpenError;
+use super::facts::Facts;
+use super::keeper;
+use super::options::{Options, host};
+use super::queue::NvmeTcpQueue;
+use super::seat::{Seat, lock};
+use crate::stream::Cancel;
+use crate::stream::connect::Patience;
+use crate::stream::wakeup::Wakeup;
+use block::{Limits, SharedLimits};
+use nvme::fabrics::{ANY_CONTROLLER, ConnectData};
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use vmm_sys_util::eventfd::EventFd;
+
+/// What the keeper is asked for.
+pub(super) enum Task {
+    /// A connection for a seat.
+    Connect(Arc<Seat>),
+    /// The size of the namespace.
+    Refresh,
+}
+
+/// Something to be done by the keeper, and the answer.
+pub(super) struct Job {
+    pub(super) task: Task,
+    done: EventFd,
+    answer: Mutex<Option<Result<(), OpenError>>>,
+    /// Nobody waits any more.
+    is_dropped: AtomicBool,
+}
+
+impl Job {
+    pub(super) fn answer(&self, answer: Result<(), OpenError>) {
+        *lock(&self.answer) = Some(answer);
+        // Fails only when the counter is full, and then it has been raised.
+        let _ = self.done.write(1);
+    }
+
+    pub(super) fn is_dropped(&self) -> bool {
+        self.is_dropped.load(Ordering::Acquire)
+    }
+}
+
+/// What the session, its queues and the keeper have in common.
+pub(super) struct Shared {
+    pub(super) name: String,
+    pub(super) options: Options,
+    /// Who the host says it is.
+    pub(super) host: ConnectData,
+    pub(super) limits: Arc<SharedLimits>,
+    /// What was opened: whatever comes after a loss must be the same.
+    pub(super) facts: Facts,
+    /// I/O queues that the controller grants.
+    pub(super) max_queues: AtomicU32,
+    pub(super) wake: EventFd,
+    pub(super) jobs: Mutex<VecDeque<Arc<Job>>>,
+    pub(super) seats: Mutex<Seats>,
+    /// Why a queue gave its connection up.
+    pub(super) lost: Mutex<Option<String>>,
+    pub(super) is_stopping: AtomicBool,
+}
+
+/// The queues there are.
+#[derive(Default)]
+pub(super) struct Seats {
+    /// Reserved identifiers; `true` for those that were connected once, and have to be again after a loss.
+    pub(super) taken: Vec<(Arc<Seat>, bool)>,
+    /// Identifier that was given out last: a target needs a while to forget one that was used.
+    last_id: u16,
+    /// Why there are no connections any more.
+    pub(super) dead: Option<Arc<str>>,
+}
+
+impl Shared {
+    /// A queue's connection is of no use any more.
+    pub(super) fn report_lost(&self, why: String) {
+        lock(&self.lost).get_or_insert(why);
+        self.wake();
+    }
+
+    pub(super) fn wake(&self) {
+        let _ = self.wake.write(1);
+    }
+}
+
+/// An open namespace. A thread keeps its controller: it says that the host is alive, hears of changes, and connects
+/// again after a loss.
+pub struct Session {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+    stop: Cancel,
+}
+
+impl Session {
+    /// Connects to the controller and learns about the namespace. Blocks for at most the options' timeout.
+    ///
+    /// # Errors
+    /// When there is no target, no such subsystem or namespace, or `cancel` was called.
+    pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
+        options.check().map_err(OpenError::Options)?;
+        let (host_id, host) = host(options);
+        let (controller_id, subsystem) = (ANY_CONTROLLER, options.nqn.clone());
+        let host = ConnectData { host_id, controller_id, subsystem, host };
+        let patience = Patience::new(options.timeout_ms, cancel);
+        let (controller, facts) = Controller::connect(options, &host, &patience)?;
+        let options = Options { nsid: Some(facts.nsid), ..options.clone() };
+        let name = options.name();
+        tracing::info!(device = %name, capacity = facts.capacity, queues = controller.queues, "connected");
+        let shared = Arc::new(Shared {
+            limits: SharedLimits::new(facts.limits(options.read_only)),
+            name,
+            options,
+            host,
+            facts,
+            max_queues: AtomicU32::new(controller.queues),
+            wake: event()?,
+            jobs: Mutex::default(),
+            seats: Mutex::default(),
+            lost: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
+        });
+        let stop = Cancel::new().map_err(OpenError::System)?;
+        let (of_keeper, cancel) = (shared.clone(), stop.clone());
+        let keeper = reactor::spawn_thread("nvme-tcp", move || keeper::run(&of_keeper, controller, &cancel));
+        let keeper = Some(keeper.map_err(OpenError::System)?);
+        Ok(Arc::new(Session { shared, keeper, stop }))
+    }
+
+    /// Name for people.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// What the controller said about itself and the namespace when it was opened.
+    pub fn facts(&self) -> &Facts {
+        &self.shared.facts
+    }
+
+    /// What the namespace promises as a device, now.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits.get()
+    }
+
+    /// The limits that change with the namespace.
+    pub fn shared_limits(&self) -> &Arc<SharedLimits> {
+        &self.shared.limits
+    }
+
+    /// How many queues there can be at a time.
+    pub fn max_queues(&self) -> u32 {
+        self.shared.max_queues.load(Ordering::Relaxed)
+    }
+
+    /// A queue on a connection of its own, which blocks as [`Session::open`] does.
+    ///
+    /// # Errors
+    /// When all queues are in use, the target refuses, or nothing comes of it in time.
+    pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NvmeTcpQueue, OpenError> {
+        self.start_queue_of(self.shared.options.queue_depth, cancel)
+    }
+
+    /// As [`Session::start_queue`], with room for another number of requests: 1 to [`super::MAX_QUEUE_DEPTH`], less
+    /// where the controller has less.
+    ///
+    /// # Errors
+    /// As [`Session::start_queue`].
+    pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NvmeTcpQueue, OpenError> {
+        let options = Options { queue_depth: depth, ..self.shared.options.clone() };
+        options.check().map_err(OpenError::Options)?;
+        // A queue is full when all of its entries but one are in use.
+        let facts = self.facts();
+        let depth = depth.min(facts.max_entries.saturating_sub(1)).min(facts.max_commands).max(1);
+        let wakeup = Wakeup::new().map_err(OpenError::System)?;
+        let event = wakeup.share_event().map_err(OpenError::System)?;
+        let lease = Lease::take(self, depth, event)?;
+        self.ask(Task::Connect(lease.seat.clone()), cancel)?;
+        Ok(NvmeTcpQueue::new(lease, wakeup))
+    }
+
+    /// Asks the controller for the namespace's size; [`Session::limits`] has it then. A change is noticed anyway where
+    /// the controller reports it.
+    ///
+    /// # Errors
+    /// When there is no answer in time.
+    pub fn refresh(&self, cancel: &Cancel) -> Result<(), OpenError> {
+        self.ask(Task::Refresh, cancel)
+    }
+
+    fn ask(&self, task: Task, cancel: &Cancel) -> Result<(), OpenError> {
+        let (answer, is_dropped) = (Mutex::default(), AtomicBool::new(false));
+        let job = Arc::new(Job { task, done: event()?, answer, is_dropped });
+        lock(&self.shared.jobs).push_back(job.clone());
+        self.shared.wake();
+        let patience = Patience::new(self.shared.options.timeout_ms, cancel);
+        let waited = patience.wait(job.done.as_raw_fd(), libc::POLLIN, None);
+        job.is_dropped.store(true, Ordering::Release);
+        match lock(&job.answer).take() {
+            Some(answer) => answer,
+            None => Err(waited.err().map_or(OpenError::Lost("no answer".into()), OpenError::Stream)),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shared.is_stopping.store(true, Ordering::Release);
+        self.stop.cancel();
+        self.shared.wake();
+        if let Some(keeper) = self.keeper.take() {
+            // It says so itself when it panics.
+            let _ = keeper.join();
+        }
+    }
+}
+
+fn event() -> Result<EventFd, OpenError> {
+    EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(OpenError::System)
+}
+
+/// The right to a queue; comes back when dropped.
+pub(super) struct Lease {
+    session: Arc<Session>,
+    pub(super) seat: Arc<Seat>,
+}
+
+impl Lease {
+    fn take(session: &Arc<Session>, depth: u32, event: EventFd) -> Result<Lease, OpenError> {
+        let most = session.max_queues();
+        let mut seats = lock(&session.shared.seats);
+        if let Some(why) = &seats.dead {
+            return Err(OpenError::Lost(why.to_string()));
+        }
+        let is_free = |id: &u16| seats.taken.iter().all(|(seat, _)| seat.queue_id != *id);
+        let after = (seats.last_id..most as u16).map(|id| id + 1);
+        let id = after.chain(1..=most as u16).find(is_free).ok_or(OpenError::AllInUse(most))?;
+        let seat = Arc::new(Seat::new(id, depth, event));
+        seats.taken.push((seat.clone(), false));
+        seats.last_id = id;
+        Ok(Lease { session: session.clone(), seat })
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.session.shared
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        lock(&self.session.shared.seats).taken.retain(|(seat, _)| !Arc::ptr_eq(seat, &self.seat));
+        self.seat.disconnect();
+    }
+}
