@@ -4,6 +4,7 @@ mod freestone;
 mod io_uring;
 mod nbd;
 mod nvme;
+mod nvme_tcp;
 mod virtio_blk;
 
 use crate::driver::Driver;
@@ -23,6 +24,7 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
         "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
         "nvme-io_uring" => Ok(Box::new(nvme::Nvme::new())),
         "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
+        "nvme-tcp" => Ok(Box::new(nvme_tcp::NvmeTcp::new()?)),
         "virtio-blk-vfio-pci" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VfioPci))),
         "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostUser))),
         "virtio-blk-vhost-vdpa" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostVdpa))),

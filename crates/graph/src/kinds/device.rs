@@ -5,13 +5,23 @@ use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
 use block::{Device, DeviceError};
 use drivers::virtio_blk::TransportKind;
-use drivers::{io_uring, mem, nbd, null, nvme_uring, virtio_blk};
+use drivers::{io_uring, mem, nbd, null, nvme_tcp, nvme_uring, virtio_blk};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Every kind of device. All but `raid` are leaves.
-pub const KINDS: &[&Kind] =
-    &[&IO_URING, &MEM, &NBD, &NULL, &NVME_URING, &VIRTIO_BLK, &VIRTIO_BLK_VDPA, &VIRTIO_BLK_PCI, &RAID];
+pub const KINDS: &[&Kind] = &[
+    &IO_URING,
+    &MEM,
+    &NBD,
+    &NULL,
+    &NVME_TCP,
+    &NVME_URING,
+    &VIRTIO_BLK,
+    &VIRTIO_BLK_VDPA,
+    &VIRTIO_BLK_PCI,
+    &RAID,
+];
 
 static IO_URING: Kind = Kind {
     name: "io_uring",
@@ -69,6 +79,33 @@ static NULL: Kind = Kind {
         key("bandwidth", "SIZE", "bytes a second at most, all cores together; 0 for no limit [0]"),
         key("zero", "on|off", "reads return zeroes [off]"),
         READ_ONLY,
+        ID,
+    ],
+};
+
+static NVME_TCP: Kind = Kind {
+    name: "nvme-tcp",
+    about: "a namespace of an NVMe/TCP target",
+    keys: &[
+        key("address", "HOST[:PORT]", "where the target listens; IPv6 as [ADDR]:PORT [port 4420]"),
+        key("nqn", "NQN", "the subsystem"),
+        key("nsid", "N", "the namespace [the first]"),
+        key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
+        key("hostid", "UUID", "the host's identifier [/etc/nvme/hostid, or a new one]"),
+        READ_ONLY,
+        key("queues", "N", "I/O queues at most, one for each core; 0: what the target allows [0]"),
+        key("queue-depth", "N", "requests in flight on each queue [128]"),
+        key("hdgst", "on|off", "protect headers by digests [off]"),
+        key("ddgst", "on|off", "protect data by digests [off]"),
+        key("kato", "S", "keep-alive timeout in seconds; 0: none [5]"),
+        key("timeout-ms", "N", "how long it may take to connect [10000]"),
+        key(
+            "io-timeout",
+            "S",
+            "how long a command may take before the connection is given up, in seconds [30]",
+        ),
+        key("reconnect-delay", "S", "longest pause between attempts to connect again, in seconds [10]"),
+        key("ctrl-loss-tmo", "S", "how long to try before requests fail, in seconds; 0: at once [600]"),
         ID,
     ],
 };
@@ -141,6 +178,8 @@ pub enum DeviceConfig {
     Nbd(nbd::Options),
     /// Nothing.
     Null(null::Options),
+    /// A namespace of an NVMe/TCP target.
+    NvmeTcp(nvme_tcp::Options),
     /// An NVMe namespace.
     NvmeUring(nvme_uring::Options),
     /// A virtio disk: behind a vhost-user socket, on the vDPA bus, or a PCI function.
@@ -169,6 +208,7 @@ impl DeviceConfig {
             }
             "nbd" => DeviceConfig::Nbd(nbd_options(&spec)?),
             "null" => DeviceConfig::Null(null_options(&spec)?),
+            "nvme-tcp" => DeviceConfig::NvmeTcp(nvme_tcp_options(&spec)?),
             "nvme_uring" => DeviceConfig::NvmeUring(nvme_uring::Options {
                 read_only: is_on(&spec, "readonly")?,
                 queue_depth: spec.get_or("queue-depth", io_uring::Options::new("").queue_depth)?,
@@ -194,6 +234,7 @@ impl DeviceConfig {
             DeviceConfig::Mem(options) => Arc::new(mem::MemDevice::new(options)?),
             DeviceConfig::Nbd(options) => Arc::new(nbd::NbdDevice::open(options)?),
             DeviceConfig::Null(options) => Arc::new(null::NullDevice::new(options)?),
+            DeviceConfig::NvmeTcp(options) => Arc::new(nvme_tcp::NvmeTcpDevice::open(options)?),
             DeviceConfig::NvmeUring(options) => Arc::new(nvme_uring::NvmeDevice::open(options)?),
             DeviceConfig::VirtioBlk(options) => Arc::new(virtio_blk::VirtioBlk::open(options)?),
         })
@@ -207,6 +248,7 @@ impl DeviceConfig {
             | DeviceConfig::Mem(_)
             | DeviceConfig::Nbd(_)
             | DeviceConfig::Null(_)
+            | DeviceConfig::NvmeTcp(_)
             | DeviceConfig::NvmeUring(_) => false,
         }
     }
@@ -220,6 +262,7 @@ impl DeviceConfig {
             DeviceConfig::Mem(_)
             | DeviceConfig::Nbd(_)
             | DeviceConfig::Null(_)
+            | DeviceConfig::NvmeTcp(_)
             | DeviceConfig::NvmeUring(_) => false,
         }
     }
@@ -231,6 +274,7 @@ impl DeviceConfig {
             DeviceConfig::Mem(options) => options.read_only = true,
             DeviceConfig::Nbd(options) => options.read_only = true,
             DeviceConfig::Null(options) => options.read_only = true,
+            DeviceConfig::NvmeTcp(options) => options.read_only = true,
             DeviceConfig::NvmeUring(options) => options.read_only = true,
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
@@ -291,6 +335,64 @@ impl Value for Replies {
             "extended" => nbd::Replies::Extended,
             _ => return None,
         }))
+    }
+}
+
+fn nvme_tcp_options(spec: &Spec) -> Result<nvme_tcp::Options, SpecError> {
+    let Host(address) = spec.require("address")?;
+    let Name(nqn) = spec.require("nqn")?;
+    let defaults = nvme_tcp::Options::new(address, nqn);
+    Ok(nvme_tcp::Options {
+        nsid: spec.get("nsid")?,
+        host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
+        host_id: spec.get("hostid")?.map(|Uuid(id)| id),
+        read_only: is_on(spec, "readonly")?,
+        queues: spec.get_or("queues", defaults.queues)?,
+        queue_depth: spec.get_or("queue-depth", defaults.queue_depth)?,
+        header_digest: is_on(spec, "hdgst")?,
+        data_digest: is_on(spec, "ddgst")?,
+        keep_alive_s: spec.get_or("kato", defaults.keep_alive_s)?,
+        timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
+        io_timeout_s: spec.get_or("io-timeout", defaults.io_timeout_s)?,
+        reconnect_delay_s: spec.get_or("reconnect-delay", defaults.reconnect_delay_s)?,
+        loss_timeout_s: spec.get_or("ctrl-loss-tmo", defaults.loss_timeout_s)?,
+        ..defaults
+    })
+}
+
+struct Host(nvme_tcp::Address);
+
+impl Value for Host {
+    fn expected() -> String {
+        "HOST, HOST:PORT or [IPV6]:PORT".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        nvme_tcp::parse_address(text).ok().map(Host)
+    }
+}
+
+struct Name(nvme_tcp::Nqn);
+
+impl Value for Name {
+    fn expected() -> String {
+        "an NVMe name, which starts with \"nqn.\"".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().map(Name)
+    }
+}
+
+struct Uuid([u8; 16]);
+
+impl Value for Uuid {
+    fn expected() -> String {
+        "a UUID".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        nvme_tcp::parse_uuid(text).map(Uuid)
     }
 }
 

@@ -1,0 +1,162 @@
+//! Driver `nvme-tcp`: a namespace of an NVMe/TCP target. Connecting may take as long as a network does, and can be
+//! cancelled.
+
+use crate::driver::{Capacity, Driver};
+use crate::property::{Properties, Spec};
+use crate::{Error, Region, Result, Value};
+use drivers::direct::DirectQueue;
+use drivers::nvme_tcp::{
+    Cancel, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address, parse_uuid,
+};
+use std::sync::Arc;
+
+pub(super) struct NvmeTcp {
+    session: Option<Arc<Session>>,
+    cancel: Cancel,
+}
+
+impl NvmeTcp {
+    pub fn new() -> Result<NvmeTcp> {
+        let cancel = Cancel::new().map_err(|e| Error::os("nvme-tcp", &e))?;
+        Ok(NvmeTcp { session: None, cancel })
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.session.as_ref().expect("the instance is connected")
+    }
+
+    /// A fresh one: what was cancelled stays so.
+    fn renew_cancel(&mut self, error: OpenError) -> Error {
+        if matches!(error, OpenError::Stream(StreamError::Cancelled))
+            && let Ok(cancel) = Cancel::new()
+        {
+            self.cancel = cancel;
+        }
+        Error::new(error.errno(), error.to_string())
+    }
+}
+
+impl Driver for NvmeTcp {
+    fn specs(&self) -> Vec<Spec> {
+        vec![
+            Spec::setting("address", ""),
+            Spec::setting("nqn", ""),
+            Spec::setting("nsid", 0),
+            Spec::setting("hostnqn", ""),
+            Spec::setting("hostid", ""),
+            Spec::setting("hdgst", false),
+            Spec::setting("ddgst", false),
+            Spec::setting("kato", 5),
+            Spec::setting("io-timeout", 30),
+            Spec::setting("reconnect-delay", 10),
+            Spec::setting("ctrl-loss-tmo", 600),
+            Spec::setting("connect-timeout-ms", 10_000),
+            Spec::tuning("num-entries", 128),
+        ]
+    }
+
+    fn can_add_queues(&self) -> bool {
+        true
+    }
+
+    fn check(&self, name: &str, value: &Value) -> Result<()> {
+        let least = match name {
+            "connect-timeout-ms" | "num-entries" | "io-timeout" => 1,
+            "nsid" | "kato" | "reconnect-delay" | "ctrl-loss-tmo" => 0,
+            _ => return Ok(()),
+        };
+        match value {
+            Value::Int(number) if *number < least => {
+                Err(Error::new(libc::EINVAL, format!("property {name}: {number} is less than {least}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn connect(&mut self, p: &mut Properties) -> Result<()> {
+        let options = options(p)?;
+        let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
+        state_facts(p, &session);
+        self.session = Some(session);
+        Ok(())
+    }
+
+    fn start(&mut self, p: &Properties) -> Result<()> {
+        let entries = p.int("num-entries");
+        if entries > MAX_QUEUE_DEPTH as i32 {
+            let message = format!("num-entries is {entries}, a queue takes at most {MAX_QUEUE_DEPTH}");
+            return Err(Error::new(libc::EINVAL, message));
+        }
+        Ok(())
+    }
+
+    fn open_queue(&mut self, p: &Properties, _: bool) -> Result<Box<dyn DirectQueue>> {
+        let (session, entries) = (self.session().clone(), p.int("num-entries") as u32);
+        let queue = session.start_queue_of(entries, &self.cancel).map_err(|e| self.renew_cancel(e))?;
+        Ok(Box::new(queue))
+    }
+
+    fn capacity(&self) -> Capacity {
+        let session = self.session().clone();
+        Arc::new(move || Ok(session.limits().capacity))
+    }
+
+    fn map_region(&mut self, _: &Region) -> Result<()> {
+        Ok(())
+    }
+
+    fn unmap_region(&mut self, _: &Region) {}
+
+    fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
+        let cancel = self.cancel.clone();
+        Some(Arc::new(move || cancel.cancel()))
+    }
+}
+
+fn options(p: &Properties) -> Result<Options> {
+    let refuse = |message: String| Error::new(libc::EINVAL, message);
+    let name = |property: &str| {
+        let text = p.str(property);
+        Nqn::new(text).map_err(|why| refuse(format!("property {property}: {text:?}: {why}")))
+    };
+    let (address, host_id) = (p.str("address"), p.str("hostid"));
+    if address.is_empty() || p.str("nqn").is_empty() {
+        return Err(refuse("the properties address and nqn must be set".into()));
+    }
+    let mut options = Options::new(parse_address(address).map_err(refuse)?, name("nqn")?);
+    if !p.str("hostnqn").is_empty() {
+        options.host_nqn = Some(name("hostnqn")?);
+    }
+    if !host_id.is_empty() {
+        let id =
+            parse_uuid(host_id).ok_or_else(|| refuse(format!("property hostid: {host_id:?} is no UUID")))?;
+        options.host_id = Some(id);
+    }
+    options.nsid = Some(p.int("nsid") as u32).filter(|nsid| *nsid > 0);
+    options.read_only = p.bool("read-only");
+    options.header_digest = p.bool("hdgst");
+    options.data_digest = p.bool("ddgst");
+    options.keep_alive_s = p.int("kato") as u32;
+    options.io_timeout_s = p.int("io-timeout") as u32;
+    options.reconnect_delay_s = p.int("reconnect-delay") as u32;
+    options.loss_timeout_s = p.int("ctrl-loss-tmo") as u32;
+    options.timeout_ms = p.int("connect-timeout-ms") as u64;
+    Ok(options)
+}
+
+fn state_facts(p: &mut Properties, session: &Session) {
+    let limits = session.limits();
+    let int = |value: u32| i32::try_from(value).unwrap_or(0);
+    p.put("read-only", limits.read_only);
+    p.put("max-queues", int(session.max_queues()));
+    p.put("supports-fua-natively", limits.native_fua);
+    p.put("flush-needed", limits.volatile_cache);
+    p.put("request-alignment", int(limits.block_size));
+    p.put("optimal-io-alignment", int(limits.physical_block_size));
+    p.put("optimal-io-size", int(limits.optimal_io_size));
+    p.put("max-segments", i32::from(limits.max_segments));
+    p.put("max-transfer", int(limits.max_transfer));
+    p.put("max-discard-len", limits.max_discard);
+    p.put("max-write-zeroes-len", limits.max_write_zeroes);
+    p.put("discard-alignment", int(limits.discard_alignment));
+}
