@@ -262,8 +262,8 @@ impl Events {
     }
 }
 
-/// Ends a connection from wherever; the core that serves it finds out.
+/// Ends a connection from wherever: its core finds that nothing more comes, and answers what has come.
 fn hang_up(socket: &OwnedFd) {
     // SAFETY: a plain system call on a descriptor that is open.
-    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) };
 }

@@ -145,7 +145,12 @@ impl Session {
         let place = self.place(entry.nsid)?;
         let (ranges, deallocates) = dataset_management(&entry.cdw);
         let len = ranges as usize * RANGE_BYTES;
-        let mut incoming = self.incoming(command, len, link).await?;
+        // Linux sends room for all the ranges that there may be.
+        let sent = entry.sgl.len() as usize;
+        if !(len..=MAX_RANGES as usize * RANGE_BYTES).contains(&sent) {
+            return Err(Status::INVALID_SGL_LENGTH.into());
+        }
+        let mut incoming = self.incoming(command, sent, link).await?;
         let mut list = Vec::with_capacity(MAX_RANGES as usize * RANGE_BYTES);
         incoming.memory.look(0, len, |piece| list.extend_from_slice(piece));
         incoming.release(link);

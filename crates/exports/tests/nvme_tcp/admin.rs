@@ -1,0 +1,215 @@
+//! Admin queues: what a controller says of itself, and when it speaks up.
+
+use crate::host::{HOST, HOST_ID, Host, Pdu};
+use crate::server::{MIB, SUBSYSTEM, Server, export, wait_until};
+use drivers::mem::{MemDevice, Options as MemOptions};
+use exports::Export;
+use exports::nvme_tcp::{Config, Nqn};
+use nvme::command::event::{CONFIG_NAMESPACE_ATTRIBUTES, Event};
+use nvme::command::{admin, cns, feature, log_page};
+use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader};
+use nvme::fabrics::property::{Capabilities, Configuration, offset};
+use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, nqn};
+use nvme::identify::controller_data::ControllerData;
+use nvme::identify::lists::{NamespaceId, parse_descriptors, parse_namespaces};
+use nvme::identify::namespace_data::NamespaceData;
+use nvme::{Command, IDENTIFY_BYTES, IdentifyData, Namespace, Sgl, Status, SubmissionEntry};
+use std::sync::Arc;
+
+fn identify(host: &mut Host, nsid: u32, cns: u8) -> IdentifyData {
+    let done = host.run(&Command::identify(nsid, cns, 0), IDENTIFY_BYTES as u32);
+    assert_eq!(done.status, Status::SUCCESS);
+    done.data.try_into().unwrap()
+}
+
+fn log(host: &mut Host, lid: u8, bytes: u32) -> Vec<u8> {
+    let done = host.run(&Command::get_log_page(0, lid, 0, bytes), bytes);
+    assert_eq!(done.status, Status::SUCCESS);
+    done.data
+}
+
+fn connect_data(subsystem: &str, controller_id: u16) -> ConnectData {
+    let (subsystem, host) = (Nqn::new(subsystem).unwrap(), Nqn::new(HOST).unwrap());
+    ConnectData { host_id: HOST_ID, controller_id, subsystem, host }
+}
+
+const ADMIN: Connect = Connect {
+    record_format: 0,
+    queue_id: 0,
+    entries: 32,
+    attributes: Connect::NO_FLOW_CONTROL,
+    keep_alive_ms: 0,
+};
+
+#[test]
+fn a_controller_says_what_it_and_its_namespaces_are() {
+    let device = |size| Arc::new(MemDevice::new(&MemOptions::new(size)).unwrap());
+    let config = |config| Config { serial: Some("S123".into()), queues: 3, ..config };
+    let (export, _cores) = export(&[device(MIB), device(2 * MIB)], 1, config);
+    let mut host = Host::admin(export.address(), SUBSYSTEM);
+    let capabilities = Capabilities::parse(host.get(offset::CAP, 8).result);
+    assert_eq!((capabilities.max_entries, capabilities.command_sets), (128, Capabilities::NVM));
+    // Nothing else before it is enabled.
+    let early = host.run(&Command::identify(0, cns::CONTROLLER, 0), 4096);
+    assert_eq!(early.status, Status::COMMAND_SEQUENCE_ERROR);
+    host.enable();
+    let controller = ControllerData::parse(&identify(&mut host, 0, cns::CONTROLLER));
+    assert_eq!((controller.serial.as_str(), controller.model.as_str()), ("S123", "Freestone"));
+    assert_eq!((controller.controller_id, controller.namespaces), (host.controller, 2));
+    assert_eq!((controller.in_capsule_bytes(), controller.max_transfer_exponent), (16384, 8));
+    assert_eq!(controller.subsystem, SUBSYSTEM);
+    let list = identify(&mut host, 0, cns::ACTIVE_NAMESPACES);
+    assert_eq!(parse_namespaces(&list).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(parse_namespaces(&identify(&mut host, 1, cns::ACTIVE_NAMESPACES)).count(), 1);
+    let second = identify(&mut host, 2, cns::NAMESPACE);
+    assert_eq!(Namespace::parse(&second).unwrap().blocks, 4096);
+    let uuid = NamespaceData::parse(&second).nguid;
+    assert!(
+        parse_descriptors(&identify(&mut host, 2, cns::DESCRIPTORS)).any(|id| id == NamespaceId::Uuid(uuid))
+    );
+    assert_ne!(NamespaceData::parse(&identify(&mut host, 1, cns::NAMESPACE)).nguid, [0; 16]);
+    assert_eq!(identify(&mut host, 3, cns::NAMESPACE), [0; 4096]);
+    assert_eq!(host.run(&Command::identify(0, cns::NAMESPACE, 0), 4096).status, Status::INVALID_NAMESPACE);
+    assert_eq!(host.run(&Command::identify(0, 0x77, 0), 4096).status, Status::INVALID_FIELD);
+    let queues = host.run(&Command::set_features(feature::NUMBER_OF_QUEUES, 0x001f_001f), 0);
+    assert_eq!(queues.result, 0x0002_0002);
+    let id = host.run(&Command::get_features(feature::HOST_IDENTIFIER), 16);
+    assert_eq!(id.data, HOST_ID);
+    assert_eq!(log(&mut host, log_page::COMMAND_EFFECTS, 4096)[1024 + 4 * 2], 1);
+    assert_eq!(log(&mut host, log_page::SMART, 512)[3], 100);
+    assert_eq!(host.run(&Command::get_log_page(0, 0xee, 0, 64), 64).status, Status::INVALID_LOG_PAGE);
+    assert_eq!(
+        host.run(&Command { opcode: 0x80, ..Command::keep_alive() }, 0).status,
+        Status::INVALID_OPCODE
+    );
+    let abort = Command { opcode: admin::ABORT, ..Command::keep_alive() };
+    assert_eq!(host.run(&abort, 0).result, 1, "not aborted");
+}
+
+#[test]
+fn a_host_hears_of_a_namespace_that_grew_once_until_it_looks() {
+    let server = Server::start(MIB);
+    let mut host = server.host();
+    host.enable();
+    let config = Command::set_features(feature::ASYNC_EVENT_CONFIGURATION, CONFIG_NAMESPACE_ATTRIBUTES);
+    assert_eq!(host.run(&config, 0).status, Status::SUCCESS);
+    let wait = |host: &mut Host| {
+        let id = host.id();
+        host.send(SubmissionEntry::new(&Command::async_event_request(), id, Sgl::None));
+        id
+    };
+    let ids: Vec<u16> = (0..4).map(|_| wait(&mut host)).collect();
+    let fifth = wait(&mut host);
+    assert_eq!(host.finish(fifth).status, Status::TOO_MANY_EVENT_REQUESTS);
+    for (grown, place) in [(2 * MIB, 0), (3 * MIB, 1)] {
+        server.device.grow(grown);
+        server.export().notify_resize();
+        let Pdu::Response(entry) = host.receive() else { panic!("no event") };
+        assert!(ids.contains(&entry.command_id), "event {place}");
+        assert_eq!(Event::parse(entry.result as u32), Event::NAMESPACE_ATTRIBUTES);
+        // Told already.
+        server.device.grow(grown + MIB / 2);
+        server.export().notify_resize();
+        let changed: IdentifyData = log(&mut host, log_page::CHANGED_NAMESPACES, 4096).try_into().unwrap();
+        assert_eq!(parse_namespaces(&changed).collect::<Vec<_>>(), [1]);
+        let namespace = Namespace::parse(&identify(&mut host, 1, cns::NAMESPACE)).unwrap();
+        assert_eq!(namespace.blocks * 512, grown + MIB / 2);
+    }
+}
+
+#[test]
+fn whoever_asks_is_told_of_the_subsystem() {
+    let server = Server::with(MIB, |config| Config { hosts: vec![Nqn::new(HOST).unwrap()], ..config });
+    let mut host = Host::initialized(server.address(), false, false);
+    assert_eq!(host.connect(nqn::DISCOVERY, 0, 32, ANY_CONTROLLER, 0).status, Status::SUCCESS);
+    host.enable();
+    let controller = ControllerData::parse(&identify(&mut host, 0, cns::CONTROLLER));
+    assert_eq!(controller.subsystem, nqn::DISCOVERY);
+    let page = log(&mut host, log_page::DISCOVERY, 3072);
+    assert_eq!(DiscoveryHeader::parse(page[..1024].try_into().unwrap()).records, 2);
+    let entry = DiscoveryEntry::parse(page[2048..].try_into().unwrap()).unwrap();
+    assert_eq!(entry.subsystem.as_str(), SUBSYSTEM);
+    assert_eq!(format!("{}:{}", entry.address, entry.service), server.address());
+    // It has neither namespaces nor I/O queues.
+    assert_eq!(host.run(&Command::identify(1, cns::NAMESPACE, 0), 4096).status, Status::INVALID_FIELD);
+    let mut io = Host::initialized(server.address(), false, false);
+    assert_ne!(io.connect(SUBSYSTEM, 1, 32, host.controller, 0).status, Status::SUCCESS);
+    // Somebody else finds nothing, and may not come.
+    let stranger =
+        || ConnectData { host: Nqn::new("nqn.other").unwrap(), ..connect_data(SUBSYSTEM, ANY_CONTROLLER) };
+    let mut other = Host::initialized(server.address(), false, false);
+    assert_eq!(other.connect_as(&ADMIN, &stranger()).status, Status::CONNECT_INVALID_HOST);
+    let mut other = Host::initialized(server.address(), false, false);
+    let data = ConnectData { subsystem: Nqn::discovery(), ..stranger() };
+    assert_eq!(other.connect_as(&ADMIN, &data).status, Status::SUCCESS);
+    other.enable();
+    let header = log(&mut other, log_page::DISCOVERY, 1024);
+    assert_eq!(DiscoveryHeader::parse(header[..].try_into().unwrap()).records, 1);
+}
+
+#[test]
+fn a_connect_that_makes_no_sense_is_refused_with_what_is_wrong() {
+    let server = Server::with(MIB, |config| Config { queues: 2, ..config });
+    let refused = |connect: Connect, data: ConnectData| {
+        let mut host = Host::initialized(server.address(), false, false);
+        let done = host.connect_as(&connect, &data);
+        assert!(host.is_hung_up_on());
+        (done.status, InvalidParameter::parse(done.result))
+    };
+    let good = connect_data(SUBSYSTEM, ANY_CONTROLLER);
+    let invalid = |parameter| (Status::CONNECT_INVALID_PARAMETERS, parameter);
+    assert_eq!(refused(ADMIN, connect_data("nqn.a", ANY_CONTROLLER)), invalid(InvalidParameter::SUBSYSTEM));
+    assert_eq!(refused(ADMIN, connect_data(SUBSYSTEM, 7)), invalid(InvalidParameter::CONTROLLER_ID));
+    let anonymous = ConnectData { host_id: [0; 16], ..good.clone() };
+    assert_eq!(refused(ADMIN, anonymous), invalid(InvalidParameter::HOST_ID));
+    let long = Connect { entries: 129, ..ADMIN };
+    assert_eq!(refused(long, good.clone()), invalid(InvalidParameter::QUEUE_SIZE));
+    let format = Connect { record_format: 9, ..ADMIN };
+    assert_eq!(refused(format, good).0, Status::CONNECT_INCOMPATIBLE_FORMAT);
+    // I/O queues: of a controller that is there, is theirs, is enabled; each once.
+    let mut host = server.host();
+    let io = |queue_id| Connect { queue_id, ..ADMIN };
+    let data = connect_data(SUBSYSTEM, host.controller);
+    assert_eq!(refused(io(1), data.clone()).0, Status::COMMAND_SEQUENCE_ERROR);
+    host.enable();
+    let first = host.io_queue(1, 32);
+    assert_eq!(refused(io(1), data.clone()).0, Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(refused(io(3), data.clone()), invalid(InvalidParameter::QUEUE_ID));
+    let other = ConnectData { host_id: [8; 16], ..data };
+    assert_eq!(refused(io(2), other), invalid(InvalidParameter::CONTROLLER_ID));
+    drop(first);
+    server.wait_for_clients(1);
+    host.io_queue(1, 32);
+}
+
+#[test]
+fn a_host_that_is_silent_for_too_long_is_hung_up_on() {
+    let server = Server::start(MIB);
+    let mut host = Host::initialized(server.address(), false, false);
+    assert_eq!(host.connect(SUBSYSTEM, 0, 32, ANY_CONTROLLER, 500).status, Status::SUCCESS);
+    host.enable();
+    let mut io = host.io_queue(1, 32);
+    for _ in 0..10 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert_eq!(host.run(&Command::keep_alive(), 0).status, Status::SUCCESS);
+    }
+    assert!(host.is_hung_up_on() && io.is_hung_up_on());
+    wait_until(|| server.export().stats().clients() == 0);
+}
+
+#[test]
+fn a_controller_that_is_disabled_has_no_io_queues_and_can_be_enabled_again() {
+    let server = Server::start(MIB);
+    let (mut host, mut io) = server.connect();
+    assert_eq!(host.set(offset::CC, 0).status, Status::SUCCESS);
+    assert!(io.is_hung_up_on());
+    assert_eq!(host.get(offset::CSTS, 4).result, 0);
+    host.enable();
+    host.io_queue(1, 32).read(0, 1);
+    let bad = Configuration { submission_exponent: 7, ..Configuration::ENABLED };
+    assert_eq!(host.set(offset::CC, 0).status, Status::SUCCESS);
+    assert_eq!(host.set(offset::CC, bad.encode().into()).status, Status::INVALID_FIELD);
+    let shutdown = Configuration { shutdown: 1, ..Configuration::ENABLED };
+    assert_eq!(host.set(offset::CC, shutdown.encode().into()).status, Status::SUCCESS);
+    assert_eq!(host.get(offset::CSTS, 4).result >> 2 & 3, 2);
+}

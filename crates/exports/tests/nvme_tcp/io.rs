@@ -1,0 +1,177 @@
+//! Commands of I/O queues.
+
+use crate::host::{Host, Pdu};
+use crate::server::{MIB, Server, export};
+use block::Op;
+use drivers::mem::{MemDevice, Options as MemOptions};
+use exports::Export;
+use nvme::command::{deallocate_range, opcode};
+use nvme::fabrics::{Connect, ConnectData, Nqn};
+use nvme::{Command, Sgl, Status, SubmissionEntry};
+use std::sync::Arc;
+
+fn on_blocks(opcode: u8, lba: u64, blocks: u32) -> Command {
+    Command { opcode, ..Command::read(1, lba, blocks) }
+}
+
+#[test]
+fn data_goes_in_its_capsule_or_when_it_is_asked_for() {
+    let server = Server::start(8 * MIB);
+    let (_admin, mut io) = server.connect();
+    for len in [512, 8192, 16384, 100_352, MIB as usize] {
+        let data: Vec<u8> = (0..len).map(|i| (i / 7) as u8).collect();
+        assert_eq!(io.write(8, &data), Status::SUCCESS, "{len}");
+        assert!(io.read(8, len as u32 / 512) == data, "{len}");
+    }
+    let too_long = Command::write(1, 0, 2049, false);
+    assert_eq!(io.run_with(&too_long, &vec![0; 2049 * 512]).status, Status::INVALID_FIELD);
+    assert_eq!(io.run(&Command::read(1, 0, 2049), 2049 * 512).status, Status::INVALID_FIELD);
+}
+
+#[test]
+fn both_digests_go_with_everything() {
+    let server = Server::start(8 * MIB);
+    let mut admin = Host::initialized(server.address(), true, true);
+    assert_eq!(admin.connect(crate::server::SUBSYSTEM, 0, 32, 0xffff, 0).status, Status::SUCCESS);
+    admin.enable();
+    let mut io = admin.io_queue(1, 32);
+    let data: Vec<u8> = (0..300 << 10).map(|i| (i / 9) as u8).collect();
+    assert_eq!(io.write(0, &data), Status::SUCCESS);
+    assert!(io.read(0, 600) == data);
+    assert_eq!(io.write(700, &data[..1024]), Status::SUCCESS);
+    assert!(io.read(700, 2) == data[..1024]);
+}
+
+#[test]
+fn a_host_that_looks_for_the_head_of_the_queue_finds_it() {
+    let server = Server::start(MIB);
+    let mut admin = server.host();
+    admin.enable();
+    let mut io = Host::initialized(server.address(), false, false);
+    let connect = Connect { record_format: 0, queue_id: 1, entries: 4, attributes: 0, keep_alive_ms: 0 };
+    let data = ConnectData {
+        host_id: crate::host::HOST_ID,
+        controller_id: admin.controller,
+        subsystem: Nqn::new(crate::server::SUBSYSTEM).unwrap(),
+        host: Nqn::new(crate::host::HOST).unwrap(),
+    };
+    assert_eq!(io.connect_as(&connect, &data).status, Status::SUCCESS);
+    for expected in [2, 3, 0, 1] {
+        let id = io.id();
+        io.send(SubmissionEntry::new(&Command::read(1, 0, 1), id, Sgl::Transport { len: 512 }));
+        let Pdu::Data { header, .. } = io.receive() else { panic!("no data") };
+        assert!(header.is_last && !header.is_success);
+        let Pdu::Response(entry) = io.receive() else { panic!("no response") };
+        assert_eq!((entry.sq_head, entry.sq_id, entry.status), (expected, 1, Status::SUCCESS));
+    }
+}
+
+#[test]
+fn what_can_be_compared_verified_zeroed_and_given_back_is() {
+    let device = Arc::new(MemDevice::new(&MemOptions::new(4 * MIB)).unwrap());
+    let (export, _cores) = export(&[device], 1, |config| config);
+    let mut admin = Host::admin(export.address(), crate::server::SUBSYSTEM);
+    admin.enable();
+    let mut io = admin.io_queue(1, 32);
+    let data: Vec<u8> = (0..256 << 10).map(|i| (i / 5 + 1) as u8 | 1).collect();
+    assert_eq!(io.write(0, &data), Status::SUCCESS);
+    let compare = on_blocks(opcode::COMPARE, 0, 512);
+    assert_eq!(io.run_with(&compare, &data).status, Status::SUCCESS);
+    let mut other = data.clone();
+    other[200_000] ^= 1;
+    assert_eq!(io.run_with(&compare, &other).status, Status::COMPARE_FAILURE);
+    assert_eq!(io.run(&on_blocks(opcode::VERIFY, 0, 512), 0).status, Status::SUCCESS);
+    assert_eq!(io.run(&Command::write_zeroes(1, 1, 2, true, false), 0).status, Status::SUCCESS);
+    assert_eq!(io.run(&Command::write_zeroes(1, 5, 2, false, true), 0).status, Status::SUCCESS);
+    let read = io.read(0, 8);
+    let is_zero = |block: usize| read[block * 512..][..512].iter().all(|byte| *byte == 0);
+    assert_eq!([0, 1, 2, 3, 4, 5, 6, 7].map(is_zero), [false, true, true, false, false, true, true, false]);
+    let ranges = [deallocate_range(8, 8), deallocate_range(0, 0), deallocate_range(24, 8)].concat();
+    assert_eq!(io.run_with(&Command::deallocate(1, 3), &ranges).status, Status::SUCCESS);
+    assert!(io.read(8, 8).iter().chain(&io.read(24, 8)).all(|byte| *byte == 0));
+    assert!(io.read(16, 8) == data[8192..12288]);
+    for nsid in [1, u32::MAX] {
+        assert_eq!(io.run(&Command::flush(nsid), 0).status, Status::SUCCESS);
+    }
+    // Linux sends as many ranges as there may be, whatever the command says.
+    let room = [deallocate_range(40, 8).to_vec(), vec![0; 4080]].concat();
+    assert_eq!(io.run_with(&Command::deallocate(1, 1), &room).status, Status::SUCCESS);
+    assert!(io.read(40, 8).iter().all(|byte| *byte == 0));
+    assert_eq!(io.run_with(&Command::deallocate(1, 3), &room[..32]).status, Status::INVALID_SGL_LENGTH);
+    let outside = [deallocate_range(8, 8), deallocate_range(8191, 2)].concat();
+    assert_eq!(io.run_with(&Command::deallocate(1, 2), &outside).status, Status::LBA_OUT_OF_RANGE);
+    assert!(io.read(16, 8) == data[8192..12288], "nothing of it was done");
+    let stats = &export.stats().queues[0];
+    assert!(stats.requests(Op::Discard) == 3 && stats.requests(Op::WriteZeroes) == 2);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_queue_goes_on() {
+    let server = Server::start(MIB);
+    let (_admin, mut io) = server.connect();
+    assert_eq!(io.run(&Command::read(1, 2047, 2), 1024).status, Status::LBA_OUT_OF_RANGE);
+    assert_eq!(io.run(&Command::read(1, u64::MAX, 1), 512).status, Status::LBA_OUT_OF_RANGE);
+    assert_eq!(io.run(&Command::read(0, 0, 1), 512).status, Status::INVALID_NAMESPACE);
+    assert_eq!(io.run(&Command::read(2, 0, 1), 512).status, Status::INVALID_NAMESPACE);
+    assert_eq!(io.run(&Command::flush(7), 0).status, Status::INVALID_NAMESPACE);
+    assert_eq!(io.run(&Command::read(1, 0, 2), 512).status, Status::INVALID_SGL_LENGTH);
+    assert_eq!(io.run(&on_blocks(0x99, 0, 1), 0).status, Status::INVALID_OPCODE);
+    assert_eq!(io.run_with(&Command::write(1, 0, 4, false), &[1; 512]).status, Status::INVALID_SGL_LENGTH);
+    for (sgl, status) in [
+        (Sgl::None, Status::INVALID_SGL_TYPE),
+        (Sgl::InCapsule { offset: 0, len: 512 }, Status::INVALID_SGL_LENGTH),
+        (Sgl::InCapsule { offset: 4, len: 512 }, Status::INVALID_SGL_OFFSET),
+        (Sgl::Other { kind: 0x40, fields: [1; 12] }, Status::INVALID_SGL_TYPE),
+    ] {
+        let id = io.id();
+        io.send(SubmissionEntry::new(&Command::write(1, 0, 1, false), id, sgl));
+        assert_eq!(io.finish(id).status, status, "{sgl:?}");
+    }
+    assert_eq!(server.device.executed(), 0);
+    assert_eq!(io.write(0, &[9; 512]), Status::SUCCESS);
+    assert_eq!(io.read(0, 1), [9; 512]);
+}
+
+#[test]
+fn writes_are_refused_where_they_are_not_wanted() {
+    let server = Server::with(MIB, |config| exports::nvme_tcp::Config { read_only: true, ..config });
+    let (_admin, mut io) = server.connect();
+    assert_eq!(io.write(0, &[1; 512]), Status::WRITE_PROTECTED);
+    assert_eq!(io.run(&Command::write_zeroes(1, 0, 1, false, false), 0).status, Status::WRITE_PROTECTED);
+    assert_eq!(io.read(0, 1).len(), 512);
+}
+
+#[test]
+fn many_commands_run_side_by_side_and_more_memory_than_there_is_comes_in_turn() {
+    let server = Server::start(64 * MIB);
+    let (_admin, mut io) = server.connect();
+    server.device.set_delay(1_000_000);
+    // 100 MiB of transfers over 32 MiB of memory.
+    let count = 100u16;
+    for id in 0..count {
+        let command = Command::write(1, u64::from(id % 64) * 2048, 2048, false);
+        io.send(SubmissionEntry::new(&command, id, Sgl::Transport { len: MIB as u32 }));
+    }
+    let mut done = 0;
+    while done < count {
+        match io.receive() {
+            Pdu::R2t(request) => {
+                let data = vec![request.command_id as u8; MIB as usize];
+                let header = nvme::tcp::H2cData {
+                    command_id: request.command_id,
+                    tag: request.tag,
+                    offset: 0,
+                    len: MIB as u32,
+                    is_last: true,
+                };
+                io.send_data(header, &data);
+            }
+            Pdu::Response(entry) => {
+                assert_eq!(entry.status, Status::SUCCESS);
+                done += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(server.device.executed(), 100);
+}

@@ -1,0 +1,12 @@
+//! The NVMe/TCP target, as its hosts find it: good ones, bad ones, and those that vanish.
+
+mod admin;
+mod conformance;
+#[path = "../common/device.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod device;
+mod ending;
+mod host;
+mod hostile;
+mod io;
+mod server;

@@ -1,0 +1,155 @@
+"""Our NVMe/TCP target, as the stock initiator of the guest's kernel and nvme-cli find it; both are in the guest."""
+
+import json
+import os
+import time
+
+from lab import needs_freestone
+from ublk_server import UblkServer
+from workload import FIO_JSON, MIB, fio_result, fio_verify
+
+DISK = "/dev/shm/disk"
+DISK_MIB = 96
+NQN = "nqn.2014-08.org.example:lab"
+HOST = "nqn.2014-08.org.nvmexpress:uuid:4c1d5d0e-6b8f-4d68-8a0a-0d0e6a1b2c3d"
+HOST_ID = "4c1d5d0e-6b8f-4d68-8a0a-0d0e6a1b2c3d"
+AT = "-t tcp -a 127.0.0.1 -s 4420"
+FILE = f"--device io_uring:path={DISK},id=disk"
+EXPORT = f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN},hosts={HOST}"
+# Slow enough that every kill finds commands on their way.
+SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
+# More for whoever wants to be sure: LAB_NVME_KILLS=20 tests/lab/run target_that_is_killed
+KILLS = int(os.environ.get("LAB_NVME_KILLS", "4"))
+LOAD_IOPS = 800
+LOAD_MIB_A_KILL = 6
+
+
+@needs_freestone
+def the_stock_initiator_finds_a_disk_like_any_other(lab):
+    guest = _boot(lab)
+    server = UblkServer(guest, f"{FILE} --device mem:size=16M,id=ram,readonly {EXPORT},device=disk+ram,serial=LAB1 --cores 0,1")
+    server.start()
+    said = json.loads(guest.sh(f"nvme discover {AT} --hostnqn {HOST} --hostid {HOST_ID} -o json"))
+    assert [record["subnqn"] for record in said["records"] if record["subtype"] == "nvme subsystem"] == [NQN], said
+    code, output = guest.sh(_connect(host="nqn.2014-08.org.example:stranger"), check=False)
+    assert code != 0, output
+    guest.sh("dmesg -C")
+    for options in "", "-g", "-G", "-g -G":
+        disk = _connect_to(guest, options)
+        _what_the_kernel_was_told(guest, disk)
+        guest.sh(fio_verify(f"/dev/{disk}", "8m", "--bsrange=512-512k --bs_unaligned=0 --ba=512"))
+        guest.sh(f"nvme disconnect -n {NQN}")
+    disk = _connect_to(guest, "-g -G -i 2")
+    _a_file_system_keeps_its_files(guest, disk)
+    _every_kind_of_command_arrives(guest, server, disk)
+    _a_namespace_that_grows_is_noticed(guest, server, disk)
+    guest.sh(f"nvme disconnect -n {NQN}")
+    server.stop()
+
+
+def _what_the_kernel_was_told(guest, disk):
+    controller = json.loads(guest.sh("nvme id-ctrl /dev/nvme0 -o json"))
+    assert (controller["sn"].strip(), controller["mn"].strip(), controller["subnqn"]) == ("LAB1", "Freestone", NQN), controller
+    assert (controller["nn"], controller["mdts"], controller["ioccsz"]) == (2, 8, 1028), controller
+    namespace = json.loads(guest.sh("nvme id-ns /dev/nvme0 -n 1 -o json"))
+    assert namespace["nsze"] * 512 == DISK_MIB * MIB, namespace
+    listed = json.loads(guest.sh("nvme list -o json"))["Devices"]
+    assert len(listed) == 2, listed
+    modes = guest.sh(f"cat /sys/block/{disk}/ro /sys/block/{_disk(guest, 2)}/ro").split()
+    assert modes == ["0", "1"], modes
+    queue = f"/sys/block/{disk}/queue"
+    assert guest.sh(f"cat {queue}/write_cache {queue}/fua").split() == ["write", "back", "1"]
+    for name in "discard_max_bytes", "write_zeroes_max_bytes":
+        assert int(guest.sh(f"cat {queue}/{name}")) > 0, name
+
+
+def _a_file_system_keeps_its_files(guest, disk):
+    guest.modprobe("ext4")
+    guest.sh(f"mkfs.ext4 -q -F /dev/{disk} && mkdir -p /mnt/disk && mount /dev/{disk} /mnt/disk")
+    guest.sh(fio_verify("/mnt/disk/file", "6m", "--numjobs=2 --offset_increment=6m --bsrange=4k-256k"))
+    guest.sh(f"rm /mnt/disk/file && fstrim /mnt/disk && umount /mnt/disk && e2fsck -f -n /dev/{disk}")
+
+
+def _every_kind_of_command_arrives(guest, server, disk):
+    export = "nvme-tcp:127.0.0.1:4420"
+    before = server.count(export)
+    guest.sh(f"dd if=/dev/urandom of=/dev/{disk} bs=1M count=4 oflag=direct conv=fsync 2>/dev/null")
+    guest.sh(f"dd if=/dev/{disk} bs=1M count=4 iflag=direct 2>/dev/null | cmp -n 4M - {DISK}")
+    guest.sh(f"blkdiscard -o 0 -l 1M /dev/{disk} && blkdiscard -z -o 1M -l 1M /dev/{disk}")
+    guest.sh(f"dd if=/dev/{disk} bs=1M count=2 iflag=direct 2>/dev/null | cmp -n 2M - /dev/zero")
+    after = server.count(export)
+    for kind in "read", "write", "flush", "discard", "write_zeroes":
+        assert int(after[kind]) > int(before[kind]), f"{kind}: {before} and then {after}"
+    assert after["failed"] == before["failed"], after
+    # What the kernel does not send by itself.
+    guest.sh(f"dd if=/dev/{disk} of=/run/blocks bs=4k skip=512 count=1 2>/dev/null")
+    compare = f"nvme compare /dev/{disk} -s 4096 -c 7 -z 4096 -d"
+    guest.sh(f"{compare} /run/blocks && nvme verify /dev/{disk} -s 4096 -c 7 && nvme flush /dev/{disk} -n 1")
+    code, output = guest.sh(f"{compare} /dev/zero 2>&1", check=False)
+    assert code != 0 and "Compare" in output, output
+    for page in "smart-log", "error-log", "fw-log", "effects-log", "changed-ns-list-log":
+        guest.sh(f"nvme {page} /dev/nvme0")
+    code, _ = guest.sh(f"dd if=/dev/zero of=/dev/{_disk(guest, 2)} bs=4k count=1 oflag=direct", check=False)
+    assert code != 0, "a read-only namespace was written to"
+
+
+def _a_namespace_that_grows_is_noticed(guest, server, disk):
+    guest.sh(f"truncate -s {(DISK_MIB + 16) * MIB} {DISK}; kill -HUP $(cat /run/server.pid)")
+    sectors = (DISK_MIB + 16) * MIB // 512
+    guest.sh(f"for i in $(seq 100); do [ $(cat /sys/block/{disk}/size) = {sectors} ] && exit 0; sleep 0.1; done; exit 1")
+
+
+@needs_freestone
+def a_target_that_is_killed_under_load_and_comes_back_has_lost_nothing(lab):
+    guest = _boot(lab)
+    server = UblkServer(guest, f"{SLOW_FILE} {EXPORT} --cores 0,1")
+    server.start()
+    disk = _connect_to(guest, "-g -G -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600")
+    guest.modprobe("ext4")
+    guest.sh(f"mkfs.ext4 -q -F /dev/{disk} && mkdir -p /mnt/disk && mount /dev/{disk} /mnt/disk")
+    size_mib = min(KILLS * LOAD_MIB_A_KILL, 36)
+    loops = -(-KILLS * LOAD_MIB_A_KILL // size_mib)
+    load = guest.start("load", fio_verify("/mnt/disk/file", f"{size_mib}m", f"--numjobs=2 --offset_increment={size_mib}m"
+                                          f" --rate_iops={LOAD_IOPS} --loops={loops} --group_reporting {FIO_JSON}"))
+    kills = 0
+    while kills < KILLS and load.is_running():
+        time.sleep(3)
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+        kills += 1
+    assert kills == KILLS, f"the load ended after {kills} kills"
+    job = fio_result(load.wait(timeout_s=1200))
+    assert job["error"] == 0 and job["read"]["total_ios"] > 0, job
+    guest.sh(f"umount /mnt/disk && e2fsck -f -n /dev/{disk}")
+    guest.sh(f"nvme disconnect -n {NQN}")
+    server.stop()
+    guest.sh(f"e2fsck -f -n {DISK}")
+    # The kernel says that it reconnects; nothing else may have gone wrong.
+    guest.sh("dmesg -C")
+
+
+def _connect(options="", host=HOST):
+    return f"nvme connect {AT} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
+
+
+def _connect_to(guest, options):
+    """Connects, and returns the disk that is namespace 1."""
+    guest.sh(_connect(options))
+    return _disk(guest, 1)
+
+
+def _disk(guest, nsid):
+    """The disk that is this namespace, once it is there: the kernel numbers disks as it finds them."""
+    find = f"grep -lx {nsid} /sys/block/nvme0n*/nsid 2>/dev/null"
+    path = guest.sh(f"for i in $(seq 100); do {find} && exit 0; sleep 0.1; done; exit 1").strip()
+    name = os.path.basename(os.path.dirname(path))
+    guest.sh(f"for i in $(seq 100); do [ -b /dev/{name} ] && exit 0; sleep 0.1; done; exit 1")
+    return name
+
+
+def _boot(lab):
+    guest = lab.boot_alone(cpus=2)
+    guest.modprobe("nvme-tcp")
+    guest.sh(f"ip link set lo up; truncate -s {DISK_MIB * MIB} {DISK}")
+    return guest
