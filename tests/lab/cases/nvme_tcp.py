@@ -1,0 +1,84 @@
+"""NVMe/TCP: the driver nvme-tcp in a guest, on the target of the guest's own kernel."""
+
+import time
+
+import paths
+from lab import needs_freestone
+from nvmet import KernelTarget
+from ublk_server import UblkServer
+from workload import FIO_JSON, fio_result, fio_verify
+
+BENCH_TIMEOUT_S = 300
+LOSSES = 4
+
+
+@needs_freestone
+def every_request_comes_back_as_it_was_with_digests_and_without(lab):
+    guest = lab.boot_alone(cpus=2)
+    targets = [KernelTarget(guest, port=4420), KernelTarget(guest, block_device=True, port=4421)]
+    for target in targets:
+        for digests in "", ",hdgst=on", ",ddgst=on", ",hdgst=on,ddgst=on":
+            for size in "4k", "256k":
+                _bench(guest, f"{target.device}{digests}", f"--bs {size} --time 1")
+    _bench(guest, f"{targets[0].device},nsid=1,queues=2,queue-depth=3,kato=1", "--queues 2 --time 3")
+
+
+@needs_freestone
+def what_cannot_be_opened_is_refused_in_words(lab):
+    guest = lab.boot_alone()
+    target = KernelTarget(guest)
+    for device, words in [
+        (f"nvme-tcp:address={target.address},nqn=nqn.2014-08.org.example:none", "does not accept the subsystem's name"),
+        (f"{target.device},nsid=9", "no namespace 9"),
+        (f"nvme-tcp:address=127.0.0.1:9,nqn={target.nqn}", "Connection refused"),
+        (f"nvme-tcp:address={target.address},nqn=disk", "starts with"),
+    ]:
+        code, output = guest.sh(f"{paths.FREESTONE} bench --device {device} --time 1", check=False)
+        assert code != 0 and words in output, f"{device}: code {code}, {output}"
+
+
+@needs_freestone
+def a_target_that_goes_and_comes_back_is_only_a_pause(lab):
+    guest = lab.boot_alone(cpus=2)
+    guest.modprobe("ublk_drv", "ext4")
+    target = KernelTarget(guest, size_mib=96)
+    server = UblkServer(guest, f"--device {target.device},hdgst=on,reconnect-delay=1 --export ublk:id=0,queues=2 --cores 0,1")
+    server.start()
+    guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mkdir -p /mnt/disk && mount /dev/ublkb0 /mnt/disk")
+    load = guest.start("load", fio_verify("/mnt/disk/file", "24m", "--numjobs=2 --offset_increment=24m --rate_iops=400"
+                                          f" --loops=2 --group_reporting {FIO_JSON}"))
+    losses = 0
+    while losses < LOSSES and load.is_running():
+        time.sleep(2)
+        target.close()
+        time.sleep(1)
+        target.open()
+        losses += 1
+    assert losses == LOSSES, f"the load ended after {losses} losses"
+    job = fio_result(load.wait(timeout_s=800))
+    assert job["error"] == 0 and job["read"]["total_ios"] > 0, job
+    guest.sh("umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
+    said = guest.sh("cat /run/server.out")
+    server.stop()
+    assert said.count("connected again") >= LOSSES, said
+    # The target itself has what the disk had.
+    guest.sh(f"e2fsck -f -n {target.file}")
+
+
+@needs_freestone
+def a_namespace_that_grows_is_noticed(lab):
+    guest = lab.boot_alone()
+    target = KernelTarget(guest, size_mib=32)
+    guest.modprobe("ublk_drv")
+    server = UblkServer(guest, f"--device {target.device} --export ublk:id=0")
+    server.start()
+    target.resize(48)
+    guest.sh(f"for i in $(seq 200); do grep -q 'another size.*{48 << 20}' /run/server.out && exit 0; sleep 0.05; done;"
+             " cat /run/server.out; exit 1")
+    server.stop()
+
+
+def _bench(guest, device, options):
+    output = guest.sh(f"{paths.FREESTONE} bench --device {device} --rw randall --verify --qd 16 {options}",
+                      timeout_s=BENCH_TIMEOUT_S)
+    assert "verified" in output, output

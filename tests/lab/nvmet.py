@@ -1,0 +1,54 @@
+"""An NVMe/TCP target of the guest's own kernel (nvmet-tcp), on its loopback interface.
+
+    target = KernelTarget(guest, size_mib=64)
+    target.address, target.nqn      # what a client connects to
+    target.close()                  # every connection ends, and nobody can connect
+    target.open()
+    target.resize(96)               # clients are told
+"""
+
+from workload import MIB
+
+CONFIG = "/sys/kernel/config/nvmet"
+
+
+class KernelTarget:
+    nqn = "nqn.2014-08.org.example:lab"
+
+    def __init__(self, guest, size_mib=64, block_device=False, port=4420):
+        """block_device: the namespace is a loop device, not the file itself. It lies in the guest's memory."""
+        self.guest, self.address, self.file = guest, f"127.0.0.1:{port}", f"/dev/shm/nvmet-{port}"
+        self._subsystem = f"{CONFIG}/subsystems/{self.nqn}-{port}"
+        self._namespace = f"{self._subsystem}/namespaces/1"
+        self._port = f"{CONFIG}/ports/{port}"
+        self.nqn = f"{self.nqn}-{port}"
+        guest.modprobe("configfs", "nvmet", "nvmet-tcp", "loop")
+        guest.sh("ip link set lo up; mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config")
+        guest.sh(f"truncate -s {size_mib * MIB} {self.file}")
+        path = guest.sh(f"losetup --show -f {self.file}").strip() if block_device else self.file
+        self._write(self._subsystem, attr_allow_any_host=1)
+        # A file in memory cannot be opened past the page cache.
+        buffered = {} if block_device else {"buffered_io": 1}
+        self._write(self._namespace, device_path=path, **buffered)
+        self._write(self._namespace, enable=1)
+        self._write(self._port, addr_trtype="tcp", addr_adrfam="ipv4", addr_traddr="127.0.0.1", addr_trsvcid=port)
+        self.open()
+
+    @property
+    def device(self):
+        """The device, as Freestone is told of it."""
+        return f"nvme-tcp:address={self.address},nqn={self.nqn}"
+
+    def open(self):
+        self.guest.sh(f"ln -s {self._subsystem} {self._port}/subsystems/{self.nqn}")
+
+    def close(self):
+        self.guest.sh(f"rm {self._port}/subsystems/{self.nqn}")
+
+    def resize(self, size_mib):
+        self.guest.sh(f"truncate -s {size_mib * MIB} {self.file}; echo 1 >{self._namespace}/revalidate_size")
+
+    def _write(self, directory, **values):
+        """Make a directory of configfs, if it is not there, and write its attributes."""
+        words = "; ".join(f"echo {value} >{directory}/{name}" for name, value in values.items())
+        self.guest.sh(f"mkdir -p {directory}; {words}")
