@@ -3,13 +3,41 @@
 //! The kernel keeps the device and its virtqueues, but not what was taken out of them: that stands in an in-flight
 //! region as vhost-user has it, in a file of the server's. It lives as long as the device: a file of a device that was
 //! made anew is emptied first. Whoever serves has it locked.
+//!
+//! ```text
+//!   0     magic, version, length of the name, capacity, name: what is served; zeroes behind
+//!   4096  the in-flight region
+//! ```
+//!
+//! So no successor serves another disk to a driver that is at work.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use virtio::inflight::InflightRegion;
+
+const MAGIC: [u8; 8] = *b"FrstVdus";
+const VERSION: u32 = 1;
+/// Where the in-flight region begins.
+const REGION: u64 = 4096;
+/// Where the name begins.
+const NAME: usize = 24;
+
+/// What a driver was given: the device's name and its size in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Served<'a> {
+    pub(super) name: &'a str,
+    pub(super) capacity: u64,
+}
+
+impl Served<'_> {
+    /// Names that differ only behind this length are taken for the same.
+    fn name(&self) -> &[u8] {
+        &self.name.as_bytes()[..self.name.len().min(REGION as usize - NAME)]
+    }
+}
 
 /// Opens and locks the file, and makes it if need be. It may be there and belong to a device of another shape.
 pub(super) fn open(path: &Path) -> io::Result<File> {
@@ -35,48 +63,108 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The region for a device that is new: nothing is in flight.
+/// The region for a driver that is new: nothing is in flight.
 pub(super) fn start(
     file: &File,
+    served: Served<'_>,
     num_queues: u16,
     queue_size: u16,
     is_packed: bool,
 ) -> io::Result<InflightRegion> {
     file.set_len(0)?;
-    file.set_len(InflightRegion::size(num_queues, queue_size, is_packed))?;
-    map(file, num_queues, queue_size, is_packed)
+    file.set_len(REGION + InflightRegion::size(num_queues, queue_size, is_packed))?;
+    note(file, served)?;
+    region(file, num_queues, queue_size, is_packed)
+}
+
+/// Remembers what is served.
+pub(super) fn note(file: &File, served: Served<'_>) -> io::Result<()> {
+    let name = served.name();
+    let mut head = vec![0; NAME + name.len()];
+    head[..8].copy_from_slice(&MAGIC);
+    head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    head[12..16].copy_from_slice(&(name.len() as u32).to_le_bytes());
+    head[16..24].copy_from_slice(&served.capacity.to_le_bytes());
+    head[NAME..].copy_from_slice(name);
+    file.write_all_at(&head, 0)
 }
 
 /// The region that a predecessor has left.
 ///
 /// # Errors
-/// When it is too short for this shape: then it is of another device, or none was there.
-pub(super) fn map(
+/// When it served something else, or more of it; when the file is too short for this shape, or none was there.
+pub(super) fn take_over(
     file: &File,
+    served: Served<'_>,
     num_queues: u16,
     queue_size: u16,
     is_packed: bool,
 ) -> io::Result<InflightRegion> {
+    let refused = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    let mut head = vec![0; REGION as usize];
+    if file.metadata()?.len() < REGION {
+        return refused("it is empty".into());
+    }
+    file.read_exact_at(&mut head, 0)?;
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+    if head[..8] != MAGIC || word(8) != VERSION {
+        return refused("it is no journal of this version".into());
+    }
+    let len = (word(12) as usize).min(head.len() - NAME);
+    let (name, capacity) =
+        (&head[NAME..NAME + len], u64::from_le_bytes(std::array::from_fn(|i| head[16 + i])));
+    if name != served.name() || served.capacity < capacity {
+        return refused(format!(
+            "its driver was given {} of {capacity} bytes, and this is {} of {}",
+            String::from_utf8_lossy(name),
+            served.name,
+            served.capacity
+        ));
+    }
+    region(file, num_queues, queue_size, is_packed)
+}
+
+fn region(file: &File, num_queues: u16, queue_size: u16, is_packed: bool) -> io::Result<InflightRegion> {
     let fd: OwnedFd = file.try_clone()?.into();
-    InflightRegion::map(fd, 0, file.metadata()?.len(), num_queues, queue_size, is_packed)
+    let len = file.metadata()?.len() - REGION;
+    InflightRegion::map(fd, REGION, len, num_queues, queue_size, is_packed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const DISK: Served<'static> = Served { name: "mem:a", capacity: 1 << 20 };
+
+    fn refusal(file: &File, served: Served<'_>, num_queues: u16) -> String {
+        take_over(file, served, num_queues, 64, false).unwrap_err().to_string()
+    }
+
     #[test]
     fn one_process_uses_the_file_and_finds_what_was_left_in_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let file = open(&path).unwrap();
-        assert!(map(&file, 2, 64, false).unwrap_err().to_string().contains("0 bytes"));
-        start(&file, 2, 64, false).unwrap();
-        map(&file, 2, 64, false).unwrap();
-        assert!(map(&file, 4, 64, false).is_err());
+        assert_eq!(refusal(&file, DISK, 2), "it is empty");
+        start(&file, DISK, 2, 64, false).unwrap();
+        take_over(&file, DISK, 2, 64, false).unwrap();
+        assert!(refusal(&file, DISK, 4).contains("are needed"));
         let again = OpenOptions::new().read(true).open(&path).unwrap();
         assert!(matches!(again.try_lock(), Err(TryLockError::WouldBlock)));
         drop(file);
-        map(&open(&path).unwrap(), 2, 64, false).unwrap();
+        take_over(&open(&path).unwrap(), DISK, 2, 64, false).unwrap();
+    }
+
+    #[test]
+    fn another_disk_or_a_smaller_one_is_not_served_to_a_driver_at_work() {
+        let file = tempfile::tempfile().unwrap();
+        start(&file, DISK, 1, 64, false).unwrap();
+        let said = refusal(&file, Served { name: "mem:b", ..DISK }, 1);
+        assert_eq!(said, "its driver was given mem:a of 1048576 bytes, and this is mem:b of 1048576");
+        take_over(&file, Served { capacity: 2 << 20, ..DISK }, 1, 64, false).unwrap();
+        note(&file, Served { capacity: 2 << 20, ..DISK }).unwrap();
+        assert!(refusal(&file, DISK, 1).contains("2097152"));
+        file.write_all_at(b"x", 0).unwrap();
+        assert!(refusal(&file, DISK, 1).contains("no journal"));
     }
 }

@@ -9,7 +9,7 @@
 
 use super::Config;
 use super::char_device::{Ask, CharDevice, InjectIrq, KernelRequest};
-use super::journal;
+use super::journal::{self, Served};
 use super::uapi::{VqInfo, VqState};
 use crate::eventfd::eventfd;
 use crate::stats::Connected;
@@ -162,23 +162,22 @@ impl Session {
                 )));
             }
         }
-        self.update_space()?;
         if !has_queues {
-            return Ok(());
+            return self.update_space();
         }
         self.read_features()?;
         let (queues, size) = (self.config.num_queues, self.config.queue_size);
-        match journal::map(&self.journal, queues, size, self.is_packed()) {
+        match journal::take_over(&self.journal, self.served(), queues, size, self.is_packed()) {
             Ok(inflight) => {
                 self.inflight = Some(Arc::new(inflight));
+                self.update_space()?;
                 self.run()
             }
             // The predecessor died before it answered that the driver is ready: the kernel asks again.
             Err(_) if self.kernel.is_asking() => Ok(()),
             Err(error) => {
                 let path = self.config.journal().display().to_string();
-                let what =
-                    format!("{path} does not say what is in flight, and a driver is at work; unbind it");
+                let what = format!("a driver is at work, and {path} does not let us go on; unbind it");
                 Err(Error::client(what, error))
             }
         }
@@ -203,7 +202,7 @@ impl Session {
     fn start(&mut self) -> Result<(), Error> {
         self.read_features()?;
         let (queues, size) = (self.config.num_queues, self.config.queue_size);
-        let inflight = journal::start(&self.journal, queues, size, self.is_packed())
+        let inflight = journal::start(&self.journal, self.served(), queues, size, self.is_packed())
             .map_err(|source| Error::System { action: "make the journal", source })?;
         self.inflight = Some(Arc::new(inflight));
         self.run()
@@ -250,9 +249,18 @@ impl Session {
     }
 
     fn update_space(&self) -> Result<(), Error> {
+        // Before the driver knows: it may use what it is told of at once.
+        if self.inflight.is_some() {
+            let noted = journal::note(&self.journal, self.served());
+            noted.map_err(|source| Error::System { action: "write the journal", source })?;
+        }
         let space = space(self.config.offer(), &self.device.limits());
         let updated = self.kernel.set_config(&space);
         updated.map_err(|source| Error::System { action: "change the configuration space", source })
+    }
+
+    fn served(&self) -> Served<'_> {
+        Served { name: self.device.name(), capacity: self.device.limits().capacity }
     }
 
     fn info(&self, index: u16) -> Result<VqInfo, Error> {
