@@ -10,7 +10,7 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
     let cases: &[(&[&str], &str)] = &[
         (
             &["serve", "--device", "disk:path=x", export[0], export[1]],
-            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme_uring, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, raid",
+            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme-tcp, nvme_uring, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, raid",
         ),
         (
             &["info", "--device", "mem:sise=1G"],
@@ -32,6 +32,11 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
         (
             &["info", "--device", "nbd:host=a,path=/b"],
             "--device nbd:host=a,path=/b: one of uri=, path= and host= is needed",
+        ),
+        (&["info", "--device", "nvme-tcp:address=a"], "--device nvme-tcp:address=a: nqn=NQN is missing"),
+        (
+            &["info", "--device", "nvme-tcp:address=a:0,nqn=nqn.a"],
+            "--device nvme-tcp:address=a:0,nqn=nqn.a: address=a:0: expected HOST, HOST:PORT or [IPV6]:PORT",
         ),
         (
             &["info", "--device", "nbd:path=/b,replies=rich"],
