@@ -1,0 +1,155 @@
+//! Paths and ports, given up with Landlock.
+
+use crate::Error;
+use crate::profile::{Access, Profile};
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, LandlockStatus, NetPort, RestrictionStatus, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, make_bitflags, path_beneath_rules,
+};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// The newest interface that the rules are written for. What a kernel does not know of it, it does not refuse.
+const NEWEST: ABI = ABI::V6;
+
+/// Gives up, for the calling thread and those that it starts, what the profile does not keep. The version of
+/// Landlock's interface that is in force.
+///
+/// # Errors
+/// When the kernel cannot do it, or refuses.
+pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::BindTcp)?
+        .scope(scopes(std::env::var_os("NOTIFY_SOCKET").as_deref()))?;
+    if profile.connect.is_some() {
+        rules = rules.handle_access(AccessNet::ConnectTcp)?;
+    }
+    let mut rules =
+        rules.create()?.add_rules(path_beneath_rules(&profile.background, rights(Access::Read)))?;
+    for (path, access) in &profile.paths {
+        rules = rules.add_rules(path_beneath_rules([path], rights(*access)))?;
+    }
+    for port in &profile.listen {
+        rules = rules.add_rule(NetPort::new(*port, AccessNet::BindTcp))?;
+    }
+    for port in profile.connect.iter().flatten() {
+        rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?;
+    }
+    version(&rules.restrict_self()?).ok_or(Error::NoLandlock)
+}
+
+fn rights(access: Access) -> BitFlags<AccessFs> {
+    match access {
+        Access::Read => make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev}),
+        // What is there keeps its length: nobody truncates an image or a member.
+        Access::ReadWrite => make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev}),
+        Access::Sockets => make_bitflags!(AccessFs::{MakeSock | RemoveFile}),
+        Access::Files => {
+            make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | MakeReg | RemoveFile | Truncate})
+        }
+    }
+}
+
+/// What lies beyond paths and ports: signals to other processes, and sockets without a path, unless the service manager
+/// listens at one.
+fn scopes(notify: Option<&OsStr>) -> BitFlags<Scope> {
+    let is_abstract = notify.is_some_and(|socket| socket.as_bytes().starts_with(b"@"));
+    if is_abstract { Scope::Signal.into() } else { Scope::from_all(NEWEST) }
+}
+
+fn version(status: &RestrictionStatus) -> Option<i32> {
+    match (&status.ruleset, &status.landlock) {
+        (RulesetStatus::NotEnforced, _)
+        | (_, LandlockStatus::NotEnabled | LandlockStatus::NotImplemented) => None,
+        (_, LandlockStatus::Available { effective_abi, kernel_abi }) => {
+            Some(kernel_abi.unwrap_or(*effective_abi as i32))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File, OpenOptions};
+    use std::io::{ErrorKind, Result};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixListener;
+
+    /// On a thread of its own: it never gets back what it gives up. `None` where there is no Landlock.
+    fn confined<T: Send>(profile: &Profile, look: impl FnOnce(i32) -> T + Send) -> Option<T> {
+        std::thread::scope(|scope| scope.spawn(|| restrict(profile).ok().map(look)).join().unwrap())
+    }
+
+    fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
+        result.err().map(|error| error.kind())
+    }
+
+    #[test]
+    fn paths_are_closed_but_for_those_that_are_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        for name in ["closed", "read", "written"] {
+            fs::write(path(name), b"x").unwrap();
+        }
+        let mut profile = Profile::default();
+        profile.allow(path("read"), Access::Read);
+        profile.allow(path("written"), Access::ReadWrite);
+        profile.allow(path("never"), Access::ReadWrite);
+        confined(&profile, |_| {
+            let write = |name| OpenOptions::new().read(true).write(true).open(path(name));
+            assert_eq!(kind(File::open(path("closed"))), Some(ErrorKind::PermissionDenied));
+            assert_eq!(kind(File::open(path("read"))), None);
+            assert_eq!(kind(write("read")), Some(ErrorKind::PermissionDenied));
+            assert_eq!(kind(write("written")), None);
+            assert_eq!(kind(File::create_new(path("new"))), Some(ErrorKind::PermissionDenied));
+            assert_eq!(kind(fs::remove_file(path("written"))), Some(ErrorKind::PermissionDenied));
+            let threads = std::thread::spawn({
+                let path = path("closed");
+                move || kind(File::open(path))
+            });
+            assert_eq!(threads.join().unwrap(), Some(ErrorKind::PermissionDenied));
+        });
+        assert_eq!(kind(File::open(path("closed"))), None, "other threads are as they were");
+    }
+
+    #[test]
+    fn sockets_are_made_and_removed_where_they_may_be() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut profile = Profile::default();
+        profile.allow_socket(&here.path().join("s"));
+        confined(&profile, |_| {
+            let socket = UnixListener::bind(here.path().join("s")).unwrap();
+            drop(socket);
+            fs::remove_file(here.path().join("s")).unwrap();
+            assert_eq!(kind(UnixListener::bind(there.path().join("s"))), Some(ErrorKind::PermissionDenied));
+            assert_eq!(kind(File::create_new(here.path().join("f"))), Some(ErrorKind::PermissionDenied));
+        });
+    }
+
+    #[test]
+    fn ports_are_closed_but_for_those_that_are_kept() {
+        const FIRST_WITH_PORTS: i32 = 4;
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [open, closed] = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+        let mut profile = Profile::default();
+        profile.connect(open.port());
+        confined(&profile, |version| {
+            if version < FIRST_WITH_PORTS {
+                return;
+            }
+            assert_eq!(kind(TcpStream::connect(open)), None);
+            assert_eq!(kind(TcpStream::connect(closed)), Some(ErrorKind::PermissionDenied));
+            assert_eq!(kind(TcpListener::bind("127.0.0.1:0")), Some(ErrorKind::PermissionDenied));
+        });
+        profile.connect_anywhere();
+        confined(&profile, |_| assert_eq!(kind(TcpStream::connect(closed)), None));
+    }
+
+    #[test]
+    fn a_service_manager_without_a_path_is_still_told() {
+        assert_eq!(scopes(None), Scope::from_all(NEWEST));
+        assert_eq!(scopes(Some(OsStr::new("/run/systemd/notify"))), Scope::from_all(NEWEST));
+        assert_eq!(scopes(Some(OsStr::new("@notify"))), BitFlags::from(Scope::Signal));
+    }
+}

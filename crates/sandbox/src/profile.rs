@@ -1,0 +1,222 @@
+//! What a server keeps: paths, ports, capabilities, kinds of sockets. Pure data, made from what is to be served.
+
+use crate::Capability;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Ports below this one are for those who have `CAP_NET_BIND_SERVICE`.
+const FIRST_UNPRIVILEGED: u16 = 1024;
+/// What the system's resolver reads. Not all of `/etc`, where there are secrets that root may read.
+const NAMES: [&str; 10] = [
+    "/etc/gai.conf",
+    "/etc/host.conf",
+    "/etc/hosts",
+    "/etc/ld.so.cache",
+    "/etc/nsswitch.conf",
+    "/etc/resolv.conf",
+    "/etc/services",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+    "/run/systemd/resolve",
+];
+/// Name servers take long answers over TCP.
+const DNS_PORT: u16 = 53;
+/// What every server may read: what devices can do, and libraries, which the resolver loads when it is first used
+/// and backtraces take names from.
+const ALWAYS: [&str; 5] = ["/sys", "/usr/lib", "/usr/lib64", "/lib", "/lib64"];
+
+/// What may be done with a path, and with all beneath it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// Open for reading; list.
+    Read,
+    /// Open for reading and writing what is there; list.
+    ReadWrite,
+    /// Make sockets, and remove files.
+    Sockets,
+    /// Make, read, write and remove regular files.
+    Files,
+}
+
+/// What a server keeps.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    pub(crate) paths: BTreeSet<(PathBuf, Access)>,
+    /// Whatever is served, may be read: nothing is kept for it.
+    pub(crate) background: Vec<PathBuf>,
+    /// Sockets to be made: those that a predecessor has left are to be removed.
+    pub(crate) sockets: Vec<PathBuf>,
+    /// Sockets of others, to be connected to.
+    pub(crate) peers: Vec<PathBuf>,
+    /// Directories to be made before others can no longer be.
+    pub(crate) directories: Vec<PathBuf>,
+    pub(crate) listen: BTreeSet<u16>,
+    /// `None`: any.
+    pub(crate) connect: Option<BTreeSet<u16>>,
+    /// Whether there is a network at all.
+    pub(crate) has_network: bool,
+    pub(crate) locks_memory: bool,
+    pub(crate) capabilities: Vec<Capability>,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        // Backtraces take their names and lines from the program itself.
+        let background = ALWAYS.map(PathBuf::from).into_iter().chain(std::env::current_exe());
+        Profile {
+            paths: BTreeSet::new(),
+            background: background.collect(),
+            sockets: Vec::new(),
+            peers: Vec::new(),
+            directories: Vec::new(),
+            listen: BTreeSet::new(),
+            connect: Some(BTreeSet::new()),
+            has_network: false,
+            locks_memory: false,
+            capabilities: Vec::new(),
+        }
+    }
+}
+
+impl Profile {
+    /// Keeps access to a path and to all beneath it. One that is not there when the sandbox is entered stays closed.
+    pub fn allow(&mut self, path: impl Into<PathBuf>, access: Access) {
+        self.paths.insert((path.into(), access));
+    }
+
+    /// Lets a Unix socket be made, in place of what a predecessor has left, and removed.
+    pub fn allow_socket(&mut self, path: &Path) {
+        self.allow(directory_of(path), Access::Sockets);
+        self.sockets.push(path.into());
+    }
+
+    /// Lets somebody's Unix socket be connected to, now or when it is there.
+    pub fn connect_to(&mut self, path: impl Into<PathBuf>) {
+        self.peers.push(path.into());
+    }
+
+    /// Lets a regular file be made, written and removed. Its directory is made as [`Profile::make_directory`] says.
+    pub fn allow_file(&mut self, path: &Path) {
+        self.make_directory(directory_of(path));
+        self.allow(directory_of(path), Access::Files);
+    }
+
+    /// Has a directory made, if it is not there, before the sandbox is entered; it is given to the user who is become.
+    /// Whoever needs it says so if that fails.
+    pub fn make_directory(&mut self, path: impl Into<PathBuf>) {
+        self.directories.push(path.into());
+    }
+
+    /// Lets a TCP port be listened on.
+    pub fn listen(&mut self, port: u16) {
+        self.has_network = true;
+        self.listen.insert(port);
+        if (1..FIRST_UNPRIVILEGED).contains(&port) {
+            self.keep(Capability::CAP_NET_BIND_SERVICE);
+        }
+    }
+
+    /// Lets a TCP port be connected to, of any host.
+    pub fn connect(&mut self, port: u16) {
+        self.has_network = true;
+        if let Some(ports) = &mut self.connect {
+            ports.insert(port);
+        }
+    }
+
+    /// Lets any TCP port of any host be connected to.
+    pub fn connect_anywhere(&mut self) {
+        self.has_network = true;
+        self.connect = None;
+    }
+
+    /// Lets names of hosts be looked up.
+    pub fn resolve_names(&mut self) {
+        NAMES.iter().for_each(|path| self.allow(*path, Access::Read));
+        self.connect(DNS_PORT);
+    }
+
+    /// Lets as much memory as is asked for be locked, such as what is registered with the kernel.
+    pub fn lock_memory(&mut self) {
+        self.locks_memory = true;
+    }
+
+    /// Keeps a capability, if the process has it.
+    pub fn keep(&mut self, capability: Capability) {
+        if !self.capabilities.contains(&capability) {
+            self.capabilities.push(capability);
+        }
+    }
+
+    /// Capabilities that are kept whatever the paths need.
+    pub fn capabilities(&self) -> &[Capability] {
+        &self.capabilities
+    }
+
+    /// The paths that can be opened, as they are now.
+    pub fn permits(&self) -> Permits {
+        let roots = self.paths.iter().filter(|(_, access)| *access == Access::ReadWrite);
+        Permits(Some(roots.filter_map(|(path, _)| path.canonicalize().ok()).collect()))
+    }
+}
+
+/// The directory that a path's last part lies in.
+pub(crate) fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.into(),
+        _ => ".".into(),
+    }
+}
+
+/// Which paths can still be opened for reading and writing. To tell people: it is the kernel that decides.
+#[derive(Clone, Debug)]
+pub struct Permits(Option<Vec<PathBuf>>);
+
+impl Permits {
+    /// Nothing is in the way.
+    pub fn everything() -> Permits {
+        Permits(None)
+    }
+
+    /// Those beneath which `path` does not lie. `None` when it is open.
+    pub fn closes(&self, path: &Path) -> Option<&[PathBuf]> {
+        let roots = self.0.as_deref()?;
+        let path = path.canonicalize().unwrap_or_else(|_| path.into());
+        (!roots.iter().any(|root| path.starts_with(root))).then_some(roots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_open_when_it_lies_beneath_one_that_is_kept_for_writing() {
+        let directory = tempfile::tempdir().unwrap();
+        let (inside, link) = (directory.path().join("a"), directory.path().join("b"));
+        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+        let mut profile = Profile::default();
+        profile.allow(directory.path(), Access::ReadWrite);
+        profile.allow("/etc", Access::Read);
+        let permits = profile.permits();
+        assert_eq!(permits.closes(&inside), None);
+        assert!(permits.closes(&link).is_some());
+        assert_eq!(Permits::everything().closes(&link), None);
+    }
+
+    #[test]
+    fn a_low_port_keeps_the_capability_that_it_takes() {
+        let mut profile = Profile::default();
+        profile.listen(10809);
+        profile.listen(0);
+        assert_eq!(profile.capabilities(), []);
+        profile.listen(80);
+        assert_eq!(profile.capabilities(), [Capability::CAP_NET_BIND_SERVICE]);
+    }
+
+    #[test]
+    fn a_socket_lies_in_the_directory_that_its_path_names() {
+        assert_eq!(directory_of(Path::new("/run/a.sock")), Path::new("/run"));
+        assert_eq!(directory_of(Path::new("a.sock")), Path::new("."));
+    }
+}
