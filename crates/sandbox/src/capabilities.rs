@@ -4,7 +4,7 @@
 //! capability in effect, each path that is kept is asked for.
 
 use crate::Error;
-use crate::profile::{Access, Profile, directory_of};
+use crate::profile::{Access, Profile, directory_of, is_abstract};
 pub use caps::Capability;
 use caps::{CapSet, CapsHashSet};
 use nix::errno::Errno;
@@ -59,7 +59,11 @@ fn needed_by_paths(profile: &Profile) -> Vec<Capability> {
     let is_closed = profile.paths.iter().any(|(path, access)| is_closed(path, flags(path, *access)))
         || profile.sockets.iter().any(|socket| is_closed(socket, AccessFlags::W_OK))
         // Whose a socket will be that is not there yet, nobody knows.
-        || profile.peers.iter().any(|socket| !socket.exists() || is_closed(socket, AccessFlags::W_OK));
+        || profile
+            .peers
+            .iter()
+            .filter(|socket| !is_abstract(socket))
+            .any(|socket| !socket.exists() || is_closed(socket, AccessFlags::W_OK));
     let is_of_others = profile.sockets.iter().any(|socket| is_kept_by_its_owner(socket));
     let needed =
         [is_closed.then_some(Capability::CAP_DAC_OVERRIDE), is_of_others.then_some(Capability::CAP_FOWNER)];
@@ -145,6 +149,9 @@ mod tests {
         let mut profile = Profile::default();
         profile.connect_to(&path);
         let Some(later) = left(&profile) else { return };
+        let mut without_a_file = Profile::default();
+        without_a_file.connect_to("\0name");
+        assert!(left(&without_a_file).unwrap().is_empty());
         assert_eq!(later, ["CAP_DAC_OVERRIDE"], "it may become anybody's");
         let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert!(left(&profile).unwrap().is_empty());

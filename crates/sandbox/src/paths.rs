@@ -21,7 +21,7 @@ pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::BindTcp)?
-        .scope(scopes(std::env::var_os("NOTIFY_SOCKET").as_deref()))?;
+        .scope(scopes(profile, std::env::var_os("NOTIFY_SOCKET").as_deref()))?;
     if profile.connect.is_some() {
         rules = rules.handle_access(AccessNet::ConnectTcp)?;
     }
@@ -51,11 +51,11 @@ fn rights(access: Access) -> BitFlags<AccessFs> {
     }
 }
 
-/// What lies beyond paths and ports: signals to other processes, and sockets without a path, unless the service manager
-/// listens at one.
-fn scopes(notify: Option<&OsStr>) -> BitFlags<Scope> {
-    let is_abstract = notify.is_some_and(|socket| socket.as_bytes().starts_with(b"@"));
-    if is_abstract { Scope::Signal.into() } else { Scope::from_all(NEWEST) }
+/// What lies beyond paths and ports: signals to other processes, and sockets without a file, unless there is one that is
+/// served from, or where the service manager listens.
+fn scopes(profile: &Profile, notify: Option<&OsStr>) -> BitFlags<Scope> {
+    let notifies = notify.is_some_and(|socket| socket.as_bytes().starts_with(b"@"));
+    if notifies || profile.has_abstract_peers() { Scope::Signal.into() } else { Scope::from_all(NEWEST) }
 }
 
 fn version(status: &RestrictionStatus) -> Option<i32> {
@@ -147,9 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn a_service_manager_without_a_path_is_still_told() {
-        assert_eq!(scopes(None), Scope::from_all(NEWEST));
-        assert_eq!(scopes(Some(OsStr::new("/run/systemd/notify"))), Scope::from_all(NEWEST));
-        assert_eq!(scopes(Some(OsStr::new("@notify"))), BitFlags::from(Scope::Signal));
+    fn sockets_without_a_file_are_reached_where_there_is_a_need() {
+        let mut profile = Profile::default();
+        assert_eq!(scopes(&profile, None), Scope::from_all(NEWEST));
+        assert_eq!(scopes(&profile, Some(OsStr::new("/run/systemd/notify"))), Scope::from_all(NEWEST));
+        assert_eq!(scopes(&profile, Some(OsStr::new("@notify"))), BitFlags::from(Scope::Signal));
+        profile.connect_to("/run/s");
+        assert_eq!(scopes(&profile, None), Scope::from_all(NEWEST));
+        profile.connect_to("\0name");
+        assert_eq!(scopes(&profile, None), BitFlags::from(Scope::Signal));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::Capability;
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Ports below this one are for those who have `CAP_NET_BIND_SERVICE`.
@@ -90,7 +91,8 @@ impl Profile {
         self.sockets.push(path.into());
     }
 
-    /// Lets somebody's Unix socket be connected to, now or when it is there.
+    /// Lets somebody's Unix socket be connected to, now or when it is there. One that begins with a zero byte is a
+    /// name without a file.
     pub fn connect_to(&mut self, path: impl Into<PathBuf>) {
         self.peers.push(path.into());
     }
@@ -124,7 +126,7 @@ impl Profile {
         }
     }
 
-    /// Lets any TCP port of any host be connected to.
+    /// Lets any TCP port of any host be connected to, and any Unix socket that has no file.
     pub fn connect_anywhere(&mut self) {
         self.has_network = true;
         self.connect = None;
@@ -139,6 +141,11 @@ impl Profile {
     /// Lets as much memory as is asked for be locked, such as what is registered with the kernel.
     pub fn lock_memory(&mut self) {
         self.locks_memory = true;
+    }
+
+    /// Whether Unix sockets without a file are connected to.
+    pub(crate) fn has_abstract_peers(&self) -> bool {
+        self.connect.is_none() || self.peers.iter().any(|peer| is_abstract(peer))
     }
 
     /// Keeps a capability, if the process has it.
@@ -158,6 +165,11 @@ impl Profile {
         let roots = self.paths.iter().filter(|(_, access)| *access == Access::ReadWrite);
         Permits(Some(roots.filter_map(|(path, _)| path.canonicalize().ok()).collect()))
     }
+}
+
+/// Whether a socket's path is no path.
+pub(crate) fn is_abstract(socket: &Path) -> bool {
+    socket.as_os_str().as_bytes().first() == Some(&0)
 }
 
 /// The directory that a path's last part lies in.
