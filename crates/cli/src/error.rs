@@ -29,6 +29,9 @@ pub enum Error {
         /// Why.
         source: exports::Error,
     },
+    /// What serving does not need cannot be given up.
+    #[error("sandbox: {0}")]
+    Sandbox(#[from] sandbox::Error),
     /// A core has ended before its time.
     #[error(transparent)]
     Core(#[from] reactor::CoreStopped),
@@ -45,7 +48,11 @@ impl Error {
             Error::Spec(_) | Error::Usage(_) | Error::Export { source: ExportError::Config(_), .. } => {
                 EXIT_USAGE
             }
-            Error::Device(_) | Error::Export { .. } | Error::Core(_) | Error::Runtime(_) => EXIT_FAILURE,
+            Error::Device(_)
+            | Error::Export { .. }
+            | Error::Sandbox(_)
+            | Error::Core(_)
+            | Error::Runtime(_) => EXIT_FAILURE,
         })
     }
 }

@@ -215,6 +215,17 @@ impl DevicePlan {
         }
     }
 
+    /// Calls `look` with what the device stands on, and what that stands on, down to the leaves.
+    pub fn visit(&self, look: &mut dyn FnMut(&Base)) {
+        look(&self.base);
+        match &self.base {
+            Base::Leaf(_) => {}
+            Base::Join(_, children) | Base::Array(_, children) => {
+                children.iter().for_each(|child| child.visit(look));
+            }
+        }
+    }
+
     /// Whether there is an array on the way down.
     pub fn has_array(&self) -> bool {
         match &self.base {

@@ -7,11 +7,14 @@ mod vduse;
 mod vhost_user_blk;
 
 use block::Device;
+use exports::nbd::Address;
 use exports::{Error, Export};
 use graph::spec::{CpuList, Key, Kind, Role, Spec, SpecError, Value as SpecValue, key};
 use reactor::CoreRef;
+use sandbox::Profile;
 use serde_json::{Map, Value};
 use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Every kind of export.
@@ -79,6 +82,9 @@ pub trait ExportConfig: Debug + Send {
     /// When the configuration is impossible or the system refuses something.
     fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error>;
 
+    /// Adds to a profile what it needs while it starts, serves and ends.
+    fn keep(&self, profile: &mut Profile);
+
     /// What it is and where, after "export ": `device_id` is what it exports, with plus signs between several.
     fn line(&self, device_id: &str) -> String;
 
@@ -90,6 +96,22 @@ pub trait ExportConfig: Debug + Send {
 
     /// Places of the cores that serve it; none: all.
     fn cores(&self) -> &[usize];
+}
+
+/// Keeps what it takes to listen.
+fn keep_listener(profile: &mut Profile, address: &Address) {
+    match address {
+        Address::Unix { path, .. } => profile.allow_socket(path),
+        Address::Tcp(address) => {
+            // An address without a port is refused by the export.
+            let (_, port) = address.rsplit_once(':').unwrap_or_default();
+            port.parse().into_iter().for_each(|port| profile.listen(port));
+            if address.parse::<SocketAddr>().is_err() {
+                profile.resolve_names();
+            }
+        }
+        Address::Systemd(_) => {}
+    }
 }
 
 /// The fields of an export, made with `json!`.

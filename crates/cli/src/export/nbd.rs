@@ -1,12 +1,13 @@
 //! `--export nbd:…`.
 
-use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object};
+use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object};
 use block::Device;
 use exports::nbd::{Address, Config, Nbd};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
+use sandbox::Profile;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -79,6 +80,10 @@ impl ExportConfig for NbdConfig {
 
     fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
         Ok(Box::new(Nbd::start(devices[0].clone(), cores, self.config.clone())?))
+    }
+
+    fn keep(&self, profile: &mut Profile) {
+        keep_listener(profile, &self.config.address);
     }
 
     fn line(&self, device_id: &str) -> String {

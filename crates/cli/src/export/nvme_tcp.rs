@@ -1,12 +1,13 @@
 //! `--export nvme-tcp:…`.
 
-use super::{CORES, ExportConfig, object};
+use super::{CORES, ExportConfig, keep_listener, object};
 use block::Device;
 use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
+use sandbox::Profile;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -63,6 +64,10 @@ impl ExportConfig for NvmeTcpConfig {
         let namespace = |device: &Arc<dyn Device>| NamespaceConfig { device: device.clone(), uuid: None };
         let namespaces: Vec<NamespaceConfig> = devices.iter().map(namespace).collect();
         Ok(Box::new(NvmeTcp::start(&namespaces, cores, self.0.clone())?))
+    }
+
+    fn keep(&self, profile: &mut Profile) {
+        keep_listener(profile, &self.0.address);
     }
 
     fn line(&self, device_id: &str) -> String {

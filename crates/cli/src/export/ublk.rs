@@ -8,6 +8,7 @@ use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Size, Spec, SpecError, Switch, Value, key};
 use reactor::CoreRef;
+use sandbox::{Access, Capability, Profile};
 use serde_json::{Map, json};
 use std::sync::{Arc, OnceLock};
 
@@ -103,6 +104,13 @@ impl ExportConfig for UblkConfig {
             max_io: info.max_io(),
         }); // an export is started once
         Ok(Box::new(ublk))
+    }
+
+    fn keep(&self, profile: &mut Profile) {
+        // The nodes of a disk, and of its partitions, are there when it is made.
+        profile.allow("/dev", Access::ReadWrite);
+        // To make a disk, to end it, and to look for its partitions.
+        profile.keep(Capability::CAP_SYS_ADMIN);
     }
 
     fn line(&self, device_id: &str) -> String {

@@ -8,6 +8,7 @@ use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
+use sandbox::{Access, Profile};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -29,6 +30,9 @@ pub(super) static KIND: Kind = Kind {
         CORES,
     ],
 };
+
+/// Where the kernel puts the nodes of devices.
+const NODES: &str = "/dev/vduse";
 
 /// An export over VDUSE.
 #[derive(Debug)]
@@ -65,6 +69,11 @@ impl ExportConfig for VduseConfig {
 
     fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
         Ok(Box::new(Vduse::start(devices[0].clone(), cores, self.config.clone())?))
+    }
+
+    fn keep(&self, profile: &mut Profile) {
+        profile.allow(NODES, Access::ReadWrite);
+        profile.allow_file(&self.config.journal());
     }
 
     fn line(&self, device_id: &str) -> String {

@@ -8,6 +8,7 @@ use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use reactor::CoreRef;
+use sandbox::Profile;
 use serde_json::{Map, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,6 +67,13 @@ impl ExportConfig for VhostUserBlkConfig {
 
     fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
         Ok(Box::new(VhostUserBlk::start(devices[0].clone(), cores, self.config.clone())?))
+    }
+
+    fn keep(&self, profile: &mut Profile) {
+        match self.config.mode {
+            SocketMode::Listen => profile.allow_socket(&self.config.socket),
+            SocketMode::Connect => profile.connect_to(&self.config.socket),
+        }
     }
 
     fn line(&self, device_id: &str) -> String {

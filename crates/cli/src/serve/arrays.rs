@@ -7,6 +7,7 @@ use crate::error::Error;
 use block::{Device, IoError};
 use graph::Stack;
 use graph::array::Opened;
+use graph::kinds::device::DeviceConfig;
 use graph::kinds::raid::member;
 use raid::Uuid;
 use raid::admin::edit::{FAILED, failed_slots, remove};
@@ -15,6 +16,7 @@ use raid::array::{Array, Growth};
 use raid::jobs::{Jobs, Options, SparePool, is_called};
 use raid::metadata::{Table, probe};
 use reactor::{CoreRef, CoreStopped};
+use sandbox::Permits;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -67,11 +69,13 @@ pub fn listen(
     core: &CoreRef,
     requests: &Requests,
     control: Option<&Path>,
+    permits: &Permits,
 ) -> Result<Vec<ControlSocket>, Error> {
     let is_alone = kept.len() == 1 && stacks.len() == 1;
     let running = |(array, jobs): &Kept| {
         let (array, jobs, core, requests) = (array.clone(), jobs.clone(), core.clone(), requests.clone());
-        let running = Running { array, jobs, core, requests, is_alone, last: Mutex::default() };
+        let permits = permits.clone();
+        let running = Running { array, jobs, core, requests, permits, is_alone, last: Mutex::default() };
         running.remember();
         Arc::new(running)
     };
@@ -123,6 +127,8 @@ struct Running {
     jobs: Option<Arc<Jobs>>,
     core: CoreRef,
     requests: Requests,
+    /// Where members can be opened.
+    permits: Permits,
     /// The server has no other devices.
     is_alone: bool,
     /// The device that each slot had last: people call a member that is out by it.
@@ -339,7 +345,7 @@ impl Running {
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.
     fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
         let config = member(name, true, false).map_err(|error| error.to_string())?;
-        let device = config.open().map_err(|error| error.to_string())?;
+        let device = config.open().map_err(|error| format!("{error}{}", self.hint(&config)))?;
         if force {
             return Ok(device);
         }
@@ -354,6 +360,29 @@ impl Running {
         }
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         Err(format!("{name} holds {} (--force overwrites it)", found.join(", ")))
+    }
+
+    /// Why a member cannot be opened, if that is the sandbox's doing.
+    fn hint(&self, config: &DeviceConfig) -> String {
+        let path = match config {
+            DeviceConfig::IoUring(options) => &options.path,
+            DeviceConfig::NvmeUring(options) => &options.path,
+            DeviceConfig::Mem(_)
+            | DeviceConfig::Nbd(_)
+            | DeviceConfig::Null(_)
+            | DeviceConfig::NvmeTcp(_)
+            | DeviceConfig::VirtioBlk(_) => return String::new(),
+        };
+        match self.permits.closes(path) {
+            Some(open) if path.exists() => {
+                let open: Vec<String> = open.iter().map(|path| path.display().to_string()).collect();
+                format!(
+                    " (the sandbox lets members be opened in {}; --sandbox-path adds to that)",
+                    open.join(", ")
+                )
+            }
+            _ => String::new(),
+        }
     }
 
     /// The slot that a person means: by number, the member's UUID, or its device.

@@ -1,6 +1,7 @@
 //! `freestone serve`: devices, layers and exports in one process, until a signal ends it.
 
 mod arrays;
+mod confinement;
 mod server;
 mod signals;
 
@@ -10,6 +11,7 @@ use crate::export::ExportPlan;
 use crate::output::Output;
 use crate::stack::StackArgs;
 use clap::ArgMatches;
+use confinement::SandboxArgs;
 use exports::contain_truncation;
 use graph::spec::CpuList;
 use graph::{DevicePlan, StackPlan};
@@ -44,6 +46,8 @@ pub struct ServeOptions {
     /// Where freestone array reaches the arrays that are served [default: a socket for each, called after its UUID]
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
+    #[command(flatten)]
+    sandbox: SandboxArgs,
 }
 
 impl ServeArgs {
@@ -114,24 +118,36 @@ fn core_map(chosen: Option<&[usize]>, cores: &[CoreConfig]) -> Result<Vec<usize>
 pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     let plan = ServePlan::parse(args, matches)?;
     let output = Output::new(args.common.json);
-    let server = Server::open(&plan)?;
+    let control = args.options.control.as_deref();
+    let mut sandbox = confinement::plan(&plan, &args.options.sandbox, control)?;
+    sandbox.confine()?;
+    let stacks = Server::open(&plan)?;
+    sandbox.switch_user()?;
+    let server = Server::start(&plan, stacks)?;
     contain_truncation().map_err(|e| Error::Runtime(format!("cannot handle SIGBUS: {e}")))?;
     // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
     let signals = Signals::install()?;
+    sandbox.seal()?;
     let mut server = server.start_exports(&plan)?;
-    server.start_controls(&signals.requests(), args.options.control.as_deref())?;
-    server.announce(output);
+    server.start_controls(&signals.requests(), control, &sandbox.permits())?;
+    confinement::announce(&sandbox);
+    server.announce(output, confinement::json(&sandbox));
     notify_service_manager(sd_notify::NotifyState::Ready);
     loop {
         match signals.wait() {
             Signal::Refresh => server.refresh(output),
-            Signal::Report => server.report(output),
+            Signal::Report => {
+                server.report(output);
+                confinement::announce_refused();
+            }
             Signal::Stop => break,
         }
     }
     notify_service_manager(sd_notify::NotifyState::Stopping);
     output.event("stopping", "stopping: finishing what is in flight", serde_json::json!({}));
-    server.stop()?;
+    let stopped = server.stop();
+    confinement::announce_refused();
+    stopped?;
     output.event("stopped", "stopped", serde_json::json!({}));
     Ok(())
 }
@@ -150,7 +166,7 @@ mod tests {
     use clap::FromArgMatches;
     use serde_json::json;
 
-    fn plan(args: &str) -> Result<ServePlan, Error> {
+    pub(super) fn plan(args: &str) -> Result<ServePlan, Error> {
         let words = ["freestone", "serve"].into_iter().chain(args.split_whitespace());
         let matches = args::command().try_get_matches_from(words).expect("clap takes it");
         let Ok(Cli { command: Command::Serve(serve) }) = Cli::from_arg_matches(&matches) else { panic!() };

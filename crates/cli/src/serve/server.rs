@@ -11,6 +11,7 @@ use block::{Device, Op, Request};
 use exports::{Export, QueueStats, Stats};
 use graph::Stack;
 use reactor::{CoreRef, Cores};
+use sandbox::Permits;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -37,10 +38,13 @@ struct Running {
 }
 
 impl Server {
-    /// Starts the cores and opens the devices.
-    pub fn open(plan: &ServePlan) -> Result<Server, Error> {
-        let stacks: Vec<Stack> =
-            plan.stack.devices().iter().map(|device| device.open()).collect::<Result<_, _>>()?;
+    /// Opens the devices.
+    pub fn open(plan: &ServePlan) -> Result<Vec<Stack>, Error> {
+        Ok(plan.stack.devices().iter().map(|device| device.open()).collect::<Result<_, _>>()?)
+    }
+
+    /// Starts the cores, and keeps the arrays.
+    pub fn start(plan: &ServePlan, stacks: Vec<Stack>) -> Result<Server, Error> {
         let cores =
             Cores::start(&plan.cores).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
         let cpus = plan.cores.iter().map(|core| core.cpu).collect();
@@ -48,12 +52,18 @@ impl Server {
         Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, cores, cpus })
     }
 
-    /// Listens for commands to the arrays; `requests` reaches the server.
+    /// Listens for commands to the arrays; `requests` reaches the server, and members are opened where it `permits` that.
     ///
     /// # Errors
     /// When nobody can listen at the `control` socket.
-    pub fn start_controls(&mut self, requests: &Requests, control: Option<&Path>) -> Result<(), Error> {
-        self.controls = arrays::listen(&self.arrays, &self.stacks, &self.cores.get(0), requests, control)?;
+    pub fn start_controls(
+        &mut self,
+        requests: &Requests,
+        control: Option<&Path>,
+        permits: &Permits,
+    ) -> Result<(), Error> {
+        let core = self.cores.get(0);
+        self.controls = arrays::listen(&self.arrays, &self.stacks, &core, requests, control, permits)?;
         Ok(())
     }
 
@@ -79,7 +89,7 @@ impl Server {
     }
 
     /// Says what is served; the last line is `ready: …`.
-    pub fn announce(&self, output: Output) {
+    pub fn announce(&self, output: Output, sandbox: Value) {
         let devices: Vec<Value> = self.stacks.iter().map(device_json).collect();
         for (stack, json) in self.stacks.iter().zip(&devices) {
             output.event("device", device_line(stack), json.clone());
@@ -94,6 +104,7 @@ impl Server {
             "cores": self.cpus,
             "devices": devices,
             "exports": exports,
+            "sandbox": sandbox,
             "controls": self.controls.iter().map(ControlSocket::path).collect::<Vec<_>>(),
         });
         output.event("ready", ready, fields);

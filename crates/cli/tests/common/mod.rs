@@ -78,6 +78,15 @@ impl Server {
         Server::start_with(command, args)
     }
 
+    /// As [`Server::start`], by another user, from a copy of the program that it can execute.
+    pub fn start_as(uid: u32, program: &Path, args: &[&str]) -> (Server, Value) {
+        let mut command = Command::new(program);
+        command.env_remove("FREESTONE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+        std::os::unix::process::CommandExt::uid(&mut command, uid);
+        std::os::unix::process::CommandExt::gid(&mut command, uid);
+        Server::start_with(command, args)
+    }
+
     fn start_with(mut command: Command, args: &[&str]) -> (Server, Value) {
         command.args(["serve", "--json", "--log", "warn"]).args(args);
         let mut child =
