@@ -18,6 +18,7 @@ import time
 import paths
 from server import QemuStorageDaemon, Server
 from vm import die_with_parent
+from workload import REFUSED
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TRIXIE = os.path.join(paths.LAB, "trixie")
@@ -135,7 +136,9 @@ class Client:
 
     def check_end(self):
         for log in self._logs:
-            assert "panicked" not in paths.tail(log, 10000), f"{os.path.basename(log)} tells of a panic"
+            said = paths.tail(log, 10000)
+            assert "panicked" not in said, f"{os.path.basename(log)} tells of a panic"
+            assert REFUSED not in said, f"{os.path.basename(log)}: a server needs a system call that its sandbox does not know"
 
     def close(self):
         self._ends.close()

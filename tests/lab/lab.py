@@ -80,12 +80,15 @@ class Lab:
         """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
         errors = workload.kernel_errors(self.guest)
         assert not errors, f"the guest's kernel complains:\n{errors}"
+        refused = self.guest.sh(f"grep -hs '{workload.REFUSED}' /run/*.out || true")
+        assert not refused, f"a server in the guest: {refused}"
         self.guest.close()
         if self.server is None:
             return
         self.server.stop()
         log = paths.tail(self.server.log, 10000)
         assert "panicked" not in log, "the server panicked"
+        assert workload.REFUSED not in log, "a server needs a system call that its sandbox does not know"
 
     def close(self):
         self._ends.close()

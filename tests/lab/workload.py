@@ -15,6 +15,8 @@ TREE_SOURCES = [
     os.path.join(paths.LAB, "kernel", "lib", "modules"),
 ]
 TREE_LIMIT_BYTES = 24 * MIB  # an emulated guest copies about 10 MiB/s
+# What a server says when its sandbox does not know a system call (crates/sandbox/src/refusal.rs).
+REFUSED = "sandbox refused"
 SKIPPED = {".git", "target", "__pycache__", "drivers", "sound"}
 
 
