@@ -2,18 +2,22 @@
 
 use super::controller::Controller;
 use super::error::OpenError;
-use super::facts::Facts;
+use super::facts::{Facts, Told};
 use super::keeper;
+use super::link::Terms;
 use super::options::{Options, host};
 use super::queue::NvmeTcpQueue;
-use super::seat::{Seat, lock};
+use super::seat::{Connection, Seat, lock};
 use crate::stream::Cancel;
 use crate::stream::connect::Patience;
 use crate::stream::wakeup::Wakeup;
 use block::{Limits, SharedLimits};
+use nvme::fabrics::property::Capabilities;
 use nvme::fabrics::{ANY_CONTROLLER, ConnectData};
+use nvme::tcp::{Framing, MIN_MAX_H2C_DATA};
+use nvme::{IDENTIFY_BYTES, IdentifyData};
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -65,6 +69,8 @@ pub(super) struct Shared {
     /// Why a queue gave its connection up.
     pub(super) lost: Mutex<Option<String>>,
     pub(super) is_stopping: AtomicBool,
+    /// Nobody connects again.
+    is_detached: bool,
 }
 
 /// The queues there are.
@@ -79,8 +85,31 @@ pub(super) struct Seats {
 }
 
 impl Shared {
+    fn new(options: &Options, host: ConnectData, facts: Facts, queues: u32) -> Result<Shared, OpenError> {
+        let options = Options { nsid: Some(facts.nsid), ..options.clone() };
+        Ok(Shared {
+            limits: SharedLimits::new(facts.limits(options.read_only)),
+            name: options.name(),
+            options,
+            host,
+            facts,
+            max_queues: AtomicU32::new(queues),
+            wake: event()?,
+            jobs: Mutex::default(),
+            seats: Mutex::default(),
+            lost: Mutex::default(),
+            is_stopping: AtomicBool::new(false),
+            is_detached: false,
+        })
+    }
+
     /// A queue's connection is of no use any more.
     pub(super) fn report_lost(&self, why: String) {
+        if self.is_detached {
+            let why = why.into();
+            lock(&self.seats).taken.iter().for_each(|(seat, _)| seat.give_up(&why));
+            return;
+        }
         lock(&self.lost).get_or_insert(why);
         self.wake();
     }
@@ -110,27 +139,51 @@ impl Session {
         let host = ConnectData { host_id, controller_id, subsystem, host };
         let patience = Patience::new(options.timeout_ms, cancel);
         let (controller, facts) = Controller::connect(options, &host, &patience)?;
-        let options = Options { nsid: Some(facts.nsid), ..options.clone() };
-        let name = options.name();
-        tracing::info!(device = %name, capacity = facts.capacity, queues = controller.queues, "connected");
-        let shared = Arc::new(Shared {
-            limits: SharedLimits::new(facts.limits(options.read_only)),
-            name,
-            options,
-            host,
-            facts,
-            max_queues: AtomicU32::new(controller.queues),
-            wake: event()?,
-            jobs: Mutex::default(),
-            seats: Mutex::default(),
-            lost: Mutex::default(),
-            is_stopping: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new(options, host, facts, controller.queues)?);
+        let (name, capacity) = (&shared.name, facts.capacity);
+        tracing::info!(device = %name, capacity, queues = controller.queues, "connected");
         let stop = Cancel::new().map_err(OpenError::System)?;
         let (of_keeper, cancel) = (shared.clone(), stop.clone());
         let keeper = reactor::spawn_thread("nvme-tcp", move || keeper::run(&of_keeper, controller, &cancel));
         let keeper = Some(keeper.map_err(OpenError::System)?);
         Ok(Arc::new(Session { shared, keeper, stop }))
+    }
+
+    /// The queue of a session without a controller, over a socket on which commands may go at once: what a controller
+    /// would have said is given, digests are as the options say, and nothing connects again. For whoever plays the
+    /// target.
+    ///
+    /// # Errors
+    /// When the structures make no sense, or the options.
+    pub fn detached(
+        socket: OwnedFd,
+        options: &Options,
+        controller: &IdentifyData,
+        namespace: &IdentifyData,
+    ) -> Result<NvmeTcpQueue, OpenError> {
+        options.check().map_err(OpenError::Options)?;
+        let nothing = [0; IDENTIFY_BYTES];
+        let facts = Facts::new(&Told {
+            capabilities: Capabilities::parse(0xffff),
+            controller,
+            nsid: options.nsid.unwrap_or(1),
+            namespace,
+            descriptors: &nothing,
+            limits: &nothing,
+        })?;
+        let (host_id, host) = host(options);
+        let host = ConnectData { host_id, controller_id: 1, subsystem: options.nqn.clone(), host };
+        let shared = Shared { is_detached: true, ..Shared::new(options, host, facts, 1)? };
+        let stop = Cancel::never();
+        let session = Arc::new(Session { shared: Arc::new(shared), keeper: None, stop });
+        let wakeup = Wakeup::new().map_err(OpenError::System)?;
+        let event = wakeup.share_event().map_err(OpenError::System)?;
+        let lease = Lease::take(&session, options.queue_depth, event)?;
+        let (header_digest, data_digest) = (options.header_digest, options.data_digest);
+        let framing = Framing { header_digest, data_digest, ..Framing::default() };
+        let terms = Terms { to_send: framing, to_receive: framing, max_h2c_data: MIN_MAX_H2C_DATA };
+        lease.seat.connected(Connection { socket: socket.into(), terms, facts })?;
+        Ok(NvmeTcpQueue::new(lease, wakeup))
     }
 
     /// Name for people.

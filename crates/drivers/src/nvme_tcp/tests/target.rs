@@ -18,6 +18,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 pub const NQN: &str = "nqn.2014-08.org.example:disk";
 pub const SIZE: usize = 16 << 20;
@@ -75,6 +76,7 @@ pub struct Target {
     pub address: String,
     pub state: Arc<State>,
     is_closed: Arc<AtomicBool>,
+    listener: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Target {
@@ -99,10 +101,10 @@ impl Target {
         });
         let address = listener.local_addr().unwrap().to_string();
         let is_closed = Arc::new(AtomicBool::new(false));
-        let target = Target { address, state: state.clone(), is_closed: is_closed.clone() };
-        std::thread::spawn(move || {
+        let (of_target, of_listener) = (state.clone(), is_closed.clone());
+        let listener = std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                if is_closed.load(Ordering::SeqCst) {
+                if of_listener.load(Ordering::SeqCst) {
                     return;
                 }
                 stream.set_nodelay(true).unwrap();
@@ -116,7 +118,7 @@ impl Target {
                 });
             }
         });
-        target
+        Target { address, state: of_target, is_closed, listener: Mutex::new(Some(listener)) }
     }
 
     pub fn hook(&self, hook: impl FnMut(&mut Client, &SubmissionEntry) -> io::Result<bool> + Send + 'static) {
@@ -133,7 +135,10 @@ impl Target {
     /// Ends every connection and listens no more.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        let _ = TcpStream::connect(&self.address);
+        if let Some(listener) = self.listener.lock().unwrap().take() {
+            let _ = TcpStream::connect(&self.address);
+            listener.join().unwrap();
+        }
         self.cut();
     }
 
