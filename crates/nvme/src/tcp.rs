@@ -596,7 +596,7 @@ impl H2cData {
     /// Reads the header of the PDU with this frame.
     ///
     /// # Errors
-    /// When its length is not that of the data which follows.
+    /// When there is no data, or its length is another.
     pub fn parse(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<H2cData, Fatal> {
         let (offset, len) = data_place(header, frame)?;
         Ok(H2cData {
@@ -643,7 +643,7 @@ impl C2hData {
     /// Reads the header of the PDU with this frame.
     ///
     /// # Errors
-    /// When its length is not that of the data which follows, or it ends a command that goes on.
+    /// When there is no data, or its length is another, or it ends a command that goes on.
     pub fn parse(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<C2hData, Fatal> {
         let (offset, len) = data_place(header, frame)?;
         let (is_last, is_success) = (frame.is_last(), frame.is_success());
@@ -672,7 +672,7 @@ impl C2hData {
 /// Offset and length of a data PDU's data within its command's.
 fn data_place(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<(u32, u32), Fatal> {
     let (offset, len) = (u32_at(header, 12), u32_at(header, 16));
-    if len != frame.data_len {
+    if len == 0 || len != frame.data_len {
         return Err(Fatal::field(16));
     }
     if offset.checked_add(len).is_none() {

@@ -5,9 +5,9 @@
 //!                                                                             └► given up: every request fails
 //! ```
 //!
-//! The loss of one connection is the loss of all: controllers see it that way (TCP 3.5). All connections are shut down
-//! before the first new one is made, so that what an old one still had to say comes before anything new. A target
-//! that goes on working on commands of a connection that is gone can still mix both up; it has to drain them itself,
+//! The loss of one connection is the loss of all: controllers see it that way (TCP 3.5). All connections are
+//! aborted before the first new one is made: what the kernel still had to send must not come after anything new. A
+//! target that goes on working on commands of a connection that is gone can still mix both up; it has to drain them itself,
 //! as for every other initiator.
 
 use super::controller::Controller;

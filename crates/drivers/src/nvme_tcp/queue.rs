@@ -15,7 +15,7 @@
 
 use super::error::Violation;
 use super::facts::Facts;
-use super::link::{refuse, terminated};
+use super::link::{abort, refuse, terminated};
 use super::operation::{Next, Operation, Pending};
 use super::options::MAX_QUEUE_DEPTH;
 use super::seat::{Connection, News};
@@ -148,12 +148,12 @@ impl NvmeTcpQueue {
 
     /// Goes on over another connection, with what was under way on the one before.
     fn adopt(&mut self, connection: Connection) {
+        self.facts = connection.facts;
+        self.connection = Some(connection);
         if let Err(error) = self.wakeup.renew() {
             self.lose(&error);
             return;
         }
-        self.facts = connection.facts;
-        self.connection = Some(connection);
         self.pump();
         self.send();
     }
@@ -463,8 +463,7 @@ impl NvmeTcpQueue {
     #[cold]
     fn disconnect(&mut self) {
         if let Some(connection) = self.connection.take() {
-            // Fails only when the other side has done it already.
-            let _ = connection.socket.shutdown(Shutdown::Both);
+            abort(&connection.socket);
         }
         self.outbox.clear();
         self.inbox.clear();

@@ -3,9 +3,8 @@
 
 use super::error::OpenError;
 use super::facts::Facts;
-use super::link::Terms;
+use super::link::{Terms, abort};
 use socket2::Socket;
-use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
@@ -90,8 +89,7 @@ impl Seat {
             news.is_lost = true;
         });
         if let Some(socket) = lock(&self.socket).take() {
-            // Fails only when the other side has done it already.
-            let _ = socket.shutdown(Shutdown::Both);
+            abort(&socket);
         }
     }
 

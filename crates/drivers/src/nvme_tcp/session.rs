@@ -311,6 +311,5 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         lock(&self.session.shared.seats).taken.retain(|(seat, _)| !Arc::ptr_eq(seat, &self.seat));
-        self.seat.disconnect();
     }
 }

@@ -106,7 +106,10 @@ fn data_must_be_as_long_as_its_header_says() {
     assert_eq!(C2hData::parse(&array_at(&bytes, 0), &early), Err(Fatal::field(1)));
     bytes[16] = 1;
     assert_eq!(C2hData::parse(&array_at(&bytes, 0), &frame), Err(Fatal::field(16)));
-    bytes[16] = 0;
+    let empty = Framing::default().accept(&[7, 0, 24, 0, 24, 0, 0, 0], Side::Controller).unwrap();
+    bytes[16..20].fill(0);
+    assert_eq!(C2hData::parse(&array_at(&bytes, 0), &empty), Err(Fatal::field(16)), "no data");
+    bytes[17] = 2;
     bytes[12..16].fill(0xff);
     let outside = Err(Fatal::new(FatalStatus::DataOutOfRange));
     assert_eq!(C2hData::parse(&array_at(&bytes, 0), &frame), outside);
