@@ -24,6 +24,14 @@ def every_request_comes_back_as_it_was_with_digests_and_without(lab):
 
 
 @needs_freestone
+def the_suite_passes_on_a_kernel_target(lab):
+    guest = lab.boot_alone(cpus=2)
+    for port, block_device, words in (4420, False, ""), (4421, True, "digests"):
+        target = KernelTarget(guest, block_device=block_device, port=port)
+        guest.sh(f"{paths.NVME_CHECK} tcp {target.address} {target.nqn} {words}", timeout_s=600)
+
+
+@needs_freestone
 def what_cannot_be_opened_is_refused_in_words(lab):
     guest = lab.boot_alone()
     target = KernelTarget(guest)
