@@ -65,17 +65,39 @@ fn properties_are_typed_and_each_is_set_in_its_state() {
 #[test]
 fn connecting_to_a_server_that_says_nothing_can_be_cancelled() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let uri = format!("nbd://{}", silent.local_addr().unwrap());
-    let builder = Builder::new("nbd").unwrap().set("uri", uri.as_str()).unwrap();
-    let builder = builder.set("connect-timeout-ms", 60_000).unwrap();
-    let cancel = builder.canceller().unwrap();
-    let connecting = std::thread::spawn(move || builder.connect().map(drop));
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(!connecting.is_finished());
-    let start = Instant::now();
-    cancel();
-    assert_eq!(connecting.join().unwrap().unwrap_err().errno(), libc::ECANCELED);
-    assert!(start.elapsed() < LONG);
+    let address = silent.local_addr().unwrap().to_string();
+    let nbd = Builder::new("nbd").unwrap().set("uri", &*format!("nbd://{address}")).unwrap();
+    let nvme = Builder::new("nvme-tcp").unwrap().set("address", &*address).unwrap();
+    let nvme = nvme.set("nqn", "nqn.2014-08.org.example:disk").unwrap();
+    for builder in [nbd, nvme] {
+        let builder = builder.set("connect-timeout-ms", 60_000).unwrap();
+        let cancel = builder.canceller().unwrap();
+        let connecting = std::thread::spawn(move || builder.connect().map(drop));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!connecting.is_finished());
+        let start = Instant::now();
+        cancel();
+        assert_eq!(connecting.join().unwrap().unwrap_err().errno(), libc::ECANCELED);
+        assert!(start.elapsed() < LONG);
+    }
+}
+
+#[test]
+fn properties_of_an_nvme_target_that_make_no_sense_are_refused() {
+    let refused = |settings: &[(&str, &str)]| {
+        let mut builder = Builder::new("nvme-tcp").unwrap();
+        for (name, value) in settings {
+            builder = builder.set(name, *value).unwrap();
+        }
+        let error = builder.connect().map(drop).unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL);
+        error.message().to_owned()
+    };
+    assert!(refused(&[("address", "a")]).contains("address and nqn must be set"));
+    assert!(refused(&[("address", "a"), ("nqn", "disk")]).contains("starts with"));
+    assert!(refused(&[("address", "a:b"), ("nqn", "nqn.a")]).contains("is no address"));
+    assert!(refused(&[("address", "a"), ("nqn", "nqn.a"), ("hostid", "7")]).contains("is no UUID"));
+    assert!(Builder::new("nvme-tcp").unwrap().set("io-timeout", 0).is_err());
 }
 
 #[test]
