@@ -198,7 +198,18 @@ pub fn poll_events(
     timeout: Option<Duration>,
     signal_mask: Option<&libc::sigset_t>,
 ) -> io::Result<()> {
-    let mut wanted = libc::pollfd { fd, events, revents: 0 };
+    poll_any(&mut [libc::pollfd { fd, events, revents: 0 }], timeout, signal_mask)
+}
+
+/// As [`poll_events`], until it is so for any of `wanted`; negative descriptors are left out.
+///
+/// # Errors
+/// As [`DirectQueue::wait`].
+pub fn poll_any(
+    wanted: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    signal_mask: Option<&libc::sigset_t>,
+) -> io::Result<()> {
     let timeout = timeout.map(|t| libc::timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: t.subsec_nanos().into(),
@@ -206,7 +217,7 @@ pub fn poll_events(
     let timeout = timeout.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
     let mask = signal_mask.map_or(std::ptr::null(), |m| &raw const *m);
     // SAFETY: the structures live through the call.
-    match unsafe { libc::ppoll(&raw mut wanted, 1, timeout, mask) } {
+    match unsafe { libc::ppoll(wanted.as_mut_ptr(), wanted.len() as libc::nfds_t, timeout, mask) } {
         0 => Err(io::Error::from_raw_os_error(libc::ETIME)),
         count if count < 0 => Err(io::Error::last_os_error()),
         _ => Ok(()),

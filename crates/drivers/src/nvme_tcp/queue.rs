@@ -20,7 +20,7 @@ use super::operation::{Next, Operation, Pending};
 use super::options::MAX_QUEUE_DEPTH;
 use super::seat::{Connection, News};
 use super::session::{Lease, Session};
-use crate::direct::{DirectQueue, ZoneRequest, sleep_on_event};
+use crate::direct::{DirectQueue, ZoneRequest, poll_any};
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
@@ -567,13 +567,27 @@ impl Queue for NvmeTcpQueue {
 }
 
 impl DirectQueue for NvmeTcpQueue {
+    /// Sleeps on the socket and on the keeper's event, which costs less than to arm one for both.
     fn wait(
         &mut self,
         _at_least: u32,
         timeout: Option<Duration>,
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
-        sleep_on_event(self, timeout, signal_mask)
+        self.kick();
+        if !self.ended.is_empty() || self.lease.seat.has_news() {
+            return Ok(());
+        }
+        let socket = self.connection.as_ref().map_or(-1, |connection| connection.socket.as_raw_fd());
+        let room = if self.outbox.is_empty() { 0 } else { libc::POLLOUT };
+        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let event = self.wakeup.event_fd();
+        let mut wanted = [entry(socket, libc::POLLIN | room), entry(event, libc::POLLIN)];
+        poll_any(&mut wanted, timeout, signal_mask)?;
+        if wanted[1].revents != 0 {
+            self.wakeup.lower();
+        }
+        Ok(())
     }
 
     unsafe fn push_zone(&mut self, _slot: u32, _req: ZoneRequest) -> IoResult {

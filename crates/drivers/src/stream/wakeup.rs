@@ -45,6 +45,12 @@ impl Wakeup {
         Ok(())
     }
 
+    /// Lowers the eventfd.
+    pub(crate) fn lower(&self) {
+        // Fails only when it is down.
+        let _ = self.event.read();
+    }
+
     /// Another handle of the eventfd, for whoever has news of another kind.
     ///
     /// # Errors
