@@ -5,6 +5,7 @@
 //!                            ├────► messages:  a vhost-user client and a running export, over its socket
 //!                            ├────► nbd:       an NBD server and drivers::nbd, over a socket pair, step by step
 //!                            ├────► nbd-server: an NBD client and a running export, over its socket
+//!                            ├────► nvme-tcp:  an NVMe/TCP target and drivers::nvme_tcp, over a socket pair, step by step
 //!                            ├────► nvme-tcp-target: an NVMe/TCP host and a running export, over its socket
 //!                            └────► members:   edited members of arrays and the RAID engine, under virtual time
 //! ```
@@ -25,5 +26,6 @@ pub mod memfd;
 pub mod messages;
 pub mod nbd;
 pub mod nbd_server;
+pub mod nvme_tcp;
 pub mod nvme_tcp_target;
 pub mod rings;
