@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:fuzz";
 const DEVICE_BYTES: u64 = 1 << 20;
+/// Fewer than a queue has places.
 const MAX_ACTIONS: u16 = 48;
 /// How long the target may take for anything.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -60,7 +61,7 @@ pub fn run(bytes: &[u8]) {
     let (header_digest, data_digest) = (setup & 1 != 0, setup & 2 != 0);
     if setup < 224 {
         let mut admin = Host::initialized(address, header_digest, data_digest);
-        let controller = admin.connect(0, 32, ANY_CONTROLLER);
+        let controller = admin.connect(0, 64, ANY_CONTROLLER);
         admin.enable();
         let mut io = Host::initialized(address, header_digest, data_digest);
         io.connect(1, 64, controller);
