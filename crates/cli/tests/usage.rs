@@ -48,7 +48,7 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
         ),
         (
             &["serve", "--device", "null", "--export", "iscsi:socket=x"],
-            "--export iscsi:socket=x: no such export: \"iscsi\"; there are vhost-user-blk, ublk, vduse, nbd",
+            "--export iscsi:socket=x: no such export: \"iscsi\"; there are vhost-user-blk, ublk, vduse, nbd, nvme-tcp",
         ),
         (
             &["serve", "--device", "null", "--export", "nbd:name=x"],
