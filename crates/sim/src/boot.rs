@@ -580,7 +580,7 @@ async fn resync(world: &World, running: &dyn Running) -> bool {
         }
         Ok(()) => false,
         Err(error) => {
-            if world.machine.is_on() && world.is_whole() && has_all {
+            if world.machine.is_on() && world.is_whole() && has_all && !world.is_any_beyond() {
                 world.fail(format!("resync: {error}"));
             }
             false

@@ -402,7 +402,9 @@ impl World {
     /// array runs nobody can tell: it takes the member out when the other writes of the stripe have ended, or later.
     pub fn note_assembled(&self, live: &[bool]) {
         self.note_states(live);
-        self.may_be_ahead.borrow_mut().retain(|slot| self.disk(*slot).is_dead());
+        // Who is out keeps what it says, and may be met again without those that know better.
+        let is_in = |slot: &usize| !self.disk(*slot).is_dead() && live.get(*slot) == Some(&true);
+        self.may_be_ahead.borrow_mut().retain(|slot| !is_in(slot));
         for (slot, disk) in self.disks.borrow().iter().enumerate() {
             self.count(|stats| stats.failed_writes += u64::from(disk.has_failed_write()));
             disk.forgive();
