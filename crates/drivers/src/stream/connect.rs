@@ -54,8 +54,8 @@ pub enum StreamError {
         /// What the system says.
         error: io::Error,
     },
-    /// The connection failed while both sides agreed on how to talk.
-    #[error("the connection failed during the handshake: {0}")]
+    /// The connection failed before the answer came.
+    #[error("the connection failed: {}", told(.0))]
     Io(#[source] io::Error),
     /// The server took too long.
     #[error("no answer within {0} ms")]
@@ -66,6 +66,13 @@ pub enum StreamError {
     /// The operating system refuses a resource.
     #[error("no socket: {0}")]
     System(#[source] io::Error),
+}
+
+fn told(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the server closed it".into(),
+        _ => error.to_string(),
+    }
 }
 
 impl StreamError {
