@@ -150,7 +150,8 @@ class Guest:
 
     def start(self, name, script):
         """Run a bash script in the guest in the background."""
-        self.sh(f"(set +e; ( {script}\n ) >/run/{name}.out 2>&1; echo $? >/run/{name}.code.new;"
+        # A job of this name may have ended before.
+        self.sh(f"rm -f /run/{name}.code; (set +e; ( {script}\n ) >/run/{name}.out 2>&1; echo $? >/run/{name}.code.new;"
                 f" mv /run/{name}.code.new /run/{name}.code) &")
         return Job(self, name, script)
 
