@@ -1,22 +1,19 @@
 """Disks of the guest's own kernel: Freestone runs in the guest, and /dev/ublkbN is what it serves."""
 
-import os
 import time
 
 from lab import needs_freestone
 from ublk_server import UblkServer, ublk, ublk_fails
-from workload import FIO_JSON, fio_result, fio_verify
+from workload import KILLS, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load
 
 DISK = "/dev/shm/disk"
 DISK_MIB = 96
 FILE = f"--device io_uring:path={DISK},id=disk"
 # Slow enough that every kill finds requests on their way.
 SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
-# More for whoever wants to be sure: LAB_UBLK_KILLS=20 tests/lab/run kill_9
-KILLS = int(os.environ.get("LAB_UBLK_KILLS", "4"))
 # Slow enough that the kills fall into the writes and into the verification after them.
 LOAD_IOPS = 1000
-LOAD_MIB_A_KILL = 6
+LOAD_MIB = 32
 QUEUE = "/sys/block/ublkb{}/queue"
 
 
@@ -118,8 +115,12 @@ def _what_is_cached_reaches_the_device_before_the_disk_goes(guest):
     server.start()
     guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mount /dev/ublkb0 /mnt/disk")
     guest.sh("head -c 3M /dev/urandom >/run/random && cp /run/random /mnt/disk/file")
-    server.stop()
+    begin = time.monotonic()
+    assert "while it is used" in server.stop(), "the server has not said that its disk has users"
+    took_s = time.monotonic() - begin
+    assert took_s < 15, f"a mounted file system held the server up for {took_s:.0f} s"
     guest.sh("umount /mnt/disk")
+    guest.sh("for i in $(seq 100); do [ -e /dev/ublkc0 ] || exit 0; sleep 0.1; done; exit 1")
     # Whoever uses a disk that goes is told so in the log of the kernel.
     guest.sh(f"dmesg -C; e2fsck -f -y {DISK} || [ $? = 1 ]; debugfs -R 'dump /file /run/dumped' {DISK} && cmp /run/random /run/dumped")
 
@@ -131,20 +132,15 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
     server = UblkServer(guest, f"{SLOW_FILE} --export ublk:id=0,queues=2 --cores 0,1")
     server.start()
     guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mkdir -p /mnt/disk && mount /dev/ublkb0 /mnt/disk")
-    size = min(LOAD_MIB_A_KILL * KILLS, DISK_MIB - 32)
-    loops = -(-LOAD_MIB_A_KILL * KILLS // size) + (KILLS > 8)  # the load may not end before the last kill
-    load = guest.start("load", fio_verify("/mnt/disk/file", f"{size // 2}m", "--numjobs=2 --offset_increment=" +
-                       f"{size // 2}m --rate_iops={LOAD_IOPS // 2} --loops={loops} --group_reporting {FIO_JSON}"))
-    caught = _kill_under_load(guest, server, load)
-    assert sum(map(bool, caught)) >= 2, f"requests in flight at each kill: {caught}: too few to show anything"
-    job = fio_result(load.wait(timeout_s=800))
-    assert job["error"] == 0 and job["read"]["total_ios"] > 0, job
+    file = ("/mnt/disk/file", f"{LOAD_MIB // 2}m", f"--numjobs=2 --offset_increment={LOAD_MIB // 2}m --rate_iops={LOAD_IOPS // 2}")
+    load = guest.start("load", fio_verify_until_enough(*file))
+    caught = kill_under_load(server, load, KILLS, every_s=0.4, down_s=0.2, disk="ublkb0", count=_requeued)
+    assert sum(map(bool, caught)) > KILLS / 2, f"requests in flight at each kill: {caught}: too few to show anything"
     server.kill()
     _nobody_else_gets_the_disk(guest)
     server.start()
     guest.sh("echo 3 >/proc/sys/vm/drop_caches")
-    guest.sh(fio_verify("/mnt/disk/file", f"{size // 2}m", "--numjobs=2 --offset_increment=" +
-             f"{size // 2}m --verify_only"))
+    guest.sh(fio_verify_again(*file))
     guest.sh("umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
     server.kill()
     ublk(guest, "del -n 0")
@@ -152,27 +148,9 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
     return f"requests in flight at each kill: {caught}"
 
 
-def _kill_under_load(guest, server, load):
-    """kill -9 the server and start it again while the load runs. Returns, for each kill, how many requests it caught."""
-    caught = []
-    while len(caught) < KILLS:
-        before = _completed(guest)
-        time.sleep(0.4)
-        while load.is_running() and _completed(guest) == before:
-            time.sleep(0.05)
-        if not load.is_running():
-            break
-        server.kill()
-        time.sleep(0.2)
-        # Those that the dead server had, and the kernel will hand out again.
-        caught.append(len(guest.sh("cat /sys/kernel/debug/block/ublkb0/requeue_list").splitlines()))
-        server.start()
-    return caught
-
-
-def _completed(guest):
-    words = guest.sh("cat /sys/block/ublkb0/stat").split()
-    return int(words[0]) + int(words[4])
+def _requeued(guest, disk):
+    """How many requests a dead server had, which the kernel will hand out again."""
+    return len(guest.sh(f"cat /sys/kernel/debug/block/{disk}/requeue_list").splitlines())
 
 
 def _nobody_else_gets_the_disk(guest):

@@ -16,8 +16,10 @@ use std::time::{Duration, Instant};
 const PATH: &str = "/dev/ublk-control";
 /// Where the kernel lists its devices (`ublkcN`).
 const SYSFS_CLASS: &str = "/sys/class/ublk-char";
-/// How long a device may take to go away: until its server, if it has one, has let go of it.
+/// How long a device may take to go away: until its server, if it has one, and its users have let go of it.
 const DELETE_PATIENCE: Duration = Duration::from_secs(20);
+/// The same for a server that ends: a file system that is still mounted does not hold it up.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 /// Until the kernel is asked again that was short of something.
 const RETRY: Duration = Duration::from_millis(1);
 /// A ring for one command at a time.
@@ -195,7 +197,7 @@ impl Control {
     /// first.
     ///
     /// # Errors
-    /// When there is no such device, or its server does not let go of it for 20 s.
+    /// When there is no such device, or its server or its users do not let go of it for 20 s.
     pub fn delete(&mut self, id: u32) -> Result<(), Error> {
         let Some(device) = self.device(id)? else {
             return Err(refused(id, "cannot be deleted", io::Error::from_raw_os_error(libc::ENODEV)));
@@ -238,11 +240,25 @@ impl Control {
 
     /// Deletes a device that was stopped, and waits until its number is free.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Error> {
-        self.run(control::DEL_DEV, ControlCommand::new(id), Some(DELETE_PATIENCE)).map_err(|source| {
-            let is_held = source.raw_os_error() == Some(libc::ETIMEDOUT);
-            let hint = if is_held { " (its server does not let go of it)" } else { "" };
+        self.remove_within(id, DELETE_PATIENCE).map_err(|source| {
+            let hint = if is_late(&source) { " (its server or its users do not let go of it)" } else { "" };
             refused(id, &format!("cannot be deleted{hint}"), source)
         })
+    }
+
+    /// As [`remove`](Self::remove), by the device's own server: one that still has users goes with the last of them.
+    pub(super) fn leave(&mut self, id: u32) -> Result<(), Error> {
+        match self.remove_within(id, LEAVE_PATIENCE) {
+            Err(source) if is_late(&source) => {
+                tracing::warn!(id, "a disk ends while it is used; its number is free when its users let go of it");
+                Ok(())
+            }
+            result => result.map_err(|source| refused(id, "cannot be deleted", source)),
+        }
+    }
+
+    fn remove_within(&mut self, id: u32, patience: Duration) -> io::Result<()> {
+        self.run(control::DEL_DEV, ControlCommand::new(id), Some(patience))
     }
 
     /// Begins to take over a device whose server died.
@@ -315,6 +331,10 @@ impl Control {
             },
         }
     }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETIMEDOUT)
 }
 
 /// A command with `value` as its memory.

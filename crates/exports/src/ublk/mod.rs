@@ -187,7 +187,7 @@ impl Drop for Ublk {
         }
         self.queues.drain(..).for_each(Serving::stop);
         if let Some(control) = &mut control {
-            device::complain(control.remove(self.claim.id()));
+            device::complain(control.leave(self.claim.id()));
         }
     }
 }
