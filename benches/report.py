@@ -22,6 +22,27 @@ LIBRARY_NOTE = (
     "above, tmpfs makes io_uring hand transfers to worker threads, and Freestone's driver copies short ones at once.")
 
 
+NBD_NOTE = (
+    "A disk of 1 GiB in memory (qemu-storage-daemon, which has no such disk: a file on tmpfs), written over once; one connection "
+    "over a Unix socket. Transfers of 128 KiB are two copies in each server (disk to buffer, buffer to socket) and one in "
+    "the client.")
+NVME_TCP_NOTE = (
+    "Our initiator on our target over the loopback interface, one I/O queue, a disk of 1 GiB in memory, written over once. There is no "
+    "peer in user space to compare with here; the kernel's target is compared with below.")
+GUEST_NOTE = {
+    "kvm": "The guest's processors are those of the machine.",
+    "tcg": "The guest's processors are emulated (QEMU TCG): absolute figures mean little, and a ratio says which side runs fewer "
+           "instructions, kernel included, rather than how it would fare on hardware.",
+}
+GUEST_TABLES = {
+    "nvme_tcp": ("NVMe/TCP: the kernel's initiator on our target and on the kernel's",
+                 "Each target has a file of its own on tmpfs (`nvmet`: `buffered_io`, since its direct path needs a file system "
+                 "that has one); no digests."),
+    "ublk_null": ("ublk: a disk that does nothing", "One queue of 128, server on core 0, fio on core 1."),
+    "ublk_file": ("ublk and loop: a file on tmpfs", "One queue of 128, server on core 0, fio on core 1; a file on tmpfs for each."),
+}
+
+
 def case_name(case):
     return f"{case['rw']} {case['bs']} QD {case['qd']}"
 
@@ -44,12 +65,12 @@ def best_qemu(by_server):
 def peers(servers):
     """What ours is compared with: heading -> which server of a case."""
     found = {}
-    if any(name.startswith("qemu") for name in servers):
+    qemus = [name for name in servers if name.startswith("qemu")]
+    if len(qemus) > 1:
         found["best qemu-storage-daemon"] = best_qemu
-    for word in ("crate blkio", "fio"):
-        for name in servers:
-            if name.startswith(word):
-                found[word] = lambda _, name=name: name
+    for name in servers:
+        if not name.startswith(OURS) and (len(qemus) < 2 or name not in qemus):
+            found[name.split(",")[0]] = lambda _, name=name: name
     return found
 
 
@@ -72,6 +93,23 @@ def instruction_table(rows):
     lines += [f"| randread 4096 QD {row['qd']} | " + " | ".join(f"{row[name]:.0f}" for name in libraries) + " |"
               for row in rows]
     return "\n".join(lines)
+
+
+def nbd_parts(results, run, folder):
+    clients = {"bench": "the client is `freestone bench`", "fio": "the client is fio's engine `nbd` (libnbd)"}
+    (folder / "nbd.svg").write_text(plot(results["bench"], "NBD over a Unix socket"))
+    parts = ["## NBD over a Unix socket", run, NBD_NOTE]
+    for client, words in clients.items():
+        parts += [f"Here {words}:", table(results[client])]
+    return [*parts, "![NBD over a Unix socket](nbd.svg)"]
+
+
+def guest_parts(results, run, folder):
+    parts = ["## In a guest", run, GUEST_NOTE[results["accelerator"]]]
+    for name, (title, note) in GUEST_TABLES.items():
+        (folder / f"guest_{name}.svg").write_text(plot(results[name], title))
+        parts += [f"### {title}", note, table(results[name]), f"![{title}](guest_{name}.svg)"]
+    return parts
 
 
 def library_parts(library, run, folder):
@@ -115,6 +153,12 @@ def write(results, folder):
         parts += ["## Idle", when(results, "idle"), f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
                   f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb']} KiB of private memory in all, the program "
                   f"included: {idle['private_kb'] / idle['exports']:.0f} KiB an export."]
+    if "nbd" in results:
+        parts += nbd_parts(results["nbd"], when(results, "nbd"), folder)
+    if "nvme_tcp" in results:
+        parts += ["## NVMe/TCP on one host", when(results, "nvme_tcp"), NVME_TCP_NOTE, table(results["nvme_tcp"])]
+    if "guest" in results:
+        parts += guest_parts(results["guest"], when(results, "guest"), folder)
     if "library" in results:
         parts += library_parts(results["library"], when(results, "library"), folder)
     if "parity" in results:

@@ -150,9 +150,10 @@ class Guest:
 
     def start(self, name, script):
         """Run a bash script in the guest in the background."""
-        # A job of this name may have ended before.
+        # A job of this name may have ended before. What the shell says of one that is killed is not the answer to
+        # whatever is asked at that moment.
         self.sh(f"rm -f /run/{name}.code; (set +e; ( {script}\n ) >/run/{name}.out 2>&1; echo $? >/run/{name}.code.new;"
-                f" mv /run/{name}.code.new /run/{name}.code) &")
+                f" mv /run/{name}.code.new /run/{name}.code) >/dev/null 2>&1 &")
         return Job(self, name, script)
 
     def modprobe(self, *modules):

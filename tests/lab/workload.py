@@ -17,6 +17,8 @@ TREE_SOURCES = [
 TREE_LIMIT_BYTES = 24 * MIB  # an emulated guest copies about 10 MiB/s
 # What a server says when its sandbox does not know a system call (crates/sandbox/src/refusal.rs).
 REFUSED = "sandbox refused"
+# How often a server is killed under load: LAB_KILLS=100 for whoever wants to be sure.
+KILLS = int(os.environ.get("LAB_KILLS", "20"))
 SKIPPED = {".git", "target", "__pycache__", "drivers", "sound"}
 
 
@@ -79,6 +81,21 @@ def fio_verify(filename, size, options=""):
             f" {options}")
 
 
+ENOUGH, SEED = "/run/enough", "/run/seed"
+
+
+def fio_verify_until_enough(filename, size, options=""):
+    """A guest script: fio_verify again and again, until the file ENOUGH is there. The random numbers of each pass are
+    others, so that a block of the pass before is not taken for one of this; SEED has those of the last."""
+    one = fio_verify(filename, size, f"{options} --randseed=$seed")
+    return f"rm -f {ENOUGH}; for seed in $(seq 9999); do echo $seed >{SEED}; {one} || exit 1; [ ! -e {ENOUGH} ] || exit 0; done; exit 1"
+
+
+def fio_verify_again(filename, size, options=""):
+    """A guest script: what the last pass of fio_verify_until_enough has written is read and checked once more."""
+    return fio_verify(filename, size, f"{options} --randseed=$(cat {SEED}) --verify_only")
+
+
 def fio_result(output):
     """The one job of fio's JSON output (FIO_JSON; warnings may stand before it)."""
     return json.loads(output[output.index("{"):])["jobs"][0]
@@ -94,32 +111,35 @@ def kernel_errors(guest):
                     "|hung|blocked for more|BUG:|WARNING:|Call Trace' || true").strip()
 
 
-def requests_in_flight(guest):
-    """How many reads and writes of /dev/vda the guest waits for."""
-    return sum(int(word) for word in guest.sh("cat /sys/block/vda/inflight").split())
+def requests_in_flight(guest, disk="vda"):
+    """How many reads and writes of the disk the guest waits for."""
+    return sum(int(word) for word in guest.sh(f"cat /sys/block/{disk}/inflight").split())
 
 
-def requests_completed(guest):
-    """How many reads and writes of /dev/vda have ended (Documentation/block/stat.rst)."""
-    words = guest.sh("cat /sys/block/vda/stat").split()
+def requests_completed(guest, disk="vda"):
+    """How many reads and writes of the disk have ended (Documentation/block/stat.rst)."""
+    words = guest.sh(f"cat /sys/block/{disk}/stat").split()
     return int(words[0]) + int(words[4])
 
 
-def kill_under_load(server, job, kills, every_s, down_s):
-    """kill -9 the server and start it again while the job runs in the guest, at most `kills` times. Returns, for each
-    kill, how many requests of the guest it caught: they wait, and must be completed by the next server."""
+def kill_under_load(server, job, kills, every_s, down_s, disk="vda", count=requests_in_flight):
+    """kill -9 the server and start it again `kills` times while the job, fio_verify_until_enough on the disk, runs in the
+    guest; then the job is over. Each kill comes when the one before is overcome. Returns what each caught, as
+    `count(guest, disk)` has it while the server is gone: requests that wait, and must be completed by the next server.
+    Raises when the job fails."""
     caught = []
     while len(caught) < kills:
-        before = requests_completed(job.guest)
+        before = requests_completed(job.guest, disk)
         time.sleep(every_s)
         # A busy machine may take longer than that to get fio going. On a quiet one nothing may be in flight whenever
         # a guest with one processor looks; what it submits while the server is gone is, and is counted below.
-        while job.is_running() and requests_completed(job.guest) == before:
+        while job.is_running() and requests_completed(job.guest, disk) == before:
             time.sleep(0.05)
-        if not job.is_running():
-            break
+        assert job.is_running(), f"the load ended after {len(caught)} of {kills} kills: {job.wait()}"
         server.kill()
         time.sleep(down_s)
-        caught.append(requests_in_flight(job.guest))
+        caught.append(count(job.guest, disk))
         server.start()
+    job.guest.sh(f"touch {ENOUGH}")
+    job.wait(timeout_s=800)
     return caught

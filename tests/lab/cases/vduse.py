@@ -1,10 +1,9 @@
 """A disk that Freestone serves over VDUSE, in the guest: through both drivers of the vDPA bus, and after a kill."""
 
-import time
-
 import paths
 from lab import needs_freestone
-from workload import MIB, fio_verify
+from ublk_server import UblkServer
+from workload import KILLS, MIB, fio_verify_until_enough, kill_under_load
 
 NAME = "disk"
 IMAGE = "/dev/shm/disk"
@@ -12,62 +11,60 @@ DISK_MIB = 48
 BUS = "/sys/bus/vdpa"
 # Slow enough that the kills fall into the writes.
 LOAD_IOPS = 600
-KILLS = 4
+LOAD_MIB = 16
 
 
 @needs_freestone
 def a_vduse_disk_passes_the_suite_of_every_device_through_vhost_vdpa(lab):
     guest = _boot(lab, "vhost_vdpa")
-    _serve(guest, "queues=2")
+    server = _server(guest)
+    server.start()
     guest.sh(f"vdpa dev add name {NAME} mgmtdev vduse")
     _bind(guest, "vhost_vdpa")
     _wait_for(guest, "[ -c /dev/vhost-vdpa-0 ]")
     output = guest.sh(f"{paths.VIRTIO_BLK_CHECK} vhost-vdpa /dev/vhost-vdpa-0", timeout_s=600)
     assert "ok: conformance" in output, output
     # On the bus it outlives an orderly stop, and a new server is taken for the old one.
-    _stop(guest)
-    _serve(guest, "queues=2")
+    server.stop()
+    server.start()
     assert "ok: conformance" in guest.sh(f"{paths.VIRTIO_BLK_CHECK} vhost-vdpa /dev/vhost-vdpa-0", timeout_s=600)
     # Another shape is refused, a second server too, and nothing has changed.
     for options, message in (("queues=2", "another process"), ("queues=2,journal=/dev/shm/other", "another process")):
         code, output = guest.sh(f"{_command(options, device='null')} 2>&1", check=False)
         assert code == 1 and message in output, (code, output)
-    _stop(guest)
+    server.stop()
     code, output = guest.sh(f"{_command('queues=1', device='null')} 2>&1", check=False)
     assert code != 0 and "more queues" in output, (code, output)
     # Off the bus, nothing is left of it.
     guest.sh(f"vdpa dev del {NAME}")
-    _serve(guest, "queues=2")
-    _stop(guest)
+    server.start()
+    server.stop()
     guest.sh(f"[ ! -e /dev/vduse/{NAME} ] && [ ! -e /dev/shm/freestone/vduse-{NAME} ]")
 
 
 @needs_freestone
 def a_vduse_disk_keeps_its_data_when_its_server_is_killed_under_load(lab):
     guest = _boot(lab, "virtio_vdpa", "virtio_blk")
-    _serve(guest, "queues=2")
+    server = _server(guest)
+    server.start()
     guest.sh(f"vdpa dev add name {NAME} mgmtdev vduse")
     _wait_for(guest, "[ -b /dev/vda ]")
     size = int(guest.sh("blockdev --getsize64 /dev/vda"))
     assert size == DISK_MIB * MIB, size
-    load = guest.start("load", fio_verify("/dev/vda", "16m", f"--rate_iops={LOAD_IOPS}"))
-    for _ in range(KILLS):
-        _wait_for(guest, "grep -qv ' 0 *0$' /sys/block/vda/inflight || grep -q . /run/load.code")
-        time.sleep(0.8)
-        guest.sh("kill -9 $(cat /run/server.pid)")
-        time.sleep(0.2)
-        _serve(guest, "queues=2")
-    load.wait()
+    load = guest.start("load", fio_verify_until_enough("/dev/vda", f"{LOAD_MIB}m", f"--rate_iops={LOAD_IOPS}"))
+    caught = kill_under_load(server, load, KILLS, every_s=0.8, down_s=0.2)
+    assert sum(map(bool, caught)) > KILLS / 2, f"requests in flight at each kill: {caught}: too few to show anything"
     guest.sh("""mkfs.ext4 -q /dev/vda && mkdir -p /run/mnt && mount /dev/vda /run/mnt
         head -c 4M /dev/urandom >/run/mnt/a && sha256sum /run/mnt/a >/run/sum""")
-    guest.sh("kill -9 $(cat /run/server.pid)")
+    server.kill()
     # A driver at work is not given another disk.
     code, output = guest.sh(f"{_command('queues=2', device='null')} 2>&1", check=False)
     assert code != 0 and f"was given io_uring:{IMAGE} of {DISK_MIB * MIB} bytes" in output, (code, output)
-    _serve(guest, "queues=2")
+    server.start()
     guest.sh("""sync; echo 3 >/proc/sys/vm/drop_caches; sha256sum -c --quiet /run/sum
         fstrim /run/mnt; umount /run/mnt; e2fsck -fn /dev/vda""")
     _grows(guest)
+    return f"requests in flight at each kill: {caught}"
 
 
 def _grows(guest):
@@ -87,20 +84,16 @@ def _bind(guest, driver):
         echo {driver} >{BUS}/devices/{NAME}/driver_override; echo {NAME} >{BUS}/drivers/{driver}/bind || true""")
 
 
-def _command(options, device=f"io_uring:path={IMAGE}"):
-    return f"{paths.FREESTONE} serve --device {device} --export vduse:name={NAME},{options}"
+def _server(guest):
+    return UblkServer(guest, _arguments("queues=2"))
 
 
-def _serve(guest, options):
-    guest.sh(f"{_command(options)} >/run/server.log 2>&1 </dev/null & echo $! >/run/server.pid")
-    code, _ = guest.sh("for i in $(seq 300); do grep -q ^ready /run/server.log && exit 0; sleep 0.1; done; exit 1", check=False)
-    assert code == 0, guest.sh("cat /run/server.log; dmesg | tail -5")
+def _arguments(options, device=f"io_uring:path={IMAGE}"):
+    return f"--device {device} --export vduse:name={NAME},{options}"
 
 
-def _stop(guest):
-    guest.sh("kill $(cat /run/server.pid); for i in $(seq 300); do kill -0 $(cat /run/server.pid) 2>/dev/null || exit 0; sleep 0.1; done; exit 1")
-    log = guest.sh("cat /run/server.log")
-    assert "stopped" in log and "panicked" not in log, log
+def _command(options, device):
+    return f"{paths.FREESTONE} serve {_arguments(options, device)}"
 
 
 def _wait_for(guest, condition):
