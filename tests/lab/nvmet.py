@@ -16,7 +16,8 @@ class KernelTarget:
     nqn = "nqn.2014-08.org.example:lab"
 
     def __init__(self, guest, size_mib=64, block_device=False, port=4420):
-        """block_device: the namespace is a loop device, not the file itself. It lies in the guest's memory."""
+        """block_device: the namespace is a loop device, not the file itself, or the device with this name. It lies in the
+        guest's memory."""
         self.guest, self.address, self.file = guest, f"127.0.0.1:{port}", f"/dev/shm/nvmet-{port}"
         self._subsystem = f"{CONFIG}/subsystems/{self.nqn}-{port}"
         self._namespace = f"{self._subsystem}/namespaces/1"
@@ -24,8 +25,11 @@ class KernelTarget:
         self.nqn = f"{self.nqn}-{port}"
         guest.modprobe("configfs", "nvmet", "nvmet-tcp", "loop")
         guest.sh("ip link set lo up; mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config")
-        guest.sh(f"truncate -s {size_mib * MIB} {self.file}")
-        path = guest.sh(f"losetup --show -f {self.file}").strip() if block_device else self.file
+        if isinstance(block_device, str):
+            path = block_device
+        else:
+            guest.sh(f"truncate -s {size_mib * MIB} {self.file}")
+            path = guest.sh(f"losetup --show -f {self.file}").strip() if block_device else self.file
         self._write(self._subsystem, attr_allow_any_host=1)
         # A file in memory cannot be opened past the page cache.
         buffered = {} if block_device else {"buffered_io": 1}

@@ -17,17 +17,23 @@ STOP_TIMEOUT_S = 60
 
 
 class UblkServer:
-    def __init__(self, guest, arguments, name="server"):
-        """The module must be loaded. name: of the job in the guest, whose output is /run/NAME.out."""
-        self.guest, self.arguments, self.name, self.job = guest, arguments, name, None
+    def __init__(self, guest, arguments, name="server", command="serve"):
+        """The module must be loaded. name: of the job in the guest, whose output is /run/NAME.out. command: any that
+        serves."""
+        self.guest, self.arguments, self.name, self.command, self.job = guest, arguments, name, command, None
 
     def start(self):
         """Start the server and return when its disks are there."""
-        self.job = self.guest.start(
-            self.name, f"echo $BASHPID >/run/{self.name}.pid; exec {paths.FREESTONE} serve {self.arguments}")
+        self._begin()
         self._wait_for(f"grep -q ^ready /run/{self.name}.out || [ -e /run/{self.name}.code ]", READY_TIMEOUT_S)
         code, output = self.guest.sh(f"cat /run/{self.name}.out; grep -q ^ready /run/{self.name}.out", check=False)
         assert code == 0, f"the server did not get ready:\n{output}"
+
+    def start_and_kill(self, after_s):
+        """Start the server and kill -9 it, ready or not; returns whether it was."""
+        self._begin(f"(sleep {after_s}; kill -9 $SERVER) &")
+        self._wait_for(f"[ -e /run/{self.name}.code ]", STOP_TIMEOUT_S)
+        return self.guest.sh(f"grep -q ^ready /run/{self.name}.out", check=False)[0] == 0
 
     def kill(self):
         """kill -9, by its own pid; returns when the process is gone."""
@@ -48,6 +54,11 @@ class UblkServer:
         lines = self.guest.sh(new).splitlines()
         counts = itertools.takewhile(lambda line: line.startswith("  "), lines[lines.index(title) + 1:])
         return dict(line.split() for line in counts)
+
+    def _begin(self, first=""):
+        self.job = self.guest.start(
+            self.name, f"SERVER=$BASHPID; echo $SERVER >/run/{self.name}.pid; {first}"
+                       f" exec {paths.FREESTONE} {self.command} {self.arguments}")
 
     def _signal(self, name):
         self.guest.sh(f"kill -{name} $(cat /run/{self.name}.pid)")

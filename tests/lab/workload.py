@@ -140,6 +140,11 @@ def kill_under_load(server, job, kills, every_s, down_s, disk="vda", count=reque
         time.sleep(down_s)
         caught.append(count(job.guest, disk))
         server.start()
+    end_of_load(job)
+    return caught
+
+
+def end_of_load(job):
+    """Lets fio_verify_until_enough end after the pass that it is at, and waits for that."""
     job.guest.sh(f"touch {ENOUGH}")
     job.wait(timeout_s=800)
-    return caught

@@ -4,7 +4,7 @@ import time
 
 from lab import needs_freestone
 from ublk_server import UblkServer, ublk, ublk_fails
-from workload import KILLS, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load
+from workload import KILLS, end_of_load, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load
 
 DISK = "/dev/shm/disk"
 DISK_MIB = 96
@@ -14,6 +14,7 @@ SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
 # Slow enough that the kills fall into the writes and into the verification after them.
 LOAD_IOPS = 1000
 LOAD_MIB = 32
+TAKEOVERS = 8
 QUEUE = "/sys/block/ublkb{}/queue"
 
 
@@ -146,6 +147,49 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
     ublk(guest, "del -n 0")
     assert ublk(guest, "list") == []
     return f"requests in flight at each kill: {caught}"
+
+
+@needs_freestone
+def a_successor_that_is_killed_while_it_takes_a_disk_over_is_succeeded_itself(lab):
+    guest = _boot(lab)
+    server = UblkServer(guest, f"{SLOW_FILE} --export ublk:id=0,queues=2 --cores 0,1")
+    server.start()
+    file = ("/dev/ublkb0", "16m", f"--rate_iops={LOAD_IOPS}")
+    load = guest.start("load", fio_verify_until_enough(*file))
+    were_ready = []
+    for i in range(TAKEOVERS):
+        time.sleep(0.5)
+        server.kill()
+        were_ready.append(server.start_and_kill(after_s=0.02 * i))
+        server.start()
+    end_of_load(load)
+    assert False in were_ready, "every successor was ready when it was killed"
+    guest.sh(fio_verify_again(*file))
+    server.stop()
+    return f"ready when killed: {were_ready}"
+
+
+@needs_freestone
+def a_plain_disk_fails_what_its_dead_server_had_and_keeps_the_rest_waiting(lab):
+    guest = _boot(lab)
+    slow = f"{FILE} --layer fault:op=read,delay-us=3000000,offset=1M,len=4K"
+    first = UblkServer(guest, f"-n 4 -q 2 -o recovery=plain {slow}", command="ublk add")
+    first.start()
+    guest.sh("dd if=/dev/urandom of=/dev/ublkb4 bs=1M count=2 oflag=direct 2>/dev/null")
+    read = "dd if=/dev/ublkb4 bs=4k count=1 skip={} iflag=direct status=none | cmp -n 4096 - <(tail -c +{} " + DISK + ")"
+    caught = guest.start("caught", "set -o pipefail; " + read.format(256, (1 << 20) + 1))
+    guest.sh("for i in $(seq 100); do [ $(awk '{print $1}' /sys/block/ublkb4/inflight) = 1 ] && exit 0; sleep 0.05; done; exit 1")
+    first.kill()
+    guest.sh("for i in $(seq 200); do [ -e /run/caught.code ] && exit 0; sleep 0.05; done; exit 1")
+    assert guest.sh("cat /run/caught.out; exit $(cat /run/caught.code)", check=False)[0] != 0, "nobody was there to answer it"
+    waits = guest.start("waits", "set -o pipefail; " + read.format(0, 1))
+    time.sleep(1)
+    assert waits.is_running() and not caught.is_running()
+    second = UblkServer(guest, f"-n 4 {slow}", command="ublk recover")
+    second.start()
+    waits.wait()
+    second.stop()
+    assert "I/O error" in guest.sh("dmesg -c"), "the kernel has not seen the error"
 
 
 def _requeued(guest, disk):
