@@ -17,10 +17,11 @@ STOP_TIMEOUT_S = 60
 
 
 class UblkServer:
-    def __init__(self, guest, arguments, name="server", command="serve"):
+    def __init__(self, guest, arguments, name="server", command="serve", uid=0):
         """The module must be loaded. name: of the job in the guest, whose output is /run/NAME.out. command: any that
-        serves."""
-        self.guest, self.arguments, self.name, self.command, self.job = guest, arguments, name, command, None
+        serves. uid: of the user and the group who run it."""
+        self.guest, self.arguments, self.name, self.job = guest, arguments, name, None
+        self.program = f"{as_user(uid)} {paths.FREESTONE} {command}"
 
     def start(self):
         """Start the server and return when its disks are there."""
@@ -58,7 +59,7 @@ class UblkServer:
     def _begin(self, first=""):
         self.job = self.guest.start(
             self.name, f"SERVER=$BASHPID; echo $SERVER >/run/{self.name}.pid; {first}"
-                       f" exec {paths.FREESTONE} {self.command} {self.arguments}")
+                       f" exec {self.program} {self.arguments}")
 
     def _signal(self, name):
         self.guest.sh(f"kill -{name} $(cat /run/{self.name}.pid)")
@@ -68,14 +69,19 @@ class UblkServer:
                       timeout_s=2 * timeout_s)
 
 
-def ublk(guest, arguments):
+def as_user(uid):
+    """What stands before a command of this user."""
+    return f"setpriv --reuid {uid} --regid {uid} --clear-groups" if uid else ""
+
+
+def ublk(guest, arguments, uid=0):
     """Run `freestone ublk … --json` in the guest and return what it says, one object for each line."""
-    lines = guest.sh(f"{paths.FREESTONE} ublk {arguments} --json").splitlines()
+    lines = guest.sh(f"{as_user(uid)} {paths.FREESTONE} ublk {arguments} --json").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def ublk_fails(guest, arguments, command="ublk"):
+def ublk_fails(guest, arguments, command="ublk", uid=0):
     """Run `freestone ublk …`, which must fail, and return what it says."""
-    code, output = guest.sh(f"timeout 60 {paths.FREESTONE} {command} {arguments}", check=False)
+    code, output = guest.sh(f"timeout 60 {as_user(uid)} {paths.FREESTONE} {command} {arguments}", check=False)
     assert code in (1, 2), f"{arguments}: exit code {code}\n{output}"
     return output

@@ -11,6 +11,7 @@ use crate::stack::StackArgs;
 use clap::ArgMatches;
 use exports::ublk::{Control, DeviceInfo};
 use serde_json::json;
+use std::path::Path;
 
 /// The arguments of `freestone ublk`.
 #[derive(clap::Args, Debug)]
@@ -35,6 +36,8 @@ pub enum UblkCommand {
     List(ListArgs),
     /// Say what the kernel's driver can do
     Features,
+    /// Give a disk's nodes to the user who made it: for a rule of udev
+    Chown(ChownArgs),
 }
 
 /// `freestone ublk add`.
@@ -89,6 +92,13 @@ pub struct ListArgs {
     id: Option<u32>,
 }
 
+/// `freestone ublk chown`.
+#[derive(clap::Args, Debug)]
+pub struct ChownArgs {
+    /// A node: `ublkc0`, `ublkb0` or a partition `ublkb0p1`, with /dev before it or without
+    node: String,
+}
+
 impl UblkCommand {
     /// Whether it serves, rather than ask and end.
     pub fn is_serving(&self) -> bool {
@@ -118,6 +128,7 @@ pub fn run(args: UblkArgs, matches: &ArgMatches) -> Result<(), Error> {
         UblkCommand::Del(args) => delete(&args, output),
         UblkCommand::List(args) => list(&args, output),
         UblkCommand::Features => features(output),
+        UblkCommand::Chown(args) => chown(&args.node, output),
     }
 }
 
@@ -154,9 +165,10 @@ fn list(args: &ListArgs, output: Output) -> Result<(), Error> {
 fn line(device: &DeviceInfo) -> String {
     let server = device.pid().map_or_else(String::new, |pid| format!(", process {pid}"));
     let mode = if device.is_read_only() { ", read-only" } else { "" };
+    let owner = if device.is_unprivileged() { format!(", user {}", device.owner().0) } else { String::new() };
     let maker = if device.is_ours() { "" } else { ", made by another program" };
     format!(
-        "/dev/ublkb{}: {}{server}, {} ({} bytes), {}-byte blocks{mode}, {} × {} requests of up to {}, recovery {}{maker}",
+        "/dev/ublkb{}: {}{server}, {} ({} bytes), {}-byte blocks{mode}, {} × {} requests of up to {}, recovery {}{owner}{maker}",
         device.id(),
         device.state(),
         human_bytes(device.capacity()),
@@ -183,8 +195,43 @@ fn fields(device: &DeviceInfo) -> serde_json::Value {
         "max_io": device.max_io(),
         "recovery": device.recovery(),
         "flags": device.flags().names(),
+        "owner": { "uid": device.owner().0, "gid": device.owner().1 },
+        "unprivileged": device.is_unprivileged(),
         "ours": device.is_ours(),
     })
+}
+
+/// Nodes of disks that root made stay as they are.
+fn chown(node: &str, output: Output) -> Result<(), Error> {
+    let name = node.strip_prefix("/dev/").unwrap_or(node);
+    let Some(id) = disk_of(name) else {
+        return Err(Error::Usage(format!("{node}: want a node of a ublk disk, such as ublkc0 or ublkb0")));
+    };
+    let path = Path::new("/dev").join(name);
+    let Some(device) = open()?.device(id).map_err(failed)? else {
+        return Err(Error::Runtime(format!("ublk: there is no device {id}")));
+    };
+    if !device.is_unprivileged() {
+        return Ok(());
+    }
+    let (uid, gid) = device.owner();
+    std::os::unix::fs::lchown(&path, Some(uid), Some(gid)).map_err(|error| {
+        Error::Runtime(format!("{} cannot be given to user {uid}: {error}", path.display()))
+    })?;
+    let human = format!("{} is of user {uid} and group {gid}", path.display());
+    output.event("owner", human, json!({ "path": path, "uid": uid, "gid": gid }));
+    Ok(())
+}
+
+/// The number of the disk that a node's name belongs to.
+fn disk_of(name: &str) -> Option<u32> {
+    if let Some(number) = name.strip_prefix("ublkc") {
+        return number.parse().ok();
+    }
+    let rest = name.strip_prefix("ublkb")?;
+    let (number, partition) = rest.split_once('p').unwrap_or((rest, "1"));
+    partition.parse::<u32>().ok()?;
+    number.parse().ok()
 }
 
 fn features(output: Output) -> Result<(), Error> {
@@ -201,4 +248,21 @@ fn open() -> Result<Control, Error> {
 
 fn failed(error: exports::Error) -> Error {
     Error::Runtime(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_belongs_to_one_disk_or_to_none() {
+        for (name, disk) in [("ublkc7", Some(7)), ("ublkb0", Some(0)), ("ublkb12p3", Some(12))] {
+            assert_eq!(disk_of(name), disk, "{name}");
+        }
+        for name in
+            ["", "sda", "ublkb", "ublkc", "ublkb1p", "ublkbp1", "ublk-control", "ublkc1p1", "ublkb1/../sda"]
+        {
+            assert_eq!(disk_of(name), None, "{name}");
+        }
+    }
 }

@@ -2,8 +2,9 @@
 
 import time
 
+import paths
 from lab import needs_freestone
-from ublk_server import UblkServer, ublk, ublk_fails
+from ublk_server import UblkServer, as_user, ublk, ublk_fails
 from workload import KILLS, end_of_load, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load
 
 DISK = "/dev/shm/disk"
@@ -190,6 +191,43 @@ def a_plain_disk_fails_what_its_dead_server_had_and_keeps_the_rest_waiting(lab):
     waits.wait()
     second.stop()
     assert "I/O error" in guest.sh("dmesg -c"), "the kernel has not seen the error"
+
+
+@needs_freestone
+def an_ordinary_user_has_disks_of_their_own(lab):
+    guest = _boot(lab)
+    user, stranger = 4711, 4712
+    disk = UblkServer(guest, "--device mem:size=16M --export ublk:id=5,queues=2", uid=user)
+    # Without the rule the control device is root's.
+    assert "needs root, or a udev rule" in ublk_fails(guest, disk.arguments, "serve", user)
+    guest.sh("chmod 666 /dev/ublk-control")  # as the rule does
+    roots = UblkServer(guest, f"{FILE} --export ublk:id=0", name="roots")
+    roots.start()
+    udev = guest.start("udev", f"""for i in $(seq 600); do [ ! -e /run/udev.end ] || exit 0
+        for node in /dev/ublk[bc][0-9]*; do [ -O $node ] && {paths.FREESTONE} ublk chown $node; done; sleep 0.1; done""")
+    disk.start()
+    guest.sh(f"for i in $(seq 100); do [ $(stat -c %u /dev/ublkb5) = {user} ] && exit 0; sleep 0.05; done; exit 1")
+    mine = as_user(user)
+    guest.sh(f"{mine} dd if=/dev/urandom of=/dev/ublkb5 bs=1M count=4 oflag=direct conv=fsync 2>/dev/null"
+             f" && {mine} dd if=/dev/ublkb5 bs=1M count=4 iflag=direct 2>/dev/null >/run/read && [ $(stat -c %s /run/read) = 4194304 ]")
+    found, = ublk(guest, "list", uid=user)
+    assert (found["id"], found["unprivileged"], found["owner"]["uid"], found["recovery"]) == (5, True, user, "off"), found
+    assert "no recovery" in guest.sh("cat /run/server.out")
+    assert sorted(found["id"] for found in ublk(guest, "list")) == [0, 5]
+    # What is another's stays so.
+    for uid, number in (user, 0), (stranger, 5):
+        assert "denied" in (said := ublk_fails(guest, f"del -n {number}", uid=uid)) or "permitted" in said, said
+    assert ublk(guest, "list", uid=stranger) == []
+    assert guest.sh("stat -c %u /dev/ublkc0 /dev/ublkb0").split() == ["0", "0"]
+    ublk(guest, "del -n 5", uid=user)
+    guest.sh("kill -9 $(cat /run/server.pid)")
+    disk.start()
+    disk.stop()
+    disk.start()
+    ublk(guest, "del -n 5")  # root may
+    guest.sh("touch /run/udev.end")
+    udev.wait()
+    roots.stop()
 
 
 def _requeued(guest, disk):

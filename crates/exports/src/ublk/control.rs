@@ -2,14 +2,21 @@
 //!
 //! Each command is one entry of a small io_uring whose completion is waited for. Some take long: starting a device
 //! reads its partition table through the very server that starts it. So none of this may run on a core.
+//!
+//! Without `CAP_SYS_ADMIN` a process has only devices that it made itself (`UBLK_F_UNPRIVILEGED_DEV`): whoever may
+//! read and write the node `/dev/ublkcN` may command such a device, and says so by the node's path, which stands
+//! before what else a command carries.
 
 use super::uapi::{self, ControlCommand, DevInfo, DeviceState, Params, control, feature};
+use super::{node, wait_for_node};
 use crate::Error;
 use io_uring::opcode::UringCmd80;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, squeue};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::forget;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -24,6 +31,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(1);
 /// A ring for one command at a time.
 const ENTRIES: u32 = 4;
+/// Room for the path of any node.
+const PATH_BYTES: usize = 32;
 
 /// What the kernel's driver can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +110,16 @@ impl DeviceInfo {
         self.params.basic.attrs & uapi::attribute::READ_ONLY != 0
     }
 
+    /// The user and the group who made it.
+    pub fn owner(&self) -> (u32, u32) {
+        (self.info.owner_uid, self.info.owner_gid)
+    }
+
+    /// Whether an ordinary user made it, who may command it.
+    pub fn is_unprivileged(&self) -> bool {
+        self.info.flags & feature::UNPRIVILEGED_DEV != 0
+    }
+
     /// Whether Freestone made it.
     pub fn is_ours(&self) -> bool {
         super::identity::is_ours(self.info.ublksrv_flags)
@@ -123,6 +142,15 @@ pub struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     /// What the last command carried: completions of earlier ones, which were given up, are passed over.
     sequence: u64,
+    /// Devices of ordinary users, whose commands carry a path.
+    unprivileged: BTreeSet<u32>,
+}
+
+/// What a command to an unprivileged device carries.
+#[repr(C)]
+struct WithPath<T> {
+    path: [u8; PATH_BYTES],
+    value: T,
 }
 
 impl Control {
@@ -134,7 +162,7 @@ impl Control {
         let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|source| {
             let hint = match source.raw_os_error() {
                 Some(libc::ENOENT) => " (is the module ublk_drv loaded?)",
-                Some(libc::EACCES | libc::EPERM) => " (it needs root)",
+                Some(libc::EACCES | libc::EPERM) => " (it needs root, or a udev rule that lets you)",
                 _ => "",
             };
             Error::Ublk { what: format!("cannot open {PATH}{hint}"), source }
@@ -143,7 +171,7 @@ impl Control {
             .dontfork()
             .build(ENTRIES)
             .map_err(|source| Error::System { action: "set an io_uring up", source })?;
-        Ok(Control { file, ring, sequence: 0 })
+        Ok(Control { file, ring, sequence: 0, unprivileged: BTreeSet::new() })
     }
 
     /// What the driver can do.
@@ -152,22 +180,24 @@ impl Control {
     /// Before Linux 6.5, and without permission.
     pub fn features(&mut self) -> Result<Features, Error> {
         let mut bits = 0u64;
-        let command = with_memory(ControlCommand::new(uapi::ANY_DEVICE), &mut bits);
-        self.run(control::GET_FEATURES, command, None).map_err(|source| Error::Ublk {
+        self.run_with(control::GET_FEATURES, uapi::ANY_DEVICE, &mut bits).map_err(|source| Error::Ublk {
             what: "cannot ask the driver for its features".into(),
             source,
         })?;
         Ok(Features(bits))
     }
 
-    /// Every ublk device, by number.
+    /// Every ublk device that this process may ask, by number.
     ///
     /// # Errors
     /// When one cannot be asked. A device that goes away meanwhile is left out.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>, Error> {
         let mut devices = Vec::new();
         for id in ids()? {
-            devices.extend(self.device(id)?);
+            match self.device(id) {
+                Err(Error::Ublk { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {}
+                found => devices.extend(found?),
+            }
         }
         Ok(devices)
     }
@@ -178,15 +208,20 @@ impl Control {
     /// When it cannot be asked.
     pub fn device(&mut self, id: u32) -> Result<Option<DeviceInfo>, Error> {
         let mut info = DevInfo::default();
-        let command = with_memory(ControlCommand::new(id), &mut info);
-        match self.run(control::GET_DEV_INFO, command, None) {
+        self.unprivileged.remove(&id);
+        let mut asked = self.run_with(control::GET_DEV_INFO, id, &mut info);
+        if asked.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+            // Whoever asks about the device of an ordinary user must name its node.
+            self.unprivileged.insert(id);
+            asked = self.run_with(control::GET_DEV_INFO, id, &mut info);
+        }
+        match asked {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
             Err(source) => return Err(refused(id, "cannot be asked what it is", source)),
         }
         let mut params = Params { len: Params::BYTES as u32, ..Params::default() };
-        let command = with_memory(ControlCommand::new(id), &mut params);
-        match self.run(control::GET_PARAMS, command, None) {
+        match self.run_with(control::GET_PARAMS, id, &mut params) {
             Ok(()) => Ok(Some(DeviceInfo { info, params })),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(source) => Err(refused(id, "cannot be asked for its parameters", source)),
@@ -209,21 +244,31 @@ impl Control {
         self.remove(id)
     }
 
-    /// Makes a device; `info` then says what the kernel made of the wishes in it.
+    /// Makes a device; `info` then says what the kernel made of the wishes in it. Without the right to make any, one of
+    /// the kind that every user may have.
     pub(super) fn add(&mut self, info: &mut DevInfo) -> Result<(), Error> {
         let id = info.dev_id;
-        let command = with_memory(ControlCommand::new(id), info);
-        self.run(control::ADD_DEV, command, None).map_err(|source| {
+        self.unprivileged.remove(&id); // that of an earlier device
+        let mut added = self.run_with(control::ADD_DEV, id, info);
+        if added.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) {
+            info.flags |= feature::UNPRIVILEGED_DEV;
+            added = self.run_with(control::ADD_DEV, id, info);
+        }
+        added.map_err(|source| {
             let name = if id == uapi::ANY_DEVICE { "a device".into() } else { format!("device {id}") };
             Error::Ublk { what: format!("ublk: {name} cannot be made"), source }
-        })
+        })?;
+        if info.flags & feature::UNPRIVILEGED_DEV != 0 {
+            self.unprivileged.insert(info.dev_id);
+            wait_for_node(info.dev_id)?;
+        }
+        Ok(())
     }
 
     /// Says what a new device is like.
     pub(super) fn set_params(&mut self, id: u32, params: &Params) -> Result<(), Error> {
         let mut params = *params;
-        let command = with_memory(ControlCommand::new(id), &mut params);
-        self.run(control::SET_PARAMS, command, None)
+        self.run_with(control::SET_PARAMS, id, &mut params)
             .map_err(|source| refused(id, "does not take its parameters", source))
     }
 
@@ -234,7 +279,7 @@ impl Control {
 
     /// Makes the disk disappear; requests in flight end first.
     pub(super) fn stop(&mut self, id: u32) -> Result<(), Error> {
-        self.run(control::STOP_DEV, ControlCommand::new(id), None)
+        self.run(control::STOP_DEV, ControlCommand::new(id))
             .map_err(|source| refused(id, "cannot be stopped", source))
     }
 
@@ -250,7 +295,10 @@ impl Control {
     pub(super) fn leave(&mut self, id: u32) -> Result<(), Error> {
         match self.remove_within(id, LEAVE_PATIENCE) {
             Err(source) if is_late(&source) => {
-                tracing::warn!(id, "a disk ends while it is used; its number is free when its users let go of it");
+                tracing::warn!(
+                    id,
+                    "a disk ends while it is used; its number is free when its users let go of it"
+                );
                 Ok(())
             }
             result => result.map_err(|source| refused(id, "cannot be deleted", source)),
@@ -258,12 +306,17 @@ impl Control {
     }
 
     fn remove_within(&mut self, id: u32, patience: Duration) -> io::Result<()> {
-        self.run(control::DEL_DEV, ControlCommand::new(id), Some(patience))
+        let (command, path) = self.addressed(ControlCommand::new(id));
+        let result = self.execute(control::DEL_DEV, command, Some(patience));
+        if result.as_ref().is_err_and(is_late) {
+            forget(path); // the kernel may still read it
+        }
+        result
     }
 
     /// Begins to take over a device whose server died.
     pub(super) fn start_recovery(&mut self, id: u32) -> io::Result<()> {
-        self.run(control::START_USER_RECOVERY, ControlCommand::new(id), None)
+        self.run(control::START_USER_RECOVERY, ControlCommand::new(id))
     }
 
     /// Lets the requests come: every queue has fetched.
@@ -275,26 +328,51 @@ impl Control {
     /// Changes the size of the disk.
     pub(super) fn update_size(&mut self, id: u32, capacity: u64) -> Result<(), Error> {
         let command = ControlCommand { data: capacity / uapi::SECTOR_BYTES, ..ControlCommand::new(id) };
-        self.run(control::UPDATE_SIZE, command, None)
+        self.run(control::UPDATE_SIZE, command)
             .map_err(|source| refused(id, "does not take its new size", source))
     }
 
     fn with_pid(&mut self, op: u32, id: u32) -> io::Result<()> {
         let command = ControlCommand { data: std::process::id().into(), ..ControlCommand::new(id) };
-        self.run(op, command, None)
+        self.run(op, command)
+    }
+
+    /// A command that carries nothing of its own.
+    fn run(&mut self, op: u32, command: ControlCommand) -> io::Result<()> {
+        let (command, _path) = self.addressed(command);
+        self.execute(op, command, None)
+    }
+
+    /// A command that carries `value`, which the kernel reads or writes.
+    fn run_with<T: Copy>(&mut self, op: u32, id: u32, value: &mut T) -> io::Result<()> {
+        if !self.unprivileged.contains(&id) {
+            return self.execute(op, with_memory(ControlCommand::new(id), value), None);
+        }
+        let mut both = WithPath { path: path_of(id), value: *value };
+        let command = with_memory(ControlCommand::new(id), &mut both);
+        let result = self.execute(op, ControlCommand { dev_path_len: PATH_BYTES as u16, ..command }, None);
+        *value = both.value;
+        result
+    }
+
+    /// The command with the path that its device asks for, if it does. The path must live as long as the command.
+    fn addressed(&self, command: ControlCommand) -> (ControlCommand, Option<Box<WithPath<()>>>) {
+        if !self.unprivileged.contains(&command.dev_id) {
+            return (command, None);
+        }
+        let mut path = Box::new(WithPath { path: path_of(command.dev_id), value: () });
+        let command = with_memory(command, &mut *path);
+        (ControlCommand { dev_path_len: PATH_BYTES as u16, ..command }, Some(path))
     }
 
     /// Sends a command and waits for its end, at most for `patience`. The memory that `command` names must live until
-    /// the end, so only a command without any may be given up.
-    fn run(&mut self, op: u32, command: ControlCommand, patience: Option<Duration>) -> io::Result<()> {
-        assert!(
-            patience.is_none() || command.addr == 0,
-            "the kernel may still write to memory that is given up"
-        );
+    /// the end, also when it is given up.
+    fn execute(&mut self, op: u32, command: ControlCommand, patience: Option<Duration>) -> io::Result<()> {
         self.sequence += 1;
         let entry = UringCmd80::new(Fd(self.file.as_raw_fd()), op).cmd(command.to_bytes());
         let entry = entry.build().user_data(self.sequence);
-        // SAFETY: `with_memory` names a variable of the caller, which waits here until the command has ended.
+        // SAFETY: `with_memory` names a variable of the caller, which waits here until the command has ended, or never
+        // frees it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::other("too many commands were given up"))?;
         let deadline = patience.map(|patience| Instant::now() + patience);
@@ -335,6 +413,15 @@ impl Control {
 
 fn is_late(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ETIMEDOUT)
+}
+
+/// The node of device `id`, as commands to it carry it.
+fn path_of(id: u32) -> [u8; PATH_BYTES] {
+    let mut path = [0; PATH_BYTES];
+    let name = node(id);
+    let name = name.as_os_str().as_encoded_bytes();
+    path[..name.len()].copy_from_slice(name);
+    path
 }
 
 /// A command with `value` as its memory.

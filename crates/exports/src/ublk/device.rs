@@ -4,18 +4,15 @@ use super::config::{Config, Recovery};
 use super::control::{Control, DeviceInfo, Features, is_alive};
 use super::takeover::{Found, Step, Wanted, next_step};
 use super::uapi::{self, DevInfo, DeviceState, feature};
-use super::{identity, params, users};
+use super::{identity, open_node, params, try_open, users};
 use crate::Error;
 use block::Device;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long to wait for the kernel to notice that a server died, and to let go of what it had.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the node of a new device may take to appear.
-const NODE_PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -57,6 +54,13 @@ impl Claim {
             ..DevInfo::default()
         };
         control.add(&mut info)?;
+        if config.recovery != Recovery::of_flags(info.flags) {
+            let id = info.dev_id;
+            tracing::warn!(
+                id,
+                "the disk of an ordinary user ends with its server: the kernel has no recovery for it"
+            );
+        }
         let claim =
             Claim { device: DeviceInfo { info, params: wanted.params }, is_recovered: false, features };
         if let Err(error) = control.set_params(claim.id(), &claim.device.params) {
@@ -143,7 +147,7 @@ fn look_at(device: DeviceInfo) -> Found {
     let is_server_alive = is_alive(device.info.ublksrv_pid);
     let is_dead = device.info.device_state() == DeviceState::Dead;
     // Only the first to open it succeeds; closed again at once.
-    let is_held = is_dead && try_open(&node(device.id())).is_err();
+    let is_held = is_dead && try_open(device.id()).is_err();
     Found { device, is_server_alive, is_held }
 }
 
@@ -171,31 +175,6 @@ fn require(features: Features, bits: u64) -> Result<(), Error> {
     }
     let missing = Features(bits & !features.bits()).names().join(" and ");
     Err(Error::Config(format!("this kernel's ublk driver has no {missing}")))
-}
-
-fn node(id: u32) -> PathBuf {
-    PathBuf::from(format!("/dev/ublkc{id}"))
-}
-
-fn try_open(node: &PathBuf) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open(node)
-}
-
-/// Opens `/dev/ublkcN`, which may have to appear first.
-fn open_node(id: u32) -> Result<File, Error> {
-    let node = node(id);
-    let deadline = Instant::now() + NODE_PATIENCE;
-    loop {
-        match try_open(&node) {
-            Ok(file) => return Ok(file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
-                std::thread::sleep(STEP);
-            }
-            Err(source) => {
-                return Err(Error::Ublk { what: format!("cannot open {}", node.display()), source });
-            }
-        }
-    }
 }
 
 /// What a disk was made with, for the log.

@@ -65,6 +65,7 @@ pub mod feature {
     pub const NEED_GET_DATA: u64 = 1 << 2;
     pub const USER_RECOVERY: u64 = 1 << 3;
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+    pub const UNPRIVILEGED_DEV: u64 = 1 << 5;
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
     /// Linux 6.14.
     pub const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
