@@ -1,9 +1,9 @@
-"""In a guest, whose kernel is initiator and peer: our NVMe/TCP target beside the kernel's own on the same kind of file, and
-our ublk server beside rublk and the kernel's loop driver.
+"""In a guest, whose kernel is initiator and peer: our NVMe/TCP target beside the kernel's own, and our ublk server beside
+rublk and the kernel's loop driver, each on a RAM disk of the kernel (brd) of its own, past the page cache.
 
-The guest's processors may be emulated: then times mean little, but both sides of a ratio are emulated alike, so it
-says about which runs fewer instructions. Copies of whole pages cost an emulated processor less than they cost a real
-one, relative to the rest."""
+The guest has one processor, emulated, whose clock counts instructions (QEMU's icount). So what is measured is how many
+instructions a request takes from fio to the RAM disk and back: of the program, of the initiator and of the server. That
+is repeatable on a busy machine, too; it says nothing about caches, nor about what runs side by side on several cores."""
 
 import contextlib
 import os
@@ -13,60 +13,66 @@ import tempfile
 
 import paths
 from nvmet import KernelTarget
-from server import INITIATOR_CORE, SERVER_CORE, as_cases, fio_arguments, fio_iops
+from server import as_cases, fio_job
 from ublk_server import UblkServer
 from vm import Guest
 
-CASES = [("randread", "4K", 1), ("randread", "4K", 32), ("randwrite", "4K", 32), ("read", "128K", 8), ("write", "128K", 8)]
+# what, and how many requests
+CASES = {("randread", "4K", 1): 2000, ("randread", "4K", 32): 4000, ("randwrite", "4K", 32): 4000, ("read", "128K", 8): 2000,
+         ("write", "128K", 8): 2000}
+ONE_PROCESSOR = {"cpus": 1, "accel": "tcg,thread=single", "qemu_arguments": ["-icount", "shift=0,sleep=off"]}
 NQN = "nqn.2014-08.org.example:ours"
 RUBLK = "0.2.15"
-FILE_MIB = 64
+RAM_DISKS, RAM_DISK_MIB = 5, 64
 UBLK_QUEUE = 128
+NO_POLLING = "--poll-us never"  # there is one processor
 
 
-def measure(repo, rounds, seconds):
-    """{table: cases}."""
+def measure(repo, rounds):
+    """{table: cases}; instructions a request."""
     rublk = _rublk(repo)
-    with tempfile.TemporaryDirectory() as directory, Guest(cpus=2, directory=directory) as guest:
+    with tempfile.TemporaryDirectory() as directory, Guest(directory=directory, **ONE_PROCESSOR) as guest:
         guest.modprobe("ublk_drv", "nvme-tcp", "loop")
-        guest.sh("ip link set lo up")
+        guest.sh(f"ip link set lo up; modprobe brd rd_nr={RAM_DISKS} rd_size={RAM_DISK_MIB << 10}")
+        for i in range(RAM_DISKS):  # pages that were never written cost nothing to read
+            guest.sh(f"dd if=/dev/zero of=/dev/ram{i} bs=1M count={RAM_DISK_MIB} oflag=direct 2>/dev/null")
         found = {}
         for table, disks in (
             ("nvme_tcp", {"freestone": _our_target, "kernel's nvmet": _kernel_target}),
             ("ublk_null", {"freestone": lambda guest: _ublk(guest, "null:size=16G"),
                            "rublk null": lambda guest: _rublk_disk(guest, rublk, "null")}),
-            ("ublk_file", {"freestone": lambda guest: _ublk(guest, f"io_uring:path={_file(guest, 'ours')}"),
-                           "rublk loop": lambda guest: _rublk_disk(guest, rublk, f"loop -f {_file(guest, 'rublk')}"),
+            ("ublk_disk", {"freestone": lambda guest: _ublk(guest, "io_uring:path=/dev/ram2,direct=on"),
+                           "rublk loop": lambda guest: _rublk_disk(guest, rublk, "loop -f /dev/ram3"),
                            "kernel's loop": _loop}),
         ):
             print(f"  {table}", file=sys.stderr)
-            found[table] = as_cases(_in_turn(guest, disks, rounds, seconds))
-        return found | {"accelerator": guest.accel}
+            found[table] = as_cases(_in_turn(guest, disks, rounds))
+        return found
 
 
-def _in_turn(guest, disks, rounds, seconds):
-    """{case: {name: [IOPS of each round]}}: every disk is there for the whole time, each case measures them in turn."""
-    with contextlib.ExitStack() as ends:
-        nodes = {name: ends.enter_context(contextlib.contextmanager(make)(guest)) for name, make in disks.items()}
-        results = {case: {name: [] for name in nodes} for case in CASES}
-        for _ in range(rounds):
-            for case, by_disk in results.items():
-                for name, node in nodes.items():
-                    words = " ".join(fio_arguments(*case, seconds))
-                    command = f"taskset -c {INITIATOR_CORE} fio {words} --filename={node} --ioengine=libaio --direct=1"
-                    by_disk[name].append(fio_iops(guest.sh(command)))
-        return results
+def _in_turn(guest, disks, rounds):
+    """{case: {name: [instructions a request, of each round]}}. Every disk is there alone: the others' servers take no part
+    of the processor."""
+    results = {case: {name: [] for name in disks} for case in CASES}
+    for _ in range(rounds):
+        for name, make in disks.items():
+            with contextlib.contextmanager(make)(guest) as node:
+                for case, by_disk in results.items():
+                    by_disk[name].append(_instructions(guest, node, *case, CASES[case]))
+    return results
 
 
-def _file(guest, name):
-    """A file in the guest's memory, with data."""
-    path = f"/dev/shm/{name}"
-    guest.sh(f"head -c {FILE_MIB}M /dev/zero >{path}")
-    return path
+def _instructions(guest, node, rw, block_size, depth, requests):
+    size = requests * int(block_size.removesuffix("K"))
+    job = fio_job(guest.sh(f"fio --name=peer --filename={node} --ioengine=libaio --direct=1 --rw={rw} --bs={block_size}"
+                           f" --iodepth={depth} --size={RAM_DISK_MIB}M --io_size={size}K --norandommap --randrepeat=0"
+                           " --output-format=json", timeout_s=600))
+    found = job["read"] if job["read"]["total_ios"] else job["write"]
+    return found["runtime"] * 1e6 / found["total_ios"]
 
 
 def _our_target(guest):
-    server = UblkServer(guest, f"--device io_uring:path={_file(guest, 'target')} --cores {SERVER_CORE}"
+    server = UblkServer(guest, f"--device io_uring:path=/dev/ram0,direct=on {NO_POLLING}"
                                f" --export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN}", name="target")
     server.start()
     yield from _connected(guest, "127.0.0.1:4420", NQN)
@@ -74,8 +80,7 @@ def _our_target(guest):
 
 
 def _kernel_target(guest):
-    target = KernelTarget(guest, FILE_MIB, port=4421)
-    guest.sh(f"head -c {FILE_MIB}M /dev/zero >{target.file}")
+    target = KernelTarget(guest, block_device="/dev/ram1", port=4421)
     yield from _connected(guest, target.address, target.nqn)
 
 
@@ -93,7 +98,7 @@ def _ublk(guest, device):
     name = device.split(":")[0]
     number = {"null": 0, "io_uring": 1}[name]
     server = UblkServer(guest, f"--device {device} --export ublk:id={number},queue-size={UBLK_QUEUE}"
-                               f" --cores {SERVER_CORE}", name=name)
+                               f" {NO_POLLING}", name=name)
     server.start()
     yield f"/dev/ublkb{number}"
     server.stop()
@@ -101,14 +106,14 @@ def _ublk(guest, device):
 
 def _rublk_disk(guest, rublk, target):
     number = {"null": 10, "loop": 11}[target.split()[0]]
-    guest.sh(f"taskset -c {SERVER_CORE} {rublk} add {target} --number {number} --queue 1 --depth {UBLK_QUEUE} --quiet")
+    guest.sh(f"{rublk} add {target} --number {number} --queue 1 --depth {UBLK_QUEUE} --quiet")
     guest.sh(f"for i in $(seq 100); do [ -b /dev/ublkb{number} ] && exit 0; sleep 0.1; done; exit 1")
     yield f"/dev/ublkb{number}"
     guest.sh(f"{rublk} del --number {number}")
 
 
 def _loop(guest):
-    node = guest.sh(f"losetup --show --find {_file(guest, 'loop')}").strip()
+    node = guest.sh(f"losetup --show --find --direct-io=on /dev/ram4").strip()
     yield node
     guest.sh(f"losetup --detach {node}")
 

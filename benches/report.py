@@ -29,17 +29,16 @@ NBD_NOTE = (
 NVME_TCP_NOTE = (
     "Our initiator on our target over the loopback interface, one I/O queue, a disk of 1 GiB in memory, written over once. There is no "
     "peer in user space to compare with here; the kernel's target is compared with below.")
-GUEST_NOTE = {
-    "kvm": "The guest's processors are those of the machine.",
-    "tcg": "The guest's processors are emulated (QEMU TCG): absolute figures mean little, and a ratio says which side runs fewer "
-           "instructions, kernel included, rather than how it would fare on hardware.",
-}
+GUEST_NOTE = (
+    "Instructions that a request takes from fio to the disk and back, those of fio, the kernel and the server together: the guest has one "
+    "emulated processor whose clock counts them (QEMU's `icount`). Fewer is better. The method's limits: it says nothing about caches, "
+    "wake-ups of other cores, or what runs side by side on several. Our server does not poll here (`--poll-us never`), since that needs a "
+    "processor of its own; how well requests are taken in batches depends on who happens to run first, so a ratio moves by some percent.")
 GUEST_TABLES = {
     "nvme_tcp": ("NVMe/TCP: the kernel's initiator on our target and on the kernel's",
-                 "Each target has a file of its own on tmpfs (`nvmet`: `buffered_io`, since its direct path needs a file system "
-                 "that has one); no digests."),
-    "ublk_null": ("ublk: a disk that does nothing", "One queue of 128, server on core 0, fio on core 1."),
-    "ublk_file": ("ublk and loop: a file on tmpfs", "One queue of 128, server on core 0, fio on core 1; a file on tmpfs for each."),
+                 "Each target has a RAM disk of the kernel of its own, past the page cache; no digests."),
+    "ublk_null": ("ublk: a disk that does nothing", "One queue of 128."),
+    "ublk_disk": ("ublk and loop: a RAM disk", "One queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
 }
 
 
@@ -105,11 +104,24 @@ def nbd_parts(results, run, folder):
 
 
 def guest_parts(results, run, folder):
-    parts = ["## In a guest", run, GUEST_NOTE[results["accelerator"]]]
+    parts = ["## In a guest", run, GUEST_NOTE]
     for name, (title, note) in GUEST_TABLES.items():
-        (folder / f"guest_{name}.svg").write_text(plot(results[name], title))
-        parts += [f"### {title}", note, table(results[name]), f"![{title}](guest_{name}.svg)"]
+        (folder / f"guest_{name}.svg").write_text(bars(f"{title}: thousand instructions a request", _groups(results[name])))
+        parts += [f"### {title}", note, guest_table(results[name]), f"![{title}](guest_{name}.svg)"]
     return parts
+
+
+def guest_table(cases):
+    servers = list(cases[0]["iops"])
+    others = [name for name in servers if name != OURS]
+    head = ["case", *(f"{name}, instructions" for name in servers), *(f"{name} / ours" for name in others)]
+    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for case in cases:
+        by_server = case["iops"]
+        row = [case_name(case), *(median_with_spread(by_server[name]) for name in servers),
+               *(ratio(by_server[name], by_server[OURS]) for name in others)]
+        rows.append("| " + " | ".join(row) + " |")
+    return "\n".join(rows)
 
 
 def library_parts(library, run, folder):
@@ -127,9 +139,13 @@ def library_parts(library, run, folder):
 
 
 def plot(cases, title):
-    groups = [((case["rw"], f"{case['bs']} QD {case['qd']}"),
-               {name: [iops / 1e3 for iops in values] for name, values in case["iops"].items()}) for case in cases]
-    return bars(f"{title}: thousand IOPS, median and spread", groups)
+    return bars(f"{title}: thousand IOPS, median and spread", _groups(cases))
+
+
+def _groups(cases):
+    """The bars of a plot, in thousands."""
+    return [((case["rw"], f"{case['bs']} QD {case['qd']}"),
+             {name: [value / 1e3 for value in values] for name, values in case["iops"].items()}) for case in cases]
 
 
 def when(results, part):

@@ -62,18 +62,16 @@ def initiator(device, rw, block_size, depth, seconds):
 
 def fio(rw, block_size, depth, seconds, *options):
     """IOPS of fio on core 1."""
-    argv = [paths.FIO, *fio_arguments(rw, block_size, depth, seconds), f"--cpus_allowed={INITIATOR_CORE}", *options]
-    return fio_iops(_output(argv, seconds))
-
-
-def fio_arguments(rw, block_size, depth, seconds):
-    return ["--name=peer", f"--rw={rw}", f"--bs={block_size}", f"--iodepth={depth}", f"--runtime={seconds}", "--time_based",
-            f"--ramp_time={RAMP_S}", "--output-format=json", "--norandommap", "--randrepeat=0"]
-
-
-def fio_iops(output):
-    job = json.loads(output[output.index("{"):])["jobs"][0]
+    argv = [paths.FIO, "--name=peer", f"--rw={rw}", f"--bs={block_size}", f"--iodepth={depth}", f"--runtime={seconds}",
+            "--time_based", f"--ramp_time={RAMP_S}", "--output-format=json", "--norandommap", "--randrepeat=0",
+            f"--cpus_allowed={INITIATOR_CORE}", *options]
+    job = fio_job(_output(argv, seconds))
     return float(job["read"]["iops"] + job["write"]["iops"])
+
+
+def fio_job(output):
+    """The one job of fio's JSON output (warnings may stand before it)."""
+    return json.loads(output[output.index("{"):])["jobs"][0]
 
 
 def _output(argv, seconds):

@@ -200,7 +200,7 @@ class Guest:
             kernel_arguments += f" {device.kernel_arguments}"
         command = [
             paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-            "-accel", "kvm" if self.accel == "kvm" else "tcg,thread=multi",
+            "-accel", "tcg,thread=multi" if self.accel == "tcg" else self.accel,
             "-cpu", "host" if self.accel == "kvm" else "max",
             "-machine", "q35", "-smp", str(self.cpus), "-m", f"{self.memory_mib}M",
             # a vhost-user server maps the guest's memory, so it must be shared
