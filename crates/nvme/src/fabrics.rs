@@ -1,8 +1,10 @@
 //! Commands over fabrics (Base 6): how a host connects queues to a controller and reads and writes its registers.
 //!
 //! All of them have [`OPCODE`] and a type ([`FabricsType`]) in the lowest byte of the namespace identifier's dword.
-//! [`property`] has the registers, [`discovery`] the log page that says what there is to connect to.
+//! [`auth`] has the messages by which host and controller prove who they are, [`property`] the registers,
+//! [`discovery`] the log page that says what there is to connect to.
 
+pub mod auth;
 pub mod discovery;
 pub mod nqn;
 pub mod property;
