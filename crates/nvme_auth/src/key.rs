@@ -1,0 +1,217 @@
+//! A secret, in the form in which it is handed around: `DHHC-1:01:base64 of secret and CRC-32:`.
+//!
+//! `nvme gen-dhchap-key` makes them. The two digits say by which hash the secret is bound to the name of whoever has
+//! it, so that a controller that learns the bound secret of one host cannot play another.
+//!
+//! Source: Base Specification 2.0, 8.13.5.7 (transformation) and 8.13.5.8 (representation).
+
+use crate::response::mac;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use nvme::fabrics::Nqn;
+use nvme::fabrics::auth::Hash;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+/// What a secret's text starts with.
+const PREFIX: &str = "DHHC-1:";
+/// Bytes of the checksum behind the secret.
+const CRC_BYTES: usize = 4;
+/// Most bytes of a file with one secret: its text has 107.
+const MAX_FILE_BYTES: u64 = 4096;
+
+/// A secret.
+#[derive(Clone)]
+pub struct Key {
+    /// By which hash it is bound to a name; none: not at all.
+    hash: Option<Hash>,
+    secret: Zeroizing<Vec<u8>>,
+}
+
+/// Why something is no secret. The text itself is not repeated: it may be nearly right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// It does not have the form.
+    #[error("a secret looks like DHHC-1:00:…: (nvme gen-dhchap-key makes one)")]
+    Form,
+    /// Its hash is none.
+    #[error("the secret's hash is 00, 01, 02 or 03")]
+    Hash,
+    /// It is not base64.
+    #[error("the secret is not base64")]
+    Base64,
+    /// It has another length than secrets can have.
+    #[error("the secret has {0} bytes: want 32, 48 or 64")]
+    Length(usize),
+    /// Its checksum is wrong.
+    #[error("the secret's checksum is wrong: a character was lost or changed")]
+    Checksum,
+}
+
+/// Why a file with secrets cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("{path}: {source}", path = .path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// It is longer than such files are.
+    #[error("{path}: longer than {limit} bytes", path = .path.display())]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+        /// How long it may be.
+        limit: u64,
+    },
+    /// What it holds is no secret.
+    #[error("{path}: {source}", path = .path.display())]
+    Key {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong.
+        source: KeyError,
+    },
+}
+
+impl Key {
+    /// Reads a secret's text.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn parse(text: &str) -> Result<Key, KeyError> {
+        let rest = text.strip_prefix(PREFIX).ok_or(KeyError::Form)?;
+        let (hash, rest) = rest.split_once(':').ok_or(KeyError::Form)?;
+        let base64 = rest.strip_suffix(':').ok_or(KeyError::Form)?;
+        let hash = match hash {
+            "00" => None,
+            "01" => Some(Hash::Sha256),
+            "02" => Some(Hash::Sha384),
+            "03" => Some(Hash::Sha512),
+            _ => return Err(KeyError::Hash),
+        };
+        let mut secret = Zeroizing::new(STANDARD.decode(base64).map_err(|_| KeyError::Base64)?);
+        let len = secret.len().saturating_sub(CRC_BYTES);
+        if !matches!(len, 32 | 48 | 64) {
+            return Err(KeyError::Length(len));
+        }
+        if secret[len..] != crc32fast::hash(&secret[..len]).to_le_bytes() {
+            return Err(KeyError::Checksum);
+        }
+        secret.truncate(len);
+        Ok(Key { hash, secret })
+    }
+
+    /// Reads the file that holds one secret, and nothing else but white space.
+    ///
+    /// # Errors
+    /// When there is no such file, or no secret in it.
+    pub fn read(path: &Path) -> Result<Key, FileError> {
+        let text = read_secret(path, MAX_FILE_BYTES)?;
+        Key::parse(text.trim()).map_err(|source| FileError::Key { path: path.to_owned(), source })
+    }
+
+    /// The secret as `name` has it.
+    pub(crate) fn bound_to(&self, name: &Nqn) -> Zeroizing<Vec<u8>> {
+        match self.hash {
+            Some(hash) => mac(hash, &self.secret, &[name.as_str().as_bytes(), b"NVMe-over-Fabrics"]),
+            None => self.secret.clone(),
+        }
+    }
+}
+
+/// Reads a file with secrets, and warns when everybody can.
+pub(crate) fn read_secret(path: &Path, limit: u64) -> Result<Zeroizing<String>, FileError> {
+    let failed = |source| FileError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.permissions().mode() & 0o004 != 0 {
+        tracing::warn!(path = %path.display(), "a file with secrets can be read by every user (chmod 600)");
+    }
+    // All of it at once: a text that grows leaves copies behind.
+    let mut text = Zeroizing::new(String::with_capacity(limit as usize + 1));
+    file.take(limit + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > limit {
+        return Err(FileError::TooLong { path: path.to_owned(), limit });
+    }
+    Ok(text)
+}
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(…)")
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        self.hash == other.hash && bool::from(self.secret.ct_eq(&other.secret))
+    }
+}
+
+impl Eq for Key {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // nvme gen-dhchap-key -m 1 -s 00…1f, and so on with -l and -m.
+    const PLAIN: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+    #[test]
+    fn a_secret_is_what_its_text_says() {
+        let key = Key::parse(PLAIN).unwrap();
+        assert_eq!((key.hash, &key.secret[..]), (None, &(0..32).collect::<Vec<u8>>()[..]));
+        let bound = Key::parse(&PLAIN.replace(":00:", ":01:")).unwrap();
+        assert_eq!(bound.hash, Some(Hash::Sha256));
+        assert_ne!(bound, key);
+        assert_eq!(key, key.clone());
+        assert_eq!(format!("{key:?}"), "Key(…)");
+    }
+
+    #[test]
+    fn what_is_no_secret_is_refused_without_being_repeated() {
+        let cases = [
+            ("", KeyError::Form),
+            ("DHHC-1", KeyError::Form),
+            ("DHHC-1:00", KeyError::Form),
+            (&PLAIN[..PLAIN.len() - 1], KeyError::Form),
+            ("DHHC-2:00:AAAA:", KeyError::Form),
+            ("DHHC-1:04:AAAA:", KeyError::Hash),
+            ("DHHC-1:1:AAAA:", KeyError::Hash),
+            ("DHHC-1:00:AAA*:", KeyError::Base64),
+            ("DHHC-1:00::", KeyError::Length(0)),
+            ("DHHC-1:00:AAAA:", KeyError::Length(0)),
+            ("DHHC-1:00:AAAAAAAAAAA=:", KeyError::Length(4)),
+        ];
+        for (text, why) in cases {
+            assert_eq!(Key::parse(text).unwrap_err(), why, "{text}");
+        }
+        let changed = PLAIN.replace("AAEC", "AAED");
+        assert_eq!(Key::parse(&changed).unwrap_err(), KeyError::Checksum);
+    }
+
+    #[test]
+    fn a_file_holds_one_secret() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        assert!(Key::read(&path).unwrap_err().to_string().contains("/key: No such file"));
+        std::fs::write(&path, format!("{PLAIN}\n")).unwrap();
+        assert_eq!(Key::read(&path).unwrap(), Key::parse(PLAIN).unwrap());
+        std::fs::write(&path, "DHHC-1:07:AAAA:").unwrap();
+        assert!(
+            Key::read(&path)
+                .unwrap_err()
+                .to_string()
+                .ends_with("/key: the secret's hash is 00, 01, 02 or 03")
+        );
+        std::fs::write(&path, vec![b' '; 5000]).unwrap();
+        assert!(Key::read(&path).unwrap_err().to_string().contains("longer than 4096 bytes"));
+    }
+}

@@ -1,0 +1,174 @@
+//! The secrets of the hosts that a target knows, in a file:
+//!
+//! ```text
+//! # host                        its secret          the target's secret, if it shall prove itself, too
+//! nqn.2014-08.org.example:one   DHHC-1:00:…:
+//! nqn.2014-08.org.example:two   DHHC-1:01:…:        DHHC-1:01:…:
+//! ```
+
+use crate::key::{FileError, read_secret};
+use crate::{Key, KeyError};
+use nvme::fabrics::{Nqn, NqnError};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Most bytes of the file: some three thousand hosts.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The secrets between the target and one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostKeys {
+    /// By which the host proves itself.
+    pub host: Key,
+    /// By which the controller does, to a host that asks for it.
+    pub controller: Option<Key>,
+}
+
+/// The secrets of all hosts.
+#[derive(Clone, Debug, Default)]
+pub struct Keys(BTreeMap<Nqn, Arc<HostKeys>>);
+
+/// Why a file is no list of secrets.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// It cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A line is wrong.
+    #[error("{path}, line {line}: {fault}", path = .path.display())]
+    Line {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1 on.
+        line: usize,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// It names nobody.
+    #[error("{path}: no host is in it", path = .0.display())]
+    Empty(PathBuf),
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Not two words, and not three.
+    #[error("want the host's NQN, its secret, and perhaps the controller's secret, with spaces between")]
+    Words,
+    /// The first is no name. It is not repeated: it may be a secret.
+    #[error("the host's name: {0}")]
+    Name(NqnError),
+    /// The host has a line already.
+    #[error("the host {0} has a line already")]
+    Twice(Nqn),
+    /// A secret is none.
+    #[error("the {0}'s secret: {1}")]
+    Key(&'static str, KeyError),
+    /// Who has the one secret could play the other side.
+    #[error("host and controller have the same secret")]
+    Same,
+}
+
+impl Keys {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or a line of it is wrong.
+    pub fn read(path: &Path) -> Result<Keys, KeysError> {
+        let text = read_secret(path, MAX_FILE_BYTES)?;
+        let mut keys = Keys::default();
+        for (number, line) in (1..).zip(text.lines()) {
+            let wrong = |fault| KeysError::Line { path: path.to_owned(), line: number, fault };
+            let line = line.trim();
+            if !line.is_empty() && !line.starts_with('#') {
+                keys.insert(line).map_err(wrong)?;
+            }
+        }
+        if keys.0.is_empty() {
+            return Err(KeysError::Empty(path.to_owned()));
+        }
+        Ok(keys)
+    }
+
+    fn insert(&mut self, line: &str) -> Result<(), Fault> {
+        let mut words = line.split_whitespace();
+        let (Some(host), Some(secret), controller, None) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            return Err(Fault::Words);
+        };
+        let host = Nqn::new(host).map_err(Fault::Name)?;
+        let key = |whose, text| Key::parse(text).map_err(|error| Fault::Key(whose, error));
+        let controller = controller.map(|text| key("controller", text)).transpose()?;
+        let keys = HostKeys { host: key("host", secret)?, controller };
+        if keys.controller.as_ref() == Some(&keys.host) {
+            return Err(Fault::Same);
+        }
+        if self.0.contains_key(&host) {
+            return Err(Fault::Twice(host));
+        }
+        self.0.insert(host, Arc::new(keys));
+        Ok(())
+    }
+
+    /// The secrets between the target and a host, if it is known.
+    pub fn of(&self, host: &Nqn) -> Option<&Arc<HostKeys>> {
+        self.0.get(host)
+    }
+
+    /// Who is known.
+    pub fn hosts(&self) -> impl Iterator<Item = &Nqn> {
+        self.0.keys()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const OTHER: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+    fn read(text: &str) -> Result<Keys, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, text).unwrap();
+        let strip = |error: KeysError| error.to_string().replace(&*path.display().to_string(), "keys");
+        Keys::read(&path).map_err(strip)
+    }
+
+    #[test]
+    fn every_host_has_a_line_with_one_secret_or_two() {
+        let keys = read(&format!("# hosts\n\n nqn.a {ONE}\nnqn.b\t{OTHER}  {ONE} \n")).unwrap();
+        let of = |name| keys.of(&Nqn::new(name).unwrap());
+        assert_eq!(of("nqn.a").unwrap().controller, None);
+        let (one, other) = (Key::parse(ONE).unwrap(), Key::parse(OTHER).unwrap());
+        assert_eq!(**of("nqn.b").unwrap(), HostKeys { host: other, controller: Some(one) });
+        assert!(of("nqn.c").is_none());
+        assert_eq!(keys.hosts().map(Nqn::as_str).collect::<Vec<_>>(), ["nqn.a", "nqn.b"]);
+        assert!(!format!("{keys:?}").contains("AAEC"));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let cases = [
+            ("nqn.a".into(), "keys, line 1: want the host's NQN"),
+            (format!("\nnqn.a {ONE} {OTHER} x"), "keys, line 2: want the host's NQN"),
+            (format!("{ONE} nqn.a"), "keys, line 1: the host's name: an NVMe name starts with"),
+            (format!("nqn.a {ONE}\nnqn.a {OTHER}"), "keys, line 2: the host nqn.a has a line already"),
+            ("nqn.a DHHC-1:00:AAAA:".into(), "keys, line 1: the host's secret: the secret has 0 bytes"),
+            (format!("nqn.a {ONE} x"), "keys, line 1: the controller's secret: a secret looks like"),
+            (format!("nqn.a {ONE} {ONE}"), "keys, line 1: host and controller have the same secret"),
+            ("# nobody\n".into(), "keys: no host is in it"),
+        ];
+        for (text, why) in cases {
+            let error = read(&text).unwrap_err();
+            assert!(error.starts_with(why) && !error.contains("AAEC"), "{error}");
+        }
+        assert!(read(&"#\n".repeat(600_000)).unwrap_err().contains("longer than 1048576 bytes"));
+        assert!(
+            Keys::read(Path::new("/nowhere")).unwrap_err().to_string().contains("/nowhere: No such file")
+        );
+    }
+}
