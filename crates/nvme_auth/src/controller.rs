@@ -39,6 +39,13 @@ impl Default for Choices {
     }
 }
 
+impl Choices {
+    /// Whether nobody can ever authenticate.
+    pub fn is_empty(&self) -> bool {
+        self.hashes.is_empty() || self.groups.is_empty()
+    }
+}
+
 /// How it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

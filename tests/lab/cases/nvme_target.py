@@ -118,6 +118,66 @@ def a_target_that_is_killed_under_load_and_comes_back_has_lost_nothing(lab):
     return f"{len(kills)} kills"
 
 
+# Every hash, and every group: some of them take emulated processors their time.
+PROOFS = [("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072"), ("sha256", "ffdhe4096"),
+          ("sha384", "ffdhe6144"), ("sha512", "ffdhe8192")]
+
+
+@needs_freestone
+def the_stock_initiator_proves_who_it_is_with_every_hash_and_group(lab):
+    guest = _boot(lab)
+    secret, ours = _secrets(guest)
+    other = guest.sh(f"nvme gen-dhchap-key -m 1 -n {HOST}").strip()
+    for hash_name, group in PROOFS:
+        server = UblkServer(guest, f"{FILE} {EXPORT},auth-keys=/run/keys,auth-hashes={hash_name},auth-groups={group} --cores 0,1")
+        server.start()
+        guest.sh("dmesg -C")
+        for options in f"-S {secret}", f"-S {secret} -C {ours} -g -G":
+            disk = _connect_to(guest, options)
+            guest.sh(fio_verify(f"/dev/{disk}", "2m", "--bsrange=512-64k --bs_unaligned=0 --ba=512"))
+            guest.sh(f"nvme disconnect -n {NQN}")
+        said = guest.sh("dmesg")
+        assert said.count(f"authenticated with hash hmac({hash_name}) dhgroup {group}") == 2, said
+        assert said.count("controller authenticated") == 1, said
+        assert guest.sh("grep -c 'host authenticated' /run/server.out").strip() == "6", "an admin queue and two others, twice"
+        for wrong in "", f"-S {other}", f"-S {secret} -C {other}":
+            code, output = guest.sh(_connect(wrong), check=False)
+            assert code != 0, output
+        said = json.loads(guest.sh(f"nvme discover {AT} --hostnqn {HOST} --hostid {HOST_ID} -o json"))
+        assert NQN in [record["subnqn"] for record in said["records"]], said
+        guest.sh("! ls /dev/nvme0* 2>/dev/null")
+        server.stop()
+    # The kernel says who was refused; nothing else may have gone wrong.
+    guest.sh("dmesg -C")
+
+
+@needs_freestone
+def a_target_that_comes_back_has_its_host_prove_itself_again(lab):
+    guest = _boot(lab)
+    secret, ours = _secrets(guest)
+    server = UblkServer(guest, f"{SLOW_FILE} {EXPORT},auth-keys=/run/keys --cores 0,1 --sandbox required")
+    server.start()
+    disk = _connect_to(guest, f"-S {secret} -C {ours} -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600")
+    load = guest.start("load", fio_verify(f"/dev/{disk}", "12m", f"--rate_iops={LOAD_IOPS} {FIO_JSON}"))
+    for _ in range(2):
+        time.sleep(2)
+        server.kill()
+        server.start()
+    assert fio_result(load.wait(timeout_s=600))["error"] == 0
+    assert guest.sh("dmesg").count("controller authenticated") == 3
+    guest.sh(f"nvme disconnect -n {NQN}")
+    server.stop()
+    guest.sh("dmesg -C")
+
+
+def _secrets(guest):
+    """Puts the secrets of the host and of the target into /run/keys."""
+    host, target = guest.sh(f"nvme gen-dhchap-key -m 2 -n {HOST}; nvme gen-dhchap-key -m 0").split()
+    guest.sh(f"nvme check-dhchap-key -k {host} && nvme check-dhchap-key -k {target}")
+    guest.sh(f"umask 077; echo '{HOST} {host} {target}' >/run/keys")
+    return host, target
+
+
 def _connect(options="", host=HOST):
     return f"nvme connect {AT} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
 

@@ -2,13 +2,14 @@
 
 use super::{CORES, ExportConfig, keep_listener, object};
 use block::Device;
-use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
+use exports::nvme_tcp::{Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 pub(super) static KIND: Kind = Kind {
@@ -19,6 +20,17 @@ pub(super) static KIND: Kind = Kind {
         key("nqn", "NQN", "what hosts call it"),
         key("device", "ID+…", "the devices to export, as namespaces 1, 2 and so on [the first]"),
         key("hosts", "NQN+…", "who may connect [anybody]"),
+        key(
+            "auth-keys",
+            "FILE",
+            "hosts have to prove who they are, with the secrets in it: HOSTNQN SECRET [OURS] a line",
+        ),
+        key("auth-hashes", "NAME+…", "with which hashes, the preferred first [sha512+sha384+sha256]"),
+        key(
+            "auth-groups",
+            "NAME+…",
+            "with which DH groups, the preferred first [ffdhe2048+…+ffdhe8192+null]",
+        ),
         key("serial", "TEXT", "its serial number [made of the NQN]"),
         READ_ONLY,
         key("queues", "N", "I/O queues of a host, 1 to 1024 [64]"),
@@ -40,11 +52,43 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let mut config = Config::new(address, nqn(&required("nqn=NQN", spec.get("nqn")?)?)?);
     let hosts: Option<String> = spec.get("hosts")?;
     config.hosts = hosts.iter().flat_map(|list| list.split('+')).map(nqn).collect::<Result<_, _>>()?;
+    config.auth = auth(spec)?;
     config.serial = spec.get("serial")?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.queues = spec.get_or("queues", config.queues)?;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     Ok(Box::new(NvmeTcpConfig(config)))
+}
+
+/// How hosts prove who they are. The secrets are read now: later on nothing can be.
+fn auth(spec: &Spec) -> Result<Option<Auth>, SpecError> {
+    let file: Option<String> = spec.get("auth-keys")?;
+    let (hashes, groups) = (spec.get::<String>("auth-hashes")?, spec.get::<String>("auth-groups")?);
+    let Some(file) = file else {
+        return match hashes.or(groups) {
+            Some(_) => Err(spec.refuse("auth-hashes and auth-groups need auth-keys=FILE")),
+            None => Ok(None),
+        };
+    };
+    let keys = Keys::read(Path::new(&file)).map_err(|error| spec.refuse(format!("auth-keys: {error}")))?;
+    let mut choices = Choices::default();
+    if let Some(text) = hashes {
+        choices.hashes = choose(&text, Hash::ALL, Hash::name).map_err(|fault| spec.refuse(fault))?;
+    }
+    if let Some(text) = groups {
+        choices.groups = choose(&text, Group::ALL, Group::name).map_err(|fault| spec.refuse(fault))?;
+    }
+    Ok(Some(Auth { keys: Arc::new(keys), choices: Arc::new(choices) }))
+}
+
+/// Those of `all` whose names are in `text`, in its order.
+fn choose<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Result<Vec<T>, String> {
+    let find = |word: &str| {
+        let known = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
+        let found = all.iter().copied().find(|one| name(*one) == word);
+        found.ok_or_else(|| format!("{word:?} is none of {}", known()))
+    };
+    text.split('+').map(find).collect()
 }
 
 impl ExportConfig for NvmeTcpConfig {
@@ -76,12 +120,13 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { address, nqn, hosts, queues, clients, .. } = &self.0;
+        let Config { address, nqn, hosts, auth, queues, clients, .. } = &self.0;
         object(json!({
             "kind": KIND.name,
             "listen": address.to_string(),
             "nqn": nqn.as_str(),
             "hosts": hosts.iter().map(Nqn::as_str).collect::<Vec<_>>(),
+            "authentication": auth.is_some(),
             "queues": queues,
             "clients": clients,
         }))
@@ -117,5 +162,29 @@ mod tests {
         assert!(refusal("nvme-tcp:listen=l:1,nqn=x").contains("x: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,hosts=nqn.a+y").contains("y: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,queues=many").contains("queues"));
+    }
+
+    #[test]
+    fn secrets_are_read_at_once_and_a_wrong_line_is_named() {
+        const SECRET: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        let text = format!("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,auth-keys={}", path.display());
+        assert!(refusal(&text).contains("/keys: No such file"));
+        std::fs::write(&path, format!("nqn.a {SECRET}\n")).unwrap();
+        let plan = ExportPlan::parse(&format!("{text},auth-hashes=sha256+sha512,auth-groups=null")).unwrap();
+        assert_eq!(plan.config.fields()["authentication"], true);
+        let shown = format!("{plan:?}");
+        assert!(shown.contains("[Sha256, Sha512]") && shown.contains("[Null]") && !shown.contains("AAEC"));
+        assert!(
+            refusal(&format!("{text},auth-hashes=sha1"))
+                .contains("\"sha1\" is none of sha256, sha384, sha512")
+        );
+        assert!(refusal(&format!("{text},auth-groups=")).contains("\"\" is none of null, ffdhe2048"));
+        std::fs::write(&path, "nqn.a secret\n").unwrap();
+        assert!(refusal(&text).contains("/keys, line 1: the host's secret: a secret looks like"));
+        assert!(
+            refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,auth-groups=null").contains("need auth-keys")
+        );
     }
 }

@@ -188,7 +188,7 @@ impl Reception {
 impl Host for Reception {
     type Talk = Handshake;
 
-    fn greet(&mut self) -> Handshake {
+    fn greet(&mut self, _peer: &str) -> Handshake {
         Handshake::new(self.offer())
     }
 

@@ -1,7 +1,9 @@
-//! What is said with a host until its queue exists: ICReq and ICResp, then a Connect and its response.
+//! What is said with a host until its queue exists: ICReq and ICResp, then a Connect and its response, then whatever
+//! proves who the host is.
 //!
 //! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3 (Connect).
 
+use super::authentication::{Answer, Authentication};
 use super::subsystem::{Admission, Refusal, Subsystem};
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA};
 use crate::stream::{Step, Talk};
@@ -9,8 +11,9 @@ use nvme::fabrics::{
     CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter,
 };
 use nvme::tcp::{
-    COMMAND_BYTES, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Fatal, FatalStatus,
-    Frame, Framing, IC_BYTES, IcReq, IcResp, MAX_TERMINATION_BYTES, PduType, Side, TermReq,
+    C2hData, COMMAND_BYTES, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Fatal,
+    FatalStatus, Frame, Framing, IC_BYTES, IcReq, IcResp, MAX_FRONT, MAX_TERMINATION_BYTES, PduType, Side,
+    TermReq,
 };
 use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
 use std::sync::Arc;
@@ -21,6 +24,11 @@ pub(super) struct Handshake {
     /// Agreed once the ICReq has come: how we are spoken to, and how we speak.
     framing: Option<(Framing, Framing)>,
     admission: Option<Admission>,
+    /// What the host has to prove, once it is known who it says it is.
+    authentication: Option<Authentication>,
+    /// Where the controller is in the submission queue.
+    head: u16,
+    peer: Box<str>,
 }
 
 /// What was agreed.
@@ -28,6 +36,8 @@ pub(super) struct Agreed {
     pub(super) admission: Admission,
     /// How PDUs look that come, and that go.
     pub(super) framing: (Framing, Framing),
+    /// Where the controller is in the submission queue.
+    pub(super) head: u16,
 }
 
 /// How a talk ends badly: the host is told, and the log.
@@ -38,13 +48,14 @@ struct Rejected {
 }
 
 impl Handshake {
-    pub(super) fn new(subsystem: Arc<Subsystem>) -> Handshake {
-        Handshake { subsystem, framing: None, admission: None }
+    pub(super) fn new(subsystem: Arc<Subsystem>, peer: &str) -> Handshake {
+        let peer = peer.into();
+        Handshake { subsystem, framing: None, admission: None, authentication: None, head: 0, peer }
     }
 
     /// What was agreed, once the talk has come to [`Step::Serve`].
     pub(super) fn agreed(self) -> Option<Agreed> {
-        Some(Agreed { admission: self.admission?, framing: self.framing? })
+        Some(Agreed { admission: self.admission?, framing: self.framing?, head: self.head })
     }
 
     fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), Rejected> {
@@ -84,41 +95,67 @@ impl Handshake {
         output.extend(response.encode());
     }
 
-    /// Answers the first command, which has to be a Connect.
+    /// Answers a command: the first has to be a Connect, what may follow is what proves who the host is.
     fn command(&mut self, pdu: &[u8], frame: &Frame, output: &mut Vec<u8>) -> Step {
         let header = pdu.first_chunk::<COMMAND_BYTES>().expect("the frame was accepted");
         let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, frame).entry);
         let data = &pdu[frame.data_offset..][..frame.data_len as usize];
-        let is_intact = !frame.has_data_digest || {
-            let mut digest = DataDigest::new();
-            digest.update(data);
-            pdu[pdu.len() - DIGEST_BYTES..] == digest.to_bytes()
+        let is_intact = !frame.has_data_digest || data_digest(data) == pdu[pdu.len() - DIGEST_BYTES..];
+        let (result, step) = match (is_intact, &mut self.authentication) {
+            (false, _) => (Err(Status::TRANSIENT_TRANSPORT_ERROR.into()), Step::Leave),
+            (true, Some(authentication)) => authentication.command(&entry, data),
+            (true, None) => match self.connect(&entry, data) {
+                Ok(admission) => self.welcome(admission),
+                Err(refusal) => {
+                    let status = refusal.status;
+                    tracing::info!(export = &*self.subsystem.export, %status, "a host may not connect");
+                    (Err(refusal), Step::Leave)
+                }
+            },
         };
-        let admitted = match is_intact {
-            true => self.connect(&entry, data),
-            false => Err(Status::TRANSIENT_TRANSPORT_ERROR.into()),
-        };
-        let mut completion = CompletionEntry::new(entry.command_id, Status::SUCCESS);
-        let step = match admitted {
-            Ok(admission) => {
-                let controller_id = admission.membership.controller.id;
-                completion.result = ConnectResponse { controller_id, needs_authentication: false }.result();
-                completion.sq_id = admission.queue_id;
-                completion.sq_head = if admission.has_flow_control { 1 } else { 0xffff };
-                self.admission = Some(admission);
-                Step::Serve
+        self.answer(entry.command_id, result, output);
+        step
+    }
+
+    /// A host may have a queue, though it may have to prove that it is that host.
+    fn welcome(&mut self, admission: Admission) -> (Result<Answer, Refusal>, Step) {
+        let controller = &admission.membership.controller;
+        self.authentication = Authentication::required(controller, admission.queue_id, &self.peer);
+        let (controller_id, needs_authentication) = (controller.id, self.authentication.is_some());
+        let result = ConnectResponse { controller_id, needs_authentication }.result();
+        self.admission = Some(admission);
+        (Ok(Answer::Result(result)), if needs_authentication { Step::More } else { Step::Serve })
+    }
+
+    /// Tells the host how a command ended.
+    fn answer(&mut self, command_id: u16, result: Result<Answer, Refusal>, output: &mut Vec<u8>) {
+        let (_, framing) = self.framing.expect("initialized before");
+        let mut completion = CompletionEntry::new(command_id, Status::SUCCESS);
+        if let Some(admission) = &self.admission {
+            self.head = (self.head + 1) % admission.entries;
+            completion.sq_id = admission.queue_id;
+            completion.sq_head = if admission.has_flow_control { self.head } else { 0xffff };
+        }
+        let mut bytes = [0; MAX_FRONT];
+        match result {
+            Ok(Answer::Result(result)) => completion.result = result,
+            Ok(Answer::Data(data)) => {
+                let len = data.len() as u32; // a message of authentication
+                let front = C2hData { command_id, offset: 0, len, is_last: true, is_success: false };
+                let front = front.encode(&framing, &mut bytes);
+                output.extend(&bytes[..front]);
+                output.extend(&data);
+                if framing.data_digest {
+                    output.extend(data_digest(&data));
+                }
             }
             Err(Refusal { status, result }) => {
-                tracing::info!(export = &*self.subsystem.export, %status, "a host may not connect");
-                completion = CompletionEntry { result, ..CompletionEntry::new(entry.command_id, status) };
-                Step::Leave
+                completion.status = status;
+                completion.result = result;
             }
-        };
-        let (_, outgoing) = self.framing.expect("initialized before");
-        let mut bytes = [0; 32];
-        let len = CapsuleResp { entry: completion.encode() }.encode(&outgoing, &mut bytes);
+        }
+        let len = CapsuleResp { entry: completion.encode() }.encode(&framing, &mut bytes);
         output.extend(&bytes[..len]);
-        step
     }
 
     fn connect(&self, entry: &SubmissionEntry, data: &[u8]) -> Result<Admission, Refusal> {
@@ -130,8 +167,17 @@ impl Handshake {
         let data = data.first_chunk::<CONNECT_DATA_BYTES>().filter(|_| is_whole);
         let data = data.ok_or(Status::INVALID_SGL_LENGTH)?;
         let parsed: Result<ConnectData, InvalidParameter> = ConnectData::parse(data);
+        if self.subsystem.failures.are_too_many(&self.peer) {
+            return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+        }
         self.subsystem.connect(&Connect::parse(&entry.cdw), &parsed?)
     }
+}
+
+fn data_digest(data: &[u8]) -> [u8; DIGEST_BYTES] {
+    let mut digest = DataDigest::new();
+    digest.update(data);
+    digest.to_bytes()
 }
 
 impl Talk for Handshake {

@@ -12,6 +12,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`handshake`] | speaks with a newcomer until its queue exists |
+//! | [`authentication`] | has it prove who it is, where that is asked for |
 //! | [`subsystem`], [`controller`] | who may come, and what the queues of a host share |
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
@@ -20,6 +21,7 @@
 //! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP Transport Specification 1.0.
 
 mod admin;
+mod authentication;
 mod controller;
 mod handshake;
 mod io;
@@ -31,6 +33,7 @@ mod transfers;
 
 pub use crate::stream::Address;
 pub use nvme::fabrics::{Nqn, NqnError};
+pub use nvme_auth::{Choices, Group, Hash, Keys};
 
 use crate::stream::{Guest, Host, Lobby, Memory, Parts, Registry};
 use crate::{Error, Export, Stats, check_cores, queue_cores};
@@ -72,6 +75,15 @@ pub struct NamespaceConfig {
     pub uuid: Option<[u8; 16]>,
 }
 
+/// How hosts prove who they are.
+#[derive(Clone, Debug)]
+pub struct Auth {
+    /// What they have to know; who is not in it may not come.
+    pub keys: Arc<Keys>,
+    /// How they prove it.
+    pub choices: Arc<Choices>,
+}
+
 /// How the subsystem looks to its hosts and which cores serve it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -85,6 +97,8 @@ pub struct Config {
     pub read_only: bool,
     /// Who may connect; nobody named: anybody.
     pub hosts: Vec<Nqn>,
+    /// How hosts prove who they are; none: their word is taken for it. Who only asks what there is never has to.
+    pub auth: Option<Auth>,
     /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
     pub queues: u16,
     /// Connections at a time, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
@@ -102,6 +116,7 @@ impl Config {
             serial: None,
             read_only: false,
             hosts: Vec::new(),
+            auth: None,
             queues: DEFAULT_QUEUES,
             clients: DEFAULT_CLIENTS,
             core_map: Vec::new(),
@@ -124,6 +139,8 @@ impl Config {
             format!("{} namespaces: want 1 to {MAX_NAMESPACES}", namespaces.len())
         } else if self.nqn.is_discovery() {
             format!("{}: it is the name of the discovery subsystem", self.nqn.as_str())
+        } else if self.auth.as_ref().is_some_and(|auth| auth.choices.is_empty()) {
+            "authentication without a hash or a group: want at least one of each".into()
         } else if let Some(serial) = self.serial.as_ref().filter(|serial| !is_text(serial)) {
             format!("serial number {serial:?}: want 1 to {MAX_SERIAL} printable ASCII characters")
         } else if let Some(size) = block_size {
@@ -164,7 +181,8 @@ impl NvmeTcp {
         let namespaces = (1..).zip(namespaces).map(|(id, namespace)| namespace.open(id, &config)).collect();
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
-        let subsystem = Subsystem::new(nqn, serial, namespaces, config.hosts, config.queues, name.clone());
+        let Config { hosts, auth, queues, .. } = config;
+        let subsystem = Subsystem::new(nqn, serial, namespaces, hosts, auth, queues, name.clone());
         let subsystem = Arc::new(subsystem);
         let (registry, stats) = (Registry::new(), Arc::new(Stats::new(serving.len())));
         let reception = Reception {
@@ -259,8 +277,8 @@ struct Reception {
 impl Host for Reception {
     type Talk = Handshake;
 
-    fn greet(&mut self) -> Handshake {
-        Handshake::new(self.subsystem.clone())
+    fn greet(&mut self, peer: &str) -> Handshake {
+        Handshake::new(self.subsystem.clone(), peer)
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {

@@ -87,7 +87,7 @@ impl Incoming {
 impl Session {
     /// Opens what the queue needs on the calling core; `early` came behind the handshake.
     pub(super) fn open(agreed: Agreed, early: &[u8], socket: &Weak<OwnedFd>) -> Result<Session, Error> {
-        let Agreed { admission, framing: (incoming, framing) } = agreed;
+        let Agreed { admission, framing: (incoming, framing), head } = agreed;
         let controller = &admission.membership.controller;
         let mut targets = Vec::new();
         if admission.queue_id != 0 {
@@ -101,8 +101,7 @@ impl Session {
             targets,
             queue_id: admission.queue_id,
             entries: admission.entries,
-            // The Connect was its first command.
-            head: Cell::new(1 % admission.entries),
+            head: Cell::new(head),
             has_flow_control: admission.has_flow_control,
             framing,
             reader: RefCell::new(Reader::new(incoming, early)),

@@ -1,5 +1,7 @@
 //! What hosts connect to: the subsystem with its namespaces, who may come, and the controllers that there are.
 
+use super::Auth;
+use super::authentication::Failures;
 use super::controller::{Controller, Host};
 use block::{Device, Limits};
 use nvme::Status;
@@ -46,6 +48,10 @@ pub(super) struct Subsystem {
     pub(super) namespaces: Vec<Namespace>,
     /// Who may come; nobody named: anybody.
     pub(super) hosts: Vec<Nqn>,
+    /// How hosts prove who they are, if they have to.
+    pub(super) auth: Option<Auth>,
+    /// Who could not of late.
+    pub(super) failures: Failures,
     /// I/O queues that a controller may have.
     pub(super) max_queues: u16,
     /// The export's name, for logs.
@@ -106,10 +112,12 @@ impl Subsystem {
         serial: String,
         namespaces: Vec<Namespace>,
         hosts: Vec<Nqn>,
+        auth: Option<Auth>,
         max_queues: u16,
         export: Arc<str>,
     ) -> Subsystem {
-        Subsystem { nqn, serial, namespaces, hosts, max_queues, export, controllers: Mutex::default() }
+        let (controllers, failures) = (Mutex::default(), Failures::default());
+        Subsystem { nqn, serial, namespaces, hosts, auth, failures, max_queues, export, controllers }
     }
 
     /// The namespace with an identifier.
@@ -153,9 +161,10 @@ impl Subsystem {
         })
     }
 
-    /// Whether a host may use the namespaces.
+    /// Whether a host may use the namespaces, once it has proven that it is that.
     pub(super) fn allows(&self, host: &Nqn) -> bool {
-        self.hosts.is_empty() || self.hosts.contains(host)
+        let is_named = self.hosts.is_empty() || self.hosts.contains(host);
+        is_named && self.auth.as_ref().is_none_or(|auth| auth.keys.of(host).is_some())
     }
 
     fn create(

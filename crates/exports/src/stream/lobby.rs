@@ -59,8 +59,8 @@ pub(crate) enum Step {
 pub(crate) trait Host: Send + 'static {
     /// What is said with one newcomer.
     type Talk: Talk;
-    /// Someone has come.
-    fn greet(&mut self) -> Self::Talk;
+    /// Someone has come from `peer`.
+    fn greet(&mut self, peer: &str) -> Self::Talk;
     /// Someone is to be served.
     fn admit(&mut self, guest: Guest<Self::Talk>);
 }
@@ -228,9 +228,9 @@ impl<H: Host> Reception<H> {
                 );
             }
             let newcomer = Newcomer {
+                talk: self.host.greet(&connection.peer),
                 stream: connection.socket.into(),
                 peer: connection.peer,
-                talk: self.host.greet(),
                 unread: Vec::new(),
                 unsent: Vec::new(),
                 step: Step::More,

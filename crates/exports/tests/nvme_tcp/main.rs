@@ -1,6 +1,7 @@
 //! The NVMe/TCP target, as its hosts find it: good ones, bad ones, and those that vanish.
 
 mod admin;
+mod authentication;
 mod conformance;
 #[path = "../common/device.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]

@@ -1,0 +1,168 @@
+//! What a host has to say before its queue is served, where hosts have to prove who they are.
+//!
+//! All of it happens on the control thread, within the time that a newcomer has: the exponents of a large group take
+//! milliseconds that no core could spare. Every queue of a host authenticates itself, as Linux has it. There is one
+//! attempt a connection, and few failures from one address in a while.
+//!
+//! Source: Base Specification 2.0, 8.13.2 and 8.13.3.
+
+use super::Auth;
+use super::controller::Controller;
+use super::subsystem::Refusal;
+use crate::stream::Step;
+use nvme::fabrics::{FabricsType, auth};
+use nvme::{Sgl, Status, SubmissionEntry};
+use nvme_auth::controller::{OutOfTurn, Outcome};
+use nvme_auth::response::Parties;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Commands before the end of the authentication: it takes five.
+const MAX_COMMANDS: u32 = 32;
+/// Failures from one address until it is not heard any more for a while.
+const MAX_FAILURES: u32 = 16;
+/// That while.
+const FAILURE_PAUSE: Duration = Duration::from_secs(10);
+/// Addresses that are remembered for their failures.
+const MAX_ADDRESSES: usize = 1024;
+
+/// How a command ends well.
+pub(super) enum Answer {
+    /// Dwords 0 and 1 of the completion.
+    Result(u64),
+    /// What the host gets.
+    Data(Vec<u8>),
+}
+
+/// One queue's authentication.
+pub(super) struct Authentication {
+    controller: Arc<Controller>,
+    queue_id: u16,
+    talk: nvme_auth::Controller,
+    commands: u32,
+    peer: Box<str>,
+}
+
+impl Authentication {
+    /// What the host of a controller has to prove on a queue, if it has to.
+    pub(super) fn required(
+        controller: &Arc<Controller>,
+        queue_id: u16,
+        peer: &str,
+    ) -> Option<Authentication> {
+        let Auth { keys, choices } =
+            controller.subsystem.auth.as_ref().filter(|_| !controller.is_discovery)?;
+        // Nobody else comes so far: see Subsystem::allows.
+        let keys = keys.of(&controller.host.nqn).expect("only who has a secret is admitted").clone();
+        let parties =
+            Parties { host: controller.host.nqn.clone(), subsystem: controller.subsystem.nqn.clone() };
+        let talk = nvme_auth::Controller::new(parties, keys, choices.clone());
+        Some(Authentication {
+            controller: controller.clone(),
+            queue_id,
+            talk,
+            commands: 0,
+            peer: peer.into(),
+        })
+    }
+
+    /// Carries out a command, with the data in its capsule.
+    pub(super) fn command(
+        &mut self,
+        entry: &SubmissionEntry,
+        data: &[u8],
+    ) -> (Result<Answer, Refusal>, Step) {
+        self.commands += 1;
+        let result = match FabricsType::of(entry) {
+            Some(FabricsType::AuthenticationSend) => self.send(entry, data),
+            Some(FabricsType::AuthenticationReceive) => self.receive(entry),
+            Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
+            Some(FabricsType::Disconnect) if self.queue_id == 0 => Err(Status::INVALID_QUEUE_TYPE),
+            Some(FabricsType::Disconnect) => return (Ok(Answer::Result(0)), Step::Leave),
+            _ => Err(Status::AUTHENTICATION_REQUIRED),
+        };
+        let step = match self.talk.outcome() {
+            Outcome::Authenticated => Step::Serve,
+            Outcome::Failed(_) => Step::Leave,
+            Outcome::Pending if self.commands >= MAX_COMMANDS => Step::Leave,
+            Outcome::Pending => Step::More,
+        };
+        self.note(step);
+        (result.map_err(Refusal::from), step)
+    }
+
+    fn send(&mut self, entry: &SubmissionEntry, data: &[u8]) -> Result<Answer, Status> {
+        let len = auth::parse_len(&entry.cdw).ok_or(Status::INVALID_FIELD)?;
+        match entry.sgl {
+            Sgl::InCapsule { offset: 0, len: said } if said == len && data.len() == len as usize => {}
+            Sgl::InCapsule { offset: 1.., .. } => return Err(Status::INVALID_SGL_OFFSET),
+            Sgl::InCapsule { .. } => return Err(Status::INVALID_SGL_LENGTH),
+            // Messages are short; the host knows that they may come in the capsule (TCP 3.3.2.1).
+            Sgl::Transport { .. } | Sgl::None | Sgl::Other { .. } => return Err(Status::INVALID_SGL_TYPE),
+        }
+        self.talk.take(data).map_err(|OutOfTurn| Status::COMMAND_SEQUENCE_ERROR)?;
+        Ok(Answer::Result(0))
+    }
+
+    fn receive(&mut self, entry: &SubmissionEntry) -> Result<Answer, Status> {
+        let len = auth::parse_len(&entry.cdw).ok_or(Status::INVALID_FIELD)?;
+        let Sgl::Transport { len: room } = entry.sgl else { return Err(Status::INVALID_SGL_TYPE) };
+        let message = self.talk.owed().ok_or(Status::COMMAND_SEQUENCE_ERROR)?.to_vec();
+        if room != len {
+            return Err(Status::INVALID_SGL_LENGTH);
+        }
+        if message.len() > len as usize {
+            return Err(Status::INVALID_FIELD);
+        }
+        self.talk.deliver();
+        Ok(Answer::Data(message))
+    }
+
+    /// Says how it ended.
+    fn note(&self, step: Step) {
+        let Controller { subsystem, host, id, .. } = &*self.controller;
+        let (export, host, peer, queue) = (&*subsystem.export, host.nqn.as_str(), &*self.peer, self.queue_id);
+        match (step, self.talk.outcome()) {
+            (Step::Serve, _) => {
+                tracing::info!(export, peer, host, controller = id, queue, "host authenticated")
+            }
+            (Step::Leave, Outcome::Failed(reason)) => {
+                subsystem.failures.note(peer);
+                tracing::warn!(export, peer, host, queue, %reason, "a host cannot prove who it is");
+            }
+            (Step::Leave, _) => {
+                tracing::warn!(export, peer, host, queue, "a host says too much before it proves who it is");
+            }
+            (Step::More, _) => {}
+        }
+    }
+}
+
+/// Who could not prove who they are, of late: address, how often, and since when.
+#[derive(Default)]
+pub(super) struct Failures(Mutex<HashMap<Box<str>, (u32, Instant)>>);
+
+impl Failures {
+    /// Somebody failed.
+    fn note(&self, peer: &str) {
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.retain(|_, (_, since)| since.elapsed() < FAILURE_PAUSE);
+        // With so many addresses at work none is worth remembering.
+        if failures.len() < MAX_ADDRESSES || failures.contains_key(address(peer)) {
+            failures.entry(address(peer).into()).or_insert((0, Instant::now())).0 += 1;
+        }
+    }
+
+    /// Whether somebody has failed so often that it should wait.
+    pub(super) fn are_too_many(&self, peer: &str) -> bool {
+        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = failures.get(address(peer)).filter(|(_, since)| since.elapsed() < FAILURE_PAUSE);
+        of.is_some_and(|(count, _)| *count >= MAX_FAILURES)
+    }
+}
+
+/// A peer without its port.
+fn address(peer: &str) -> &str {
+    peer.rsplit_once(':').map_or(peer, |(address, _)| address)
+}
