@@ -1,9 +1,12 @@
 //! A hostile NVMe/TCP host, and a running `exports::nvme_tcp`, over its socket.
 //!
-//! The host connects an admin queue and an I/O queue, with any digests, or says anything from the start; then it mixes
-//! true commands with changed ones, data that was asked for or not, and noise, ends its side, and listens. Whatever it
-//! says, nothing panics, the target hangs up, and nothing of the connections is left; and while it has only sent
-//! commands that begin and end where they should, each is answered once.
+//! The host proves who it is, or does something like it ([`authentication`]); or it connects an admin queue and an I/O
+//! queue, with any digests, or says anything from the start. Then it mixes true commands with changed ones, data that
+//! was asked for or not, and noise, ends its side, and listens. Whatever it says, nothing panics, the target hangs up,
+//! and nothing of the connections is left; and while it has only sent commands that begin and end where they should,
+//! each is answered once.
+
+mod authentication;
 
 use crate::input::Input;
 use drivers::mem::{MemDevice, Options};
@@ -30,9 +33,11 @@ const MAX_ACTIONS: u16 = 48;
 /// How long the target may take for anything.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// The target that all inputs share. Its cores come last: they outlive the export.
+/// The targets that all inputs share. Their cores come last: they outlive the exports.
 struct Server {
     export: NvmeTcp,
+    /// It asks hosts for proof.
+    wary: NvmeTcp,
     _cores: Cores,
 }
 
@@ -44,8 +49,9 @@ fn server() -> &'static Mutex<Server> {
         let nqn = Nqn::new(SUBSYSTEM).expect("a name");
         let config = Config { queues: 4, ..Config::new(Address::Tcp("127.0.0.1:0".into()), nqn) };
         let namespaces = [NamespaceConfig { device, uuid: None }];
-        let export = NvmeTcp::start(&namespaces, cores.all(), config).expect("an export");
-        Mutex::new(Server { export, _cores: cores })
+        let start = |config| NvmeTcp::start(&namespaces, cores.all(), config).expect("an export");
+        let wary = start(Config { auth: Some(authentication::asked()), ..config.clone() });
+        Mutex::new(Server { export: start(config), wary, _cores: cores })
     })
 }
 
@@ -59,7 +65,9 @@ pub fn run(bytes: &[u8]) {
     let address = server.export.address();
     let setup = input.u8();
     let (header_digest, data_digest) = (setup & 1 != 0, setup & 2 != 0);
-    if setup < 224 {
+    if (192..224).contains(&setup) {
+        authentication::play(server.wary.address(), setup, &mut input);
+    } else if setup < 224 {
         let mut admin = Host::initialized(address, header_digest, data_digest);
         let controller = admin.connect(0, 64, ANY_CONTROLLER);
         admin.enable();
@@ -87,7 +95,7 @@ pub fn run(bytes: &[u8]) {
         host.listen();
     }
     let start = Instant::now();
-    while server.export.stats().clients() > 0 {
+    while server.export.stats().clients() + server.wary.stats().clients() > 0 {
         assert!(start.elapsed() < DEADLINE, "something of the connections is left");
         std::thread::yield_now();
     }
@@ -104,17 +112,24 @@ struct Host {
 
 impl Host {
     fn over(address: &str) -> Host {
-        let stream = TcpStream::connect(address).expect("the target listens");
+        Host::on(TcpStream::connect(address).expect("the target listens"))
+    }
+
+    fn on(stream: TcpStream) -> Host {
         stream.set_read_timeout(Some(DEADLINE)).expect("a socket of ours");
         Host { stream, framing: Framing::default(), asked: HashSet::new(), is_sound: true }
     }
 
     fn initialized(address: &str, header_digest: bool, data_digest: bool) -> Host {
-        let mut host = Host::over(address);
+        Host::over(address).initialize(header_digest, data_digest)
+    }
+
+    fn initialize(mut self, header_digest: bool, data_digest: bool) -> Host {
+        let host = &mut self;
         host.send(&IcReq { align_bytes: 4, header_digest, data_digest, max_r2t: 1 }.encode());
         host.stream.read_exact(&mut [0; IC_BYTES]).expect("the target answers");
         host.framing = Framing { header_digest, data_digest, align_bytes: 4 };
-        host
+        self
     }
 
     fn connect(&mut self, queue_id: u16, entries: u32, controller_id: u16) -> u16 {

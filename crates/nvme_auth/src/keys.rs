@@ -112,6 +112,11 @@ impl Keys {
         Ok(())
     }
 
+    /// The secrets of these hosts.
+    pub fn of_hosts(hosts: impl IntoIterator<Item = (Nqn, HostKeys)>) -> Keys {
+        Keys(hosts.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect())
+    }
+
     /// The secrets between the target and a host, if it is known.
     pub fn of(&self, host: &Nqn) -> Option<&Arc<HostKeys>> {
         self.0.get(host)
