@@ -49,6 +49,15 @@ class KernelTarget:
     def close(self):
         self.guest.sh(f"rm {self._port}/subsystems/{self.nqn}")
 
+    def ask_for_proof(self, host, secret, ours=None, hash_name="sha256", group="null"):
+        """From now on only this host may connect, and has to prove that it knows the secret."""
+        entry = f"{CONFIG}/hosts/{host}"
+        keys = {"dhchap_key": secret, "dhchap_hash": f"'hmac({hash_name})'", "dhchap_dhgroup": group}
+        self._write(entry, **keys, **({"dhchap_ctrl_key": ours} if ours else {}))
+        self._write(self._subsystem, attr_allow_any_host=0)
+        allowed = f"{self._subsystem}/allowed_hosts/{host}"
+        self.guest.sh(f"[ -e {allowed} ] || ln -s {entry} {allowed}")
+
     def resize(self, size_mib):
         self.guest.sh(f"truncate -s {size_mib * MIB} {self.file}; echo 1 >{self._namespace}/revalidate_size")
 

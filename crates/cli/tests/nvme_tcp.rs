@@ -40,3 +40,46 @@ fn a_target_that_is_killed_under_load_loses_nothing() {
     assert!((1..=KILLS).contains(&losses), "{complaints}");
     assert_eq!(server.stop().0, 0);
 }
+
+#[test]
+fn host_and_target_prove_to_each_other_who_they_are() {
+    const HOST: &str = "nqn.2014-08.org.example:host";
+    const SECRET: &str = "DHHC-1:01:Rf8y5+e9Ojte9c9rSi2001pCK3PD9ldfyFwjgMZGmppOqurY:";
+    const OF_TARGET: &str = "DHHC-1:00:UXd4h42Y65lhbGJjuMYxBibkg5fTSyqamwk98bpgfR7eJWVa:";
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let keys = file("keys", &format!("# ours\n{HOST} {SECRET} {OF_TARGET}\n"));
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let export = format!("nvme-tcp:listen={address},nqn={NQN},auth-keys={keys}");
+    let (server, _) = Server::start(&["--device", "mem:size=4M", "--export", &export]);
+    let bench = |more: &str| {
+        let device = format!("nvme-tcp:address={address},nqn={NQN},hostnqn={HOST}{more}");
+        let args =
+            ["bench", "--log", "trace", "--device", &device, "--rw", "randall", "--verify", "--time", "1"];
+        let output = freestone().args(args).output().unwrap();
+        let said = [&output.stdout[..], &output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(!said.contains(&SECRET[10..]) && !said.contains(&OF_TARGET[10..]), "{said}");
+        (output.status.success(), said)
+    };
+    let (key, of_target) = (file("key", SECRET), file("of-target", &format!("{OF_TARGET}\n")));
+    let both = format!(",dhchap-key={key},dhchap-ctrl-key={of_target}");
+    let (is_good, said) = bench(&both);
+    assert!(is_good && said.contains("verified"), "{said}");
+    let wrong = [
+        (String::new(), "no secret for that (dhchap-key)"),
+        (format!(",dhchap-key={of_target}"), "the target refuses the host: authentication failed"),
+        (format!(",dhchap-ctrl-key={of_target}"), "wants the same of the host"),
+        (format!(",dhchap-key={keys}"), "/keys: a secret looks like DHHC-1:00:"),
+        (",dhchap-key=/nowhere".into(), "dhchap-key: /nowhere: No such file"),
+    ];
+    for (more, why) in wrong {
+        let (is_good, said) = bench(&more);
+        assert!(!is_good && said.contains(why), "{said}");
+    }
+    assert_eq!(server.stop().0, 0);
+}

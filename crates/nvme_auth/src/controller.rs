@@ -67,6 +67,7 @@ pub struct Controller {
     keys: Arc<HostKeys>,
     choices: Arc<Choices>,
     transaction: u16,
+    chosen: Option<(Hash, Group)>,
     stage: Stage,
 }
 
@@ -97,7 +98,7 @@ struct Asked {
 impl Controller {
     /// Authenticates a host, with which `keys` are shared.
     pub fn new(parties: Parties, keys: Arc<HostKeys>, choices: Arc<Choices>) -> Controller {
-        Controller { parties, keys, choices, transaction: 0, stage: Stage::Negotiate }
+        Controller { parties, keys, choices, transaction: 0, chosen: None, stage: Stage::Negotiate }
     }
 
     /// How it stands.
@@ -106,6 +107,11 @@ impl Controller {
             Stage::Ended(outcome) => outcome,
             _ => Outcome::Pending,
         }
+    }
+
+    /// What is used, once that is known.
+    pub fn chosen(&self) -> Option<(Hash, Group)> {
+        self.chosen
     }
 
     /// The host sends a message. What is wrong with it, it hears when it asks.
@@ -167,20 +173,21 @@ impl Controller {
         Stage::Owes(Message { transaction: self.transaction, body }.encode(), then)
     }
 
-    fn challenge(&self, offer: &Negotiate) -> Result<Stage, Failure> {
+    fn challenge(&mut self, offer: &Negotiate) -> Result<Stage, Failure> {
         if offer.secure_channel != 0 {
             return Err(Failure::SecureChannel);
         }
         let hash = self.choices.hashes.iter().find(|hash| offer.hashes.contains(hash));
         let hash = *hash.ok_or(Failure::Hash)?;
         let group = self.choices.groups.iter().find(|group| offer.groups.contains(group));
-        let half = Half::generate(*group.ok_or(Failure::Group)?)?;
+        let group = *group.ok_or(Failure::Group)?;
+        let half = Half::generate(group)?;
         let mut challenge = Zeroizing::new(vec![0; hash.bytes()]);
         random(&mut challenge)?;
         let sequence = next_sequence()?;
-        let message =
-            Challenge { hash, group: half.group(), sequence, challenge: &challenge, public: half.public() };
+        let message = Challenge { hash, group, sequence, challenge: &challenge, public: half.public() };
         let message = Message { transaction: self.transaction, body: Body::Challenge(message) }.encode();
+        self.chosen = Some((hash, group));
         Ok(Stage::Owes(message, Then::Reply(Asked { hash, half, sequence, challenge })))
     }
 

@@ -41,11 +41,6 @@ impl Half {
         Half { group, exponent, public }
     }
 
-    /// Which group it is of.
-    pub(crate) fn group(&self) -> Group {
-        self.group
-    }
-
     /// What the other side gets: as long as the prime, nothing without a group.
     pub(crate) fn public(&self) -> &[u8] {
         &self.public

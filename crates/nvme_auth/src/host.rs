@@ -17,6 +17,7 @@ pub struct Host<'a> {
     /// The target has to prove that it has this.
     controller_key: Option<&'a Key>,
     transaction: u16,
+    chosen: Option<(Hash, Group)>,
     expected: Option<Expected>,
 }
 
@@ -30,7 +31,7 @@ struct Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The target says so; nothing is left to be said.
-    #[error("{0}")]
+    #[error("the target refuses the host: {0}")]
     Theirs(Failure),
     /// We do. The target is to be told ([`Host::failure`]).
     #[error("{0}")]
@@ -72,7 +73,12 @@ impl<'a> Host<'a> {
         controller_key: Option<&'a Key>,
         transaction: u16,
     ) -> Host<'a> {
-        Host { parties, key, controller_key, transaction, expected: None }
+        Host { parties, key, controller_key, transaction, chosen: None, expected: None }
+    }
+
+    /// What is used: the target's choice, once that is known.
+    pub fn chosen(&self) -> Option<(Hash, Group)> {
+        self.chosen
     }
 
     fn encode(&self, body: Body<'_>) -> Vec<u8> {
@@ -114,6 +120,7 @@ impl<'a> Host<'a> {
             reply.challenge = Some(&own_challenge);
             expected = Some(context.respond(Prover::Controller, key, reply.sequence, &own_challenge));
         }
+        self.chosen = Some((hash, group));
         self.expected = Some(Expected { hash, response: expected });
         Ok(self.encode(Body::Reply(reply)))
     }

@@ -10,6 +10,8 @@ from workload import FIO_JSON, fio_result, fio_verify
 
 BENCH_TIMEOUT_S = 300
 LOSSES = 4
+PROOFS = [("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072"), ("sha256", "ffdhe4096"),
+          ("sha384", "ffdhe6144"), ("sha512", "ffdhe8192")]
 
 
 @needs_freestone
@@ -43,6 +45,31 @@ def what_cannot_be_opened_is_refused_in_words(lab):
     ]:
         code, output = guest.sh(f"{paths.FREESTONE} bench --device {device} --time 1", check=False)
         assert code != 0 and words in output, f"{device}: code {code}, {output}"
+
+
+@needs_freestone
+def a_kernel_target_learns_who_the_host_is_with_every_hash_and_group(lab):
+    guest = lab.boot_alone(cpus=2)
+    target = KernelTarget(guest)
+    host = "nqn.2014-08.org.example:host"
+    secret, ours = guest.sh(f"nvme gen-dhchap-key -m 2 -n {host}; nvme gen-dhchap-key -m 0").split()
+    guest.sh(f"umask 077; echo '{secret}' >/run/key; echo '{ours}' >/run/ours; nvme gen-dhchap-key -m 1 -n {host} >/run/other")
+    plain = f"{target.device},hostnqn={host}"
+    for hash_name, group in PROOFS:
+        target.ask_for_proof(host, secret, ours, hash_name, group)
+        for both in "", ",dhchap-ctrl-key=/run/ours,hdgst=on,ddgst=on":
+            said = _bench(guest, f"{plain},dhchap-key=/run/key{both}", "--bs 4k --time 1 --log warn,drivers=debug 2>&1")
+            found = [line for line in said.splitlines() if "authenticated" in line]
+            assert len(found) >= 2 and all(hash_name in line and group in line for line in found), said
+    for device, words in [
+        (plain, "no secret for that (dhchap-key)"),
+        (f"{plain},dhchap-key=/run/other", "the target refuses the host: authentication failed"),
+        (f"{plain},dhchap-key=/run/key,dhchap-ctrl-key=/run/other", "the target does not know its secret"),
+    ]:
+        code, output = guest.sh(f"{paths.FREESTONE} bench --device {device} --time 1", check=False)
+        assert code != 0 and words in output, f"{device}: code {code}, {output}"
+    # The kernel says who was refused.
+    guest.sh("dmesg -C")
 
 
 @needs_freestone
@@ -90,3 +117,4 @@ def _bench(guest, device, options):
     output = guest.sh(f"{paths.FREESTONE} bench --device {device} --rw randall --verify --qd 16 {options}",
                       timeout_s=BENCH_TIMEOUT_S)
     assert "verified" in output, output
+    return output

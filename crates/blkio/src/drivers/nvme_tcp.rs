@@ -6,8 +6,9 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use drivers::direct::DirectQueue;
 use drivers::nvme_tcp::{
-    Cancel, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address, parse_uuid,
+    Cancel, Key, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address, parse_uuid,
 };
+use std::path::Path;
 use std::sync::Arc;
 
 pub(super) struct NvmeTcp {
@@ -44,6 +45,8 @@ impl Driver for NvmeTcp {
             Spec::setting("nsid", 0),
             Spec::setting("hostnqn", ""),
             Spec::setting("hostid", ""),
+            Spec::setting("dhchap-key", ""),
+            Spec::setting("dhchap-ctrl-key", ""),
             Spec::setting("hdgst", false),
             Spec::setting("ddgst", false),
             Spec::setting("kato", 5),
@@ -132,6 +135,15 @@ fn options(p: &Properties) -> Result<Options> {
             parse_uuid(host_id).ok_or_else(|| refuse(format!("property hostid: {host_id:?} is no UUID")))?;
         options.host_id = Some(id);
     }
+    let secret = |property: &str| match p.str(property) {
+        "" => Ok(None),
+        path => match Key::read(Path::new(path)) {
+            Ok(key) => Ok(Some(key)),
+            Err(error) => Err(refuse(format!("property {property}: {error}"))),
+        },
+    };
+    options.key = secret("dhchap-key")?;
+    options.controller_key = secret("dhchap-ctrl-key")?;
     options.nsid = Some(p.int("nsid") as u32).filter(|nsid| *nsid > 0);
     options.read_only = p.bool("read-only");
     options.header_digest = p.bool("hdgst");

@@ -5,6 +5,7 @@ use crate::stream::StreamError;
 use nvme::Status;
 use nvme::fabrics::InvalidParameter;
 use nvme::tcp::{Fatal, PduType};
+use nvme_auth::host::Refusal;
 use std::io;
 
 /// Why a namespace could not be opened, or a connection to its subsystem not be made.
@@ -26,9 +27,15 @@ pub enum OpenError {
     /// The target does not take a parameter of Connect.
     #[error("the target does not accept {0} ({1})")]
     Parameter(InvalidParameter, Status),
-    /// The host must authenticate, which is not to be had here.
-    #[error("the target wants the host to authenticate, which this client cannot")]
-    Authentication,
+    /// The host must prove who it is, and has nothing to do it by.
+    #[error("the target wants the host to prove who it is, and there is no secret for that (dhchap-key)")]
+    NoKey,
+    /// The target shall prove who it is, and does not even ask the host.
+    #[error("the target asks for no proof, and so gives none of its own (dhchap-ctrl-key)")]
+    NoProof,
+    /// Host or target could not prove who they are.
+    #[error("authentication: {0}")]
+    Authentication(Refusal),
     /// The target refuses a command.
     #[error("the target refuses {command}: {status}")]
     Refused {
@@ -69,7 +76,8 @@ impl OpenError {
             OpenError::Protocol(_) | OpenError::Malformed(_) => libc::EPROTO,
             OpenError::NotGranted(_) | OpenError::Unusable(_) => libc::ENOTSUP,
             OpenError::Parameter(InvalidParameter::SUBSYSTEM, _) | OpenError::NoNamespace(_) => libc::ENOENT,
-            OpenError::Parameter(..) | OpenError::Refused { .. } | OpenError::Authentication => libc::EACCES,
+            OpenError::Parameter(..) | OpenError::Refused { .. } => libc::EACCES,
+            OpenError::NoKey | OpenError::NoProof | OpenError::Authentication(_) => libc::EACCES,
             OpenError::Changed => libc::ESTALE,
             OpenError::AllInUse(_) => libc::EBUSY,
             OpenError::Lost(_) => libc::ENODEV,

@@ -1,6 +1,7 @@
 //! One connection while commands go one by one and whoever sends them waits: how every connection begins, and how
 //! the admin queue works all its life.
 
+use super::authentication;
 use super::error::{OpenError, Violation};
 use super::options::Options;
 use crate::stream::StreamError;
@@ -74,7 +75,9 @@ impl Link {
         }
         let response = ConnectResponse::parse(&end);
         if response.needs_authentication {
-            return Err(OpenError::Authentication);
+            authentication::perform(&mut link, options, purpose.data, patience)?;
+        } else if options.controller_key.is_some() {
+            return Err(OpenError::NoProof);
         }
         Ok((link, response.controller_id))
     }
@@ -88,14 +91,27 @@ impl Link {
         to: &mut [u8],
         patience: &Patience<'_>,
     ) -> Result<CompletionEntry, OpenError> {
+        match self.command_up_to(entry, data, to, patience)? {
+            (end, got) if end.status == Status::SUCCESS && got < to.len() => {
+                Err(Violation::Incomplete.into())
+            }
+            (end, _) => Ok(end),
+        }
+    }
+
+    /// As [`Link::command`], when there may be less than `to` has room for: also how many bytes there were.
+    pub(super) fn command_up_to(
+        &mut self,
+        entry: impl FnOnce(u16) -> SubmissionEntry,
+        data: &[u8],
+        to: &mut [u8],
+        patience: &Patience<'_>,
+    ) -> Result<(CompletionEntry, usize), OpenError> {
         let id = self.send(entry, data, patience)?;
         let mut got = 0;
         loop {
             if let Some(end) = self.receive(Some(id), to, &mut got, patience)? {
-                if end.status == Status::SUCCESS && got < to.len() {
-                    return Err(Violation::Incomplete.into());
-                }
-                return Ok(end);
+                return Ok((end, got));
             }
         }
     }

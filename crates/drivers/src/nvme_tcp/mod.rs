@@ -14,13 +14,14 @@
 //! was lost five times fails with `TimedOut`, and so does one that a controller never answers: its connection is
 //! given up each time.
 //!
-//! A target is not trusted: whatever breaks the protocol ends the connection. There is neither encryption nor
-//! authentication: a controller that demands it is an error.
+//! A target is not trusted: whatever breaks the protocol ends the connection. Where it wants to know who the host is,
+//! every queue proves that when it connects, and may ask for the same (`authentication`). There is no encryption.
 //!
 //! A namespace that grows is noticed when the controller reports it, or with [`block::Device::refresh`].
 //!
 //! Truth: NVM Express TCP Transport Specification 1.0, Base Specification 2.0 section 6.
 
+mod authentication;
 mod controller;
 mod error;
 mod facts;
@@ -38,6 +39,7 @@ pub use crate::stream::{Address, Cancel, StreamError};
 pub use error::{OpenError, Violation};
 pub use facts::Facts;
 pub use nvme::fabrics::Nqn;
+pub use nvme_auth::Key;
 pub use options::{DEFAULT_PORT, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address, parse_uuid};
 pub use queue::NvmeTcpQueue;
 pub use session::Session;

@@ -2,6 +2,7 @@
 
 use crate::stream::Address;
 use nvme::fabrics::Nqn;
+use nvme_auth::Key;
 use std::net::IpAddr;
 
 /// The port that belongs to the protocol.
@@ -26,6 +27,10 @@ pub struct Options {
     pub host_nqn: Option<Nqn>,
     /// The host's identifier; `None` for that of this machine (`/etc/nvme/hostid`), or a new one each time.
     pub host_id: Option<[u8; 16]>,
+    /// By which the host proves who it is, where the target wants to know.
+    pub key: Option<Key>,
+    /// By which the target has to prove the same.
+    pub controller_key: Option<Key>,
     /// Refuse writes, whatever the target allows.
     pub read_only: bool,
     /// Most I/O queues; 0 for as many as the target allows.
@@ -58,6 +63,8 @@ impl Options {
             nsid: None,
             host_nqn: None,
             host_id: None,
+            key: None,
+            controller_key: None,
             read_only: false,
             queues: 0,
             queue_depth: 128,
@@ -95,6 +102,15 @@ impl Options {
         }
         if self.nsid.is_some_and(|nsid| nsid == 0 || nsid == u32::MAX) {
             return Err(format!("namespace {}: 1 to {}", self.nsid.unwrap_or(0), u32::MAX - 1));
+        }
+        if self.controller_key.is_some() {
+            match &self.key {
+                None => return Err("a target that shall prove who it is wants the same of the host".into()),
+                key if *key == self.controller_key => {
+                    return Err("the host and the target have the same secret".into());
+                }
+                Some(_) => {}
+            }
         }
         if self.nqn.is_discovery() {
             return Err("the discovery subsystem has no namespaces".into());
@@ -190,6 +206,7 @@ mod tests {
     #[test]
     fn options_out_of_range_are_errors_that_name_the_value() {
         let good = options();
+        let key = Key::parse("DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:").unwrap();
         assert_eq!(good.check(), Ok(()));
         let cases = [
             (Options { queue_depth: 0, ..good.clone() }, "queue depth 0"),
@@ -198,6 +215,11 @@ mod tests {
             (Options { timeout_ms: 0, ..good.clone() }, "timeout of 0"),
             (Options { keep_alive_s: 601, ..good.clone() }, "keep-alive 601 s"),
             (Options { nsid: Some(0), ..good.clone() }, "namespace 0"),
+            (Options { controller_key: Some(key.clone()), ..good.clone() }, "the same of the host"),
+            (
+                Options { controller_key: Some(key.clone()), key: Some(key), ..good.clone() },
+                "the same secret",
+            ),
             (Options { nqn: Nqn::discovery(), ..good }, "no namespaces"),
         ];
         for (options, why) in cases {

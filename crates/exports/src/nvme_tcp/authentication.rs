@@ -14,6 +14,7 @@ use nvme::fabrics::{FabricsType, auth};
 use nvme::{Sgl, Status, SubmissionEntry};
 use nvme_auth::controller::{OutOfTurn, Outcome};
 use nvme_auth::response::Parties;
+use nvme_auth::{Group, Hash};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -125,7 +126,9 @@ impl Authentication {
         let (export, host, peer, queue) = (&*subsystem.export, host.nqn.as_str(), &*self.peer, self.queue_id);
         match (step, self.talk.outcome()) {
             (Step::Serve, _) => {
-                tracing::info!(export, peer, host, controller = id, queue, "host authenticated")
+                let (hash, group) = self.talk.chosen().unzip();
+                let (hash, group) = (hash.map(Hash::name), group.map(Group::name));
+                tracing::info!(export, peer, host, controller = id, queue, hash, group, "host authenticated");
             }
             (Step::Leave, Outcome::Failed(reason)) => {
                 subsystem.failures.note(peer);

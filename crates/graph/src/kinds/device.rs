@@ -6,7 +6,7 @@ use crate::spec::{Kind, Role, Size, Spec, SpecError, Switch, Value, key};
 use block::{Device, DeviceError};
 use drivers::virtio_blk::TransportKind;
 use drivers::{io_uring, mem, nbd, null, nvme_tcp, nvme_uring, virtio_blk};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Every kind of device. All but `raid` are leaves.
@@ -92,6 +92,12 @@ static NVME_TCP: Kind = Kind {
         key("nsid", "N", "the namespace [the first]"),
         key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
         key("hostid", "UUID", "the host's identifier [/etc/nvme/hostid, or a new one]"),
+        key(
+            "dhchap-key",
+            "FILE",
+            "holds the host's secret, for targets that want to know who it is (DHHC-1:…)",
+        ),
+        key("dhchap-ctrl-key", "FILE", "holds the secret by which the target has to prove itself, too"),
         READ_ONLY,
         key("queues", "N", "I/O queues at most, one for each core; 0: what the target allows [0]"),
         key("queue-depth", "N", "requests in flight on each queue [128]"),
@@ -346,6 +352,8 @@ fn nvme_tcp_options(spec: &Spec) -> Result<nvme_tcp::Options, SpecError> {
         nsid: spec.get("nsid")?,
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
+        key: secret(spec, "dhchap-key")?,
+        controller_key: secret(spec, "dhchap-ctrl-key")?,
         read_only: is_on(spec, "readonly")?,
         queues: spec.get_or("queues", defaults.queues)?,
         queue_depth: spec.get_or("queue-depth", defaults.queue_depth)?,
@@ -358,6 +366,13 @@ fn nvme_tcp_options(spec: &Spec) -> Result<nvme_tcp::Options, SpecError> {
         loss_timeout_s: spec.get_or("ctrl-loss-tmo", defaults.loss_timeout_s)?,
         ..defaults
     })
+}
+
+/// The secret in the file that a key names. It is read now: later on, in a sandbox, it cannot be.
+fn secret(spec: &Spec, name: &str) -> Result<Option<nvme_tcp::Key>, SpecError> {
+    let path: Option<String> = spec.get(name)?;
+    let key = path.map(|path| nvme_tcp::Key::read(Path::new(&path))).transpose();
+    key.map_err(|error| spec.refuse(format!("{name}: {error}")))
 }
 
 struct Host(nvme_tcp::Address);

@@ -1,5 +1,6 @@
 //! The host against a target made by hand.
 
+mod authentication;
 mod hostile;
 mod reconnect;
 mod target;

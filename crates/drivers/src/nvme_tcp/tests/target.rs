@@ -3,6 +3,7 @@
 use nvme::command::{
     BlockRange, admin, cns, dataset_management, event, feature, opcode, parse_deallocate_range,
 };
+use nvme::fabrics::auth::parse_len;
 use nvme::fabrics::property::{Capabilities, ControllerStatus, PropertyGet, PropertySet, Version, offset};
 use nvme::fabrics::{Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter};
 use nvme::identify::controller_data::{oncs, sgls};
@@ -13,6 +14,9 @@ use nvme::tcp::{
     MAX_PEER_FRONT, PduType, R2t, Side, TermReq,
 };
 use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
+use nvme_auth::HostKeys;
+use nvme_auth::controller::Outcome;
+use nvme_auth::response::Parties;
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -55,6 +59,16 @@ impl Default for Traits {
     }
 }
 
+/// What becomes of a message on its way to a host.
+pub type Change = fn(Vec<u8>) -> Vec<u8>;
+
+/// What is asked of hosts, and what becomes of what they are told.
+#[derive(Clone)]
+pub struct Secrets {
+    pub keys: Arc<HostKeys>,
+    pub change: Change,
+}
+
 /// Sees every I/O command first; `true`: it dealt with it.
 pub type Hook = Box<dyn FnMut(&mut Client, &SubmissionEntry) -> io::Result<bool> + Send>;
 
@@ -67,6 +81,10 @@ pub struct State {
     pub is_silent: AtomicBool,
     pub terminations: Mutex<Vec<TermReq>>,
     pub connections: AtomicU32,
+    /// What hosts have to know, if they have to prove who they are.
+    pub secrets: Mutex<Option<Secrets>>,
+    /// Queues that did.
+    pub proofs: AtomicU32,
     streams: Mutex<Vec<TcpStream>>,
     /// The admin connection and the event request that it has.
     events: Mutex<Option<(TcpStream, Framing, u16)>>,
@@ -96,6 +114,8 @@ impl Target {
             is_silent: AtomicBool::new(false),
             terminations: Mutex::default(),
             connections: AtomicU32::new(0),
+            secrets: Mutex::default(),
+            proofs: AtomicU32::new(0),
             streams: Mutex::default(),
             events: Mutex::default(),
         });
@@ -173,6 +193,7 @@ pub struct Client {
     to_receive: Framing,
     is_admin: bool,
     is_enabled: bool,
+    proof: Option<(nvme_auth::Controller, Change)>,
     /// What came while data was waited for.
     backlog: VecDeque<(SubmissionEntry, Vec<u8>)>,
 }
@@ -202,6 +223,7 @@ impl Client {
             to_receive: framing(traits.align_bytes),
             is_admin: false,
             is_enabled: false,
+            proof: None,
             backlog: VecDeque::new(),
         };
         loop {
@@ -365,9 +387,30 @@ impl Client {
                 }
                 self.is_admin = connect.queue_id == 0;
                 assert_eq!(data.controller_id, if self.is_admin { 0xffff } else { 5 });
-                let response = ConnectResponse { controller_id: 5, needs_authentication: false };
+                let secrets = self.state.secrets.lock().unwrap().clone();
+                let parties = Parties { host: data.host, subsystem: data.subsystem };
+                self.proof = secrets.map(|Secrets { keys, change }| {
+                    (nvme_auth::Controller::new(parties, keys, Arc::default()), change)
+                });
+                let needs_authentication = self.proof.is_some();
+                let response = ConnectResponse { controller_id: 5, needs_authentication };
                 self.respond(id, Status::SUCCESS, response.result())
             }
+            FabricsType::AuthenticationSend => {
+                let (talk, _) = self.proof.as_mut().unwrap();
+                talk.take(data).unwrap();
+                self.note_proof();
+                self.respond(id, Status::SUCCESS, 0)
+            }
+            FabricsType::AuthenticationReceive => {
+                let (talk, change) = self.proof.as_mut().unwrap();
+                let message = change(talk.owed().unwrap().to_vec());
+                talk.deliver();
+                self.note_proof();
+                assert_eq!(parse_len(&entry.cdw), Some(entry.sgl.len()));
+                self.succeed_with(id, &message)
+            }
+            _ if self.proof.is_some() => panic!("{kind:?} before the host has proven who it is"),
             FabricsType::PropertyGet => {
                 let value = match PropertyGet::parse(&entry.cdw).unwrap().offset {
                     offset::CAP => Capabilities {
@@ -394,6 +437,13 @@ impl Client {
                 self.respond(id, Status::SUCCESS, 0)
             }
             _ => self.respond(id, Status::INVALID_OPCODE, 0),
+        }
+    }
+
+    fn note_proof(&mut self) {
+        if self.proof.as_ref().unwrap().0.outcome() == Outcome::Authenticated {
+            self.state.proofs.fetch_add(1, Ordering::SeqCst);
+            self.proof = None;
         }
     }
 

@@ -1,0 +1,79 @@
+//! How a queue proves who its host is, when its connection begins: DH-HMAC-CHAP in Authentication Send and Receive.
+//!
+//! Source: Base Specification 2.0, 8.13.
+
+use super::error::OpenError;
+use super::link::Link;
+use super::options::Options;
+use crate::stream::connect::Patience;
+use nvme::fabrics::{ConnectData, auth};
+use nvme::{Sgl, Status};
+use nvme_auth::host::Refusal;
+use nvme_auth::response::Parties;
+use nvme_auth::{Group, Hash, Host};
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// Room for the longest message of a target: a challenge over 8192 bits has 1104 bytes.
+const ROOM: usize = 4096;
+
+/// Proves to the target who the host is, and has it do the same if the options say so.
+///
+/// # Errors
+/// When there is no secret, either side does not trust the other, or the connection fails.
+pub(super) fn perform(
+    link: &mut Link,
+    options: &Options,
+    data: &ConnectData,
+    patience: &Patience<'_>,
+) -> Result<(), OpenError> {
+    static TRANSACTION: AtomicU16 = AtomicU16::new(0);
+    let key = options.key.as_ref().ok_or(OpenError::NoKey)?;
+    let parties = Parties { host: data.host.clone(), subsystem: data.subsystem.clone() };
+    let transaction = TRANSACTION.fetch_add(1, Ordering::Relaxed);
+    let mut talk = Host::new(&parties, key, options.controller_key.as_ref(), transaction);
+    say(link, &talk.negotiate(), patience)?;
+    let challenge = hear(link, patience)?;
+    let reply = match talk.reply(&challenge) {
+        Ok(reply) => reply,
+        Err(refusal) => return Err(refuse(link, &talk, refusal, patience)),
+    };
+    say(link, &reply, patience)?;
+    let end = hear(link, patience)?;
+    match talk.conclude(&end) {
+        Ok(Some(message)) => say(link, &message, patience)?,
+        Ok(None) => {}
+        Err(refusal) => return Err(refuse(link, &talk, refusal, patience)),
+    }
+    let (hash, group) = talk.chosen().unzip();
+    let (hash, group) = (hash.map(Hash::name), group.map(Group::name));
+    let (subsystem, both) = (parties.subsystem.as_str(), options.controller_key.is_some());
+    tracing::debug!(subsystem, hash, group, both, "authenticated");
+    Ok(())
+}
+
+fn say(link: &mut Link, message: &[u8], patience: &Patience<'_>) -> Result<(), OpenError> {
+    let len = message.len() as u32; // some 1200 at most
+    let entry = |id| auth::send(id, len, Sgl::InCapsule { offset: 0, len });
+    match link.command(entry, message, &mut [], patience)?.status {
+        Status::SUCCESS => Ok(()),
+        status => Err(OpenError::Refused { command: "a proof of who the host is", status }),
+    }
+}
+
+fn hear(link: &mut Link, patience: &Patience<'_>) -> Result<Vec<u8>, OpenError> {
+    let mut message = vec![0; ROOM];
+    let (end, got) = link.command_up_to(|id| auth::receive(id, ROOM as u32), &[], &mut message, patience)?;
+    message.truncate(got);
+    match end.status {
+        Status::SUCCESS => Ok(message),
+        status => Err(OpenError::Refused { command: "to ask for a proof", status }),
+    }
+}
+
+/// Tells the target why it is not trusted, as well as it goes: the connection ends in any case.
+fn refuse(link: &mut Link, talk: &Host<'_>, refusal: Refusal, patience: &Patience<'_>) -> OpenError {
+    if let Refusal::Ours(fault) = refusal {
+        let _ = say(link, &talk.failure(fault), patience);
+    }
+    OpenError::Authentication(refusal)
+}
