@@ -2,6 +2,7 @@
 
 use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
+use crate::discover::DiscoverArgs;
 use crate::export;
 use crate::info::InfoArgs;
 use crate::serve::ServeArgs;
@@ -29,6 +30,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Say what a device is and can do
     Info(InfoArgs),
+    /// Ask a discovery service what there is to connect to
+    Discover(DiscoverArgs),
     /// Make RAID arrays, look after them, look into them
     Array(ArrayArgs),
     /// Disks of this machine's kernel, /dev/ublkbN: make, list, remove them
@@ -87,6 +90,12 @@ Examples:
 Latency is from submission to completion. The clock is read once for all completions that are found together, which \
 costs some nanoseconds a request; --no-latency saves them.";
 
+const DISCOVER_EXAMPLES: &str = "\
+Examples:
+  What a target has for this host, and then a namespace of it:
+    freestone discover nvme-tcp:address=10.0.0.1:4420
+    freestone info --device nvme-tcp:address=10.0.0.1:4420,nqn=nqn.2014-08.org.example:disks";
+
 const ARRAY_EXAMPLES: &str = "\
 Examples:
   Two parities over six drives, served to a virtual machine:
@@ -126,11 +135,15 @@ pub fn command() -> clap::Command {
     let exports = ("Exports (--export)", export::KINDS);
     let stack = kinds::help(&[devices, layers]);
     let all = kinds::help(&[devices, layers, exports]);
+    let services = kinds::help(&[("Discovery services", kinds::discovery::KINDS)]);
     let help = |examples: &str, kinds: &str| format!("{examples}\n\n{SPECS}\n\n{kinds}{EXIT_CODES}");
     Cli::command()
         .mut_subcommand("serve", |serve| serve.after_long_help(help(SERVE_EXAMPLES, &all)))
         .mut_subcommand("bench", |bench| bench.after_long_help(help(BENCH_EXAMPLES, &stack)))
         .mut_subcommand("info", |info| info.after_long_help(format!("{SPECS}\n\n{stack}{EXIT_CODES}")))
+        .mut_subcommand("discover", |discover| {
+            discover.after_long_help(format!("{DISCOVER_EXAMPLES}\n\n{services}{EXIT_CODES}"))
+        })
         .mut_subcommand("ublk", |ublk| ublk.after_long_help(format!("{UBLK_EXAMPLES}\n\n{EXIT_CODES}")))
         .mut_subcommand("array", |array| array.after_long_help(format!("{ARRAY_EXAMPLES}\n\n{EXIT_CODES}")))
 }

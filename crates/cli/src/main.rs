@@ -1,7 +1,7 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
-//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | array | ublk
+//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | discover | array | ublk
 //! ```
 //!
 //! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]), logs to
@@ -13,6 +13,7 @@
 mod args;
 mod array;
 mod bench;
+mod discover;
 mod error;
 mod export;
 mod info;
@@ -76,6 +77,10 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Info(args) => {
             start_logs(&args.common, "warn")?;
             info::run(&args, matches)
+        }
+        Command::Discover(args) => {
+            start_logs(&args.common, "warn")?;
+            discover::run(&args)
         }
         Command::Array(args) => {
             start_logs(&args.common, "warn")?;

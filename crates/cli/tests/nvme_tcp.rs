@@ -83,3 +83,28 @@ fn host_and_target_prove_to_each_other_who_they_are() {
     }
     assert_eq!(server.stop().0, 0);
 }
+
+#[test]
+fn a_target_is_asked_what_there_is() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let export = format!("nvme-tcp:listen={address},nqn={NQN},hosts=nqn.2014-08.org.example:host");
+    let (server, _) = Server::start(&["--device", "mem:size=4M", "--export", &export]);
+    let ask = |host: &str| {
+        let service = format!("nvme-tcp:address={address},hostnqn=nqn.2014-08.org.example:{host},ddgst=on");
+        let entries = common::run_json(&["discover", "--json", &service]);
+        entries.iter().map(|entry| entry["nqn"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let discovery = "nqn.2014-08.org.nvmexpress.discovery";
+    assert_eq!(ask("host"), [discovery, NQN]);
+    assert_eq!(ask("stranger"), [discovery]);
+    let service = format!("nvme-tcp:address={address},hostnqn=nqn.2014-08.org.example:host");
+    let said = String::from_utf8(common::run(&["discover", &service]).stdout).unwrap();
+    let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
+    let address = address.to_string();
+    assert_eq!(lines, [["discovery", "tcp", &address, discovery], ["nvm", "tcp", &address, NQN]]);
+    assert_eq!(server.stop().0, 0);
+    let (said, code) = common::failure(&["discover", &service]);
+    assert!(code == 1 && said.contains(&format!("{address}: ")) && said.contains("refused"), "{said}");
+    let (said, code) = common::failure(&["discover", "nvme-tcp:nqn=x"]);
+    assert!(code == 2 && said.contains("discovery service nvme-tcp:nqn=x"), "{said}");
+}

@@ -229,6 +229,14 @@ impl Command {
         Command { opcode: admin::GET_LOG_PAGE, nsid, cdw }
     }
 
+    /// As [`Command::get_log_page`], from `offset` (a multiple of 4 bytes) on.
+    pub const fn get_log_page_from(nsid: u32, lid: u8, offset: u64, bytes: u32) -> Command {
+        let mut command = Command::get_log_page(nsid, lid, 0, bytes);
+        command.cdw[2] = offset as u32;
+        command.cdw[3] = (offset >> 32) as u32;
+        command
+    }
+
     /// Reads `blocks` from `lba` on.
     ///
     /// # Panics

@@ -1,5 +1,6 @@
 """NVMe/TCP: the driver nvme-tcp in a guest, on the target of the guest's own kernel."""
 
+import json
 import time
 
 import paths
@@ -45,6 +46,19 @@ def what_cannot_be_opened_is_refused_in_words(lab):
     ]:
         code, output = guest.sh(f"{paths.FREESTONE} bench --device {device} --time 1", check=False)
         assert code != 0 and words in output, f"{device}: code {code}, {output}"
+
+
+@needs_freestone
+def a_kernel_target_says_what_it_has(lab):
+    guest = lab.boot_alone()
+    targets = [KernelTarget(guest, port=port) for port in (4420, 4421)]
+    for target in targets:
+        for digests in "", ",hdgst=on,ddgst=on":
+            said = guest.sh(f"{paths.FREESTONE} discover --json nvme-tcp:address={target.address}{digests}")
+            entries = [json.loads(line) for line in said.splitlines()]
+            there = [(entry["nqn"], entry["service"]) for entry in entries if entry["kind"] == "nvm"]
+            assert there == [(target.nqn, target.address.split(":")[1])], said
+            assert [entry["kind"] for entry in entries].count("discovery") == 1, said
 
 
 @needs_freestone

@@ -37,6 +37,19 @@ impl Controller {
         data: &ConnectData,
         patience: &Patience<'_>,
     ) -> Result<(Controller, Facts), OpenError> {
+        let mut controller = Controller::reach(options, data, patience)?;
+        let facts = controller.learn(options.nsid, patience)?;
+        controller.agree_on_queues(options, patience)?;
+        controller.ask_for_events(patience)?;
+        Ok((controller, facts))
+    }
+
+    /// Connects, and switches the controller on.
+    pub(super) fn reach(
+        options: &Options,
+        data: &ConnectData,
+        patience: &Patience<'_>,
+    ) -> Result<Controller, OpenError> {
         let purpose = Purpose {
             queue_id: 0,
             entries: MIN_ADMIN_ENTRIES.into(),
@@ -49,10 +62,7 @@ impl Controller {
         let capabilities = Capabilities::parse(capabilities.result);
         let mut controller = Controller { link, id, queues: 0, has_events: false, capabilities };
         controller.enable(patience)?;
-        let facts = controller.learn(options.nsid, patience)?;
-        controller.agree_on_queues(options, patience)?;
-        controller.ask_for_events(patience)?;
-        Ok((controller, facts))
+        Ok(controller)
     }
 
     /// Everything about namespace `nsid`, or the first there is.
@@ -195,7 +205,8 @@ impl Controller {
         }
     }
 
-    fn admin(
+    /// Carries out an admin command, which fills `to`; `what` it asks for is for the message.
+    pub(super) fn admin(
         &mut self,
         what: &'static str,
         command: &Command,

@@ -23,6 +23,7 @@
 
 mod authentication;
 mod controller;
+mod discovery;
 mod error;
 mod facts;
 mod keeper;
@@ -36,11 +37,16 @@ mod session;
 mod tests;
 
 pub use crate::stream::{Address, Cancel, StreamError};
+pub use discovery::discover;
 pub use error::{OpenError, Violation};
 pub use facts::Facts;
 pub use nvme::fabrics::Nqn;
+pub use nvme::fabrics::discovery::DiscoveryEntry;
 pub use nvme_auth::Key;
-pub use options::{DEFAULT_PORT, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address, parse_uuid};
+pub use options::{
+    DEFAULT_PORT, DISCOVERY_PORT, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address, parse_address_at,
+    parse_uuid,
+};
 pub use queue::NvmeTcpQueue;
 pub use session::Session;
 

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 /// The port that belongs to the protocol.
 pub const DEFAULT_PORT: u16 = nvme::tcp::DEFAULT_PORT;
+/// The port that belongs to discovery.
+pub const DISCOVERY_PORT: u16 = nvme::tcp::DISCOVERY_PORT;
 /// Most I/O queues, each on a connection of its own: more than a target has cores.
 pub const MAX_QUEUES: u32 = 64;
 /// Most requests in flight on a queue: what a command identifier has bits for, beside its generation.
@@ -124,6 +126,14 @@ impl Options {
 /// # Errors
 /// A sentence that says what is wrong with it.
 pub fn parse_address(text: &str) -> Result<Address, String> {
+    parse_address_at(text, DEFAULT_PORT)
+}
+
+/// As [`parse_address`], with another port where there is none.
+///
+/// # Errors
+/// A sentence that says what is wrong with it.
+pub fn parse_address_at(text: &str, port_if_none: u16) -> Result<Address, String> {
     let wrong = || format!("{text:?} is no address: HOST, HOST:PORT or [IPV6]:PORT");
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => rest.split_once(']').ok_or_else(wrong)?,
@@ -134,7 +144,7 @@ pub fn parse_address(text: &str) -> Result<Address, String> {
         return Err(wrong());
     }
     let port = match port {
-        "" => DEFAULT_PORT,
+        "" => port_if_none,
         port => {
             let digits = port.strip_prefix(':').and_then(|digits| digits.parse().ok());
             digits.filter(|port| *port != 0).ok_or_else(wrong)?

@@ -369,7 +369,7 @@ fn nvme_tcp_options(spec: &Spec) -> Result<nvme_tcp::Options, SpecError> {
 }
 
 /// The secret in the file that a key names. It is read now: later on, in a sandbox, it cannot be.
-fn secret(spec: &Spec, name: &str) -> Result<Option<nvme_tcp::Key>, SpecError> {
+pub(super) fn secret(spec: &Spec, name: &str) -> Result<Option<nvme_tcp::Key>, SpecError> {
     let path: Option<String> = spec.get(name)?;
     let key = path.map(|path| nvme_tcp::Key::read(Path::new(&path))).transpose();
     key.map_err(|error| spec.refuse(format!("{name}: {error}")))
@@ -387,7 +387,7 @@ impl Value for Host {
     }
 }
 
-struct Name(nvme_tcp::Nqn);
+pub(super) struct Name(pub(super) nvme_tcp::Nqn);
 
 impl Value for Name {
     fn expected() -> String {
@@ -399,7 +399,7 @@ impl Value for Name {
     }
 }
 
-struct Uuid([u8; 16]);
+pub(super) struct Uuid(pub(super) [u8; 16]);
 
 impl Value for Uuid {
     fn expected() -> String {

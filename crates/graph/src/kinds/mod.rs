@@ -1,6 +1,7 @@
 //! The kinds of devices and layers: their keys, and how they are made.
 
 pub mod device;
+pub mod discovery;
 pub mod layer;
 pub mod raid;
 

@@ -17,6 +17,8 @@ pub enum Role {
     Layer,
     /// What clients attach to.
     Export,
+    /// Who says what there is.
+    Discovery,
 }
 
 impl Role {
@@ -26,6 +28,7 @@ impl Role {
             Role::Device => "device",
             Role::Layer => "layer",
             Role::Export => "export",
+            Role::Discovery => "discovery service",
         }
     }
 }

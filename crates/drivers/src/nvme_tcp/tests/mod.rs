@@ -1,6 +1,7 @@
 //! The host against a target made by hand.
 
 mod authentication;
+mod discovery;
 mod hostile;
 mod reconnect;
 mod target;

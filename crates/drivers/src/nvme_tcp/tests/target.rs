@@ -1,7 +1,7 @@
 //! A target made by hand: one subsystem, one namespace in memory, and a hook that plays tricks.
 
 use nvme::command::{
-    BlockRange, admin, cns, dataset_management, event, feature, opcode, parse_deallocate_range,
+    BlockRange, admin, cns, dataset_management, event, feature, log_page, opcode, parse_deallocate_range,
 };
 use nvme::fabrics::auth::parse_len;
 use nvme::fabrics::property::{Capabilities, ControllerStatus, PropertyGet, PropertySet, Version, offset};
@@ -81,6 +81,8 @@ pub struct State {
     pub is_silent: AtomicBool,
     pub terminations: Mutex<Vec<TermReq>>,
     pub connections: AtomicU32,
+    /// The discovery log as it is, and as it will be each time that its beginning is read.
+    pub logs: Mutex<VecDeque<Vec<u8>>>,
     /// What hosts have to know, if they have to prove who they are.
     pub secrets: Mutex<Option<Secrets>>,
     /// Queues that did.
@@ -114,6 +116,7 @@ impl Target {
             is_silent: AtomicBool::new(false),
             terminations: Mutex::default(),
             connections: AtomicU32::new(0),
+            logs: Mutex::default(),
             secrets: Mutex::default(),
             proofs: AtomicU32::new(0),
             streams: Mutex::default(),
@@ -381,7 +384,7 @@ impl Client {
             FabricsType::Connect => {
                 let connect = Connect::parse(&entry.cdw);
                 let data = ConnectData::parse(data.try_into().unwrap()).unwrap();
-                if data.subsystem.as_str() != NQN {
+                if data.subsystem.as_str() != NQN && !data.subsystem.is_discovery() {
                     let wrong = InvalidParameter::SUBSYSTEM.result();
                     return self.respond(id, Status::CONNECT_INVALID_PARAMETERS, wrong);
                 }
@@ -455,8 +458,18 @@ impl Client {
                 None => self.respond(id, Status::INVALID_FIELD, 0),
             },
             admin::GET_LOG_PAGE => {
-                let bytes = 4 * ((entry.cdw[0] >> 16) + 1);
-                self.succeed_with(id, &vec![0; bytes as usize])
+                let bytes = 4 * ((entry.cdw[0] >> 16) as usize + 1);
+                if entry.cdw[0] as u8 != log_page::DISCOVERY {
+                    return self.succeed_with(id, &vec![0; bytes]);
+                }
+                let mut logs = self.state.logs.lock().unwrap();
+                if entry.cdw[2] == 0 && logs.len() > 1 {
+                    logs.pop_front();
+                }
+                let mut part = logs[0][entry.cdw[2] as usize..].to_vec();
+                drop(logs);
+                part.resize(bytes, 0);
+                self.succeed_with(id, &part)
             }
             admin::SET_FEATURES => match entry.cdw[0] as u8 {
                 feature::NUMBER_OF_QUEUES => self.respond(id, Status::SUCCESS, 0x3_0003),

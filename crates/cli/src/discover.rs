@@ -1,0 +1,106 @@
+//! `freestone discover`: what a discovery service knows of.
+
+use crate::args::CommonArgs;
+use crate::error::Error;
+use crate::output::Output;
+use drivers::nvme_tcp::{self, Cancel, DiscoveryEntry};
+use graph::kinds::discovery;
+use serde_json::{Value, json};
+
+/// The arguments of `freestone discover`.
+#[derive(clap::Args, Debug)]
+pub struct DiscoverArgs {
+    /// Whom to ask, such as nvme-tcp:address=10.0.0.1:4420
+    #[arg(value_name = "KIND:KEY=VALUE,…")]
+    service: String,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// Asks, and prints a line for each way to a subsystem.
+///
+/// # Errors
+/// When nobody answers, or the answer makes no sense.
+pub fn run(args: &DiscoverArgs) -> Result<(), Error> {
+    let output = Output::new(args.common.json);
+    let options = discovery::parse(&args.service).map_err(|error| Error::Usage(error.to_string()))?;
+    let entries = nvme_tcp::discover(&options, &Cancel::never())
+        .map_err(|error| Error::Runtime(format!("{}: {error}", options.address)))?;
+    let widest = entries.iter().map(|entry| address(entry).len()).max().unwrap_or(0);
+    for entry in &entries {
+        output.event("subsystem", line(entry, widest), fields(entry));
+    }
+    Ok(())
+}
+
+/// What SUBTYPE says (Base 5.16.1.23).
+fn kind(entry: &DiscoveryEntry) -> String {
+    match entry.subtype {
+        1 => "referral".into(),
+        2 => "nvm".into(),
+        3 => "discovery".into(),
+        other => format!("type-{other}"),
+    }
+}
+
+/// What TRTYPE says.
+fn transport(entry: &DiscoveryEntry) -> String {
+    match entry.transport {
+        1 => "rdma".into(),
+        2 => "fc".into(),
+        3 => "tcp".into(),
+        254 => "loop".into(),
+        other => format!("transport-{other}"),
+    }
+}
+
+fn address(entry: &DiscoveryEntry) -> String {
+    match (entry.address.contains(':'), entry.service.is_empty()) {
+        (_, true) => entry.address.clone(),
+        (true, false) => format!("[{}]:{}", entry.address, entry.service),
+        (false, false) => format!("{}:{}", entry.address, entry.service),
+    }
+}
+
+fn line(entry: &DiscoveryEntry, widest: usize) -> String {
+    // What a service says is shown as it is only where it cannot play tricks on a terminal.
+    let address = address(entry).escape_debug().to_string();
+    let tls = if entry.transport == 3 && entry.security != 0 { "  TLS" } else { "" };
+    format!("{:<9}  {:<4}  {address:<widest$}  {}{tls}", kind(entry), transport(entry), entry.subsystem)
+}
+
+fn fields(entry: &DiscoveryEntry) -> Value {
+    json!({
+        "kind": kind(entry),
+        "transport": transport(entry),
+        "address": entry.address,
+        "service": entry.service,
+        "nqn": entry.subsystem.as_str(),
+        "port": entry.port_id,
+        "controller": entry.controller_id,
+        "requirements": entry.requirements,
+        "security": entry.security,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_tcp::Nqn;
+
+    #[test]
+    fn a_line_names_what_it_is_where_it_is_and_what_it_is_called() {
+        let name = Nqn::new("nqn.2014-08.org.example:disk").unwrap();
+        let entry = DiscoveryEntry::tcp("10.0.0.1:4420".parse().unwrap(), name.clone());
+        assert_eq!(line(&entry, 15), "nvm        tcp   10.0.0.1:4420    nqn.2014-08.org.example:disk");
+        assert_eq!(fields(&entry)["service"], "4420");
+        let entry = DiscoveryEntry::tcp("[fe80::1]:8009".parse().unwrap(), Nqn::discovery());
+        assert_eq!(line(&entry, 0), format!("discovery  tcp   [fe80::1]:8009  {}", Nqn::discovery()));
+        let strange = DiscoveryEntry { transport: 9, subtype: 7, address: "\x1b[2J".into(), ..entry };
+        let said = line(&strange, 0);
+        assert!(said.starts_with("type-7     transport-9") && !said.contains('\x1b'), "{said}");
+        let secure =
+            DiscoveryEntry { security: 1, ..DiscoveryEntry::tcp("10.0.0.1:1".parse().unwrap(), name) };
+        assert!(line(&secure, 0).ends_with("  TLS"));
+    }
+}

@@ -1,0 +1,93 @@
+//! What there is to connect to: the log page of a discovery service.
+//!
+//! Source: Base Specification 2.0, 5.16.1.23 (the page); NVMe/TCP Transport Specification 1.0, 3.1 (port 8009).
+
+use super::controller::Controller;
+use super::error::OpenError;
+use super::options::{Options, host};
+use crate::stream::Cancel;
+use crate::stream::connect::Patience;
+use nvme::Command;
+use nvme::command::log_page;
+use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader, RECORD_BYTES};
+use nvme::fabrics::{ANY_CONTROLLER, ConnectData, Nqn};
+
+/// Records that are read at a time: 4 KiB, which every controller can.
+const AT_ONCE: u64 = 4;
+/// Records that are read at most: there are no networks with more.
+const MAX_RECORDS: u64 = 4096;
+/// How often the page may change while it is read.
+const ATTEMPTS: u32 = 8;
+
+/// Asks the discovery service at the options' address what there is. The options' subsystem does not count.
+///
+/// # Errors
+/// When there is no service, it breaks the protocol, its page changes all the time, or `cancel` was called.
+pub fn discover(options: &Options, cancel: &Cancel) -> Result<Vec<DiscoveryEntry>, OpenError> {
+    let (host_id, name) = host(options);
+    let subsystem = Nqn::discovery();
+    // A single visit: nobody has to stay alive.
+    let options = Options { nqn: subsystem.clone(), keep_alive_s: 0, ..options.clone() };
+    let host = ConnectData { host_id, controller_id: ANY_CONTROLLER, subsystem, host: name };
+    let patience = Patience::new(options.timeout_ms, cancel);
+    let mut controller = Controller::reach(&options, &host, &patience)?;
+    for _ in 0..ATTEMPTS {
+        let before = header(&mut controller, &patience)?;
+        let entries = entries(&mut controller, before.records, &patience)?;
+        if header(&mut controller, &patience)? == before {
+            // It ends with the connection anyway.
+            let _ = controller.shut_down(&patience);
+            return Ok(entries);
+        }
+    }
+    Err(OpenError::Unusable("its discovery log changes faster than it can be read".into()))
+}
+
+fn header(controller: &mut Controller, patience: &Patience<'_>) -> Result<DiscoveryHeader, OpenError> {
+    let mut bytes = [0; RECORD_BYTES];
+    read(controller, 0, &mut bytes, patience)?;
+    let header = DiscoveryHeader::parse(&bytes);
+    if header.record_format != 0 {
+        let message =
+            format!("its discovery log has the format {}, which is not known", header.record_format);
+        return Err(OpenError::Unusable(message));
+    }
+    if header.records > MAX_RECORDS {
+        let message = format!("its discovery log has {} records: at most {MAX_RECORDS}", header.records);
+        return Err(OpenError::Unusable(message));
+    }
+    Ok(header)
+}
+
+fn entries(
+    controller: &mut Controller,
+    count: u64,
+    patience: &Patience<'_>,
+) -> Result<Vec<DiscoveryEntry>, OpenError> {
+    let mut found = Vec::new();
+    for first in (0..count).step_by(AT_ONCE as usize) {
+        let mut bytes = vec![0; RECORD_BYTES * AT_ONCE.min(count - first) as usize];
+        read(controller, (first + 1) * RECORD_BYTES as u64, &mut bytes, patience)?;
+        let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
+        for (record, bytes) in (first..).zip(records) {
+            match DiscoveryEntry::parse(bytes) {
+                Ok(entry) => found.push(entry),
+                // The others may be what is looked for.
+                Err(error) => {
+                    tracing::warn!(record, %error, "a record of the discovery log names no subsystem")
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn read(
+    controller: &mut Controller,
+    offset: u64,
+    to: &mut [u8],
+    patience: &Patience<'_>,
+) -> Result<(), OpenError> {
+    let command = Command::get_log_page_from(0, log_page::DISCOVERY, offset, to.len() as u32);
+    controller.admin("to tell what there is", &command, to, patience).map(|_| ())
+}
