@@ -10,6 +10,9 @@
 from workload import MIB
 
 CONFIG = "/sys/kernel/config/nvmet"
+# How hosts and targets prove who they are: every hash, and every group.
+PROOFS = [("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072"), ("sha256", "ffdhe4096"),
+          ("sha384", "ffdhe6144"), ("sha512", "ffdhe8192")]
 
 
 class KernelTarget:

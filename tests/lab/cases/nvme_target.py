@@ -4,6 +4,7 @@ import json
 import os
 
 from lab import needs_freestone
+from nvmet import PROOFS
 from ublk_server import UblkServer
 from workload import KILLS, MIB, fio_verify, fio_verify_until_enough, kill_under_load
 
@@ -118,11 +119,6 @@ def a_target_that_is_killed_under_load_and_comes_back_has_lost_nothing(lab):
     return f"{len(kills)} kills"
 
 
-# Every hash, and every group: some of them take emulated processors their time.
-PROOFS = [("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072"), ("sha256", "ffdhe4096"),
-          ("sha384", "ffdhe6144"), ("sha512", "ffdhe8192")]
-
-
 @needs_freestone
 def the_stock_initiator_proves_who_it_is_with_every_hash_and_group(lab):
     guest = _boot(lab)
@@ -158,12 +154,8 @@ def a_target_that_comes_back_has_its_host_prove_itself_again(lab):
     server = UblkServer(guest, f"{SLOW_FILE} {EXPORT},auth-keys=/run/keys --cores 0,1 --sandbox required")
     server.start()
     disk = _connect_to(guest, f"-S {secret} -C {ours} -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600")
-    load = guest.start("load", fio_verify(f"/dev/{disk}", "12m", f"--rate_iops={LOAD_IOPS} {FIO_JSON}"))
-    for _ in range(2):
-        time.sleep(2)
-        server.kill()
-        server.start()
-    assert fio_result(load.wait(timeout_s=600))["error"] == 0
+    load = guest.start("load", "trap '' PIPE; " + fio_verify_until_enough(f"/dev/{disk}", "12m", f"--rate_iops={LOAD_IOPS}"))
+    kill_under_load(server, load, 2, every_s=1, down_s=0.5, disk=disk)
     assert guest.sh("dmesg").count("controller authenticated") == 3
     guest.sh(f"nvme disconnect -n {NQN}")
     server.stop()

@@ -5,14 +5,12 @@ import time
 
 import paths
 from lab import needs_freestone
-from nvmet import KernelTarget
+from nvmet import PROOFS, KernelTarget
 from ublk_server import UblkServer
 from workload import FIO_JSON, fio_result, fio_verify
 
 BENCH_TIMEOUT_S = 300
 LOSSES = 4
-PROOFS = [("sha256", "null"), ("sha384", "ffdhe2048"), ("sha512", "ffdhe3072"), ("sha256", "ffdhe4096"),
-          ("sha384", "ffdhe6144"), ("sha512", "ffdhe8192")]
 
 
 @needs_freestone
