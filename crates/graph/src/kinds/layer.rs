@@ -5,11 +5,12 @@ use block::{Device, DeviceError, IoError, Op};
 use layers::checker::Checker;
 use layers::fault::{Action, Fault, Rule};
 use layers::linear::{Concat, Partition};
+use layers::qos::{Limits, Qos, Rate, Throttle};
 use layers::stats::Stats;
 use std::sync::Arc;
 
 /// Every kind of layer.
-pub const KINDS: &[&Kind] = &[&LINEAR, &CONCAT, &STATS, &FAULT];
+pub const KINDS: &[&Kind] = &[&LINEAR, &CONCAT, &STATS, &QOS, &FAULT];
 
 const DEVICE: Key = key("device", "ID", "the device it stands on [all that were given before it]");
 
@@ -40,6 +41,21 @@ static STATS: Kind = Kind {
     name: "stats",
     about: "counts requests and how long they take; SIGUSR1 prints what was counted",
     keys: &[DEVICE],
+};
+
+static QOS: Kind = Kind {
+    name: "qos",
+    about: "no more requests and bytes a second than so many",
+    keys: &[
+        key("iops", "N", "requests of every kind but flushes, a second [no limit]"),
+        key("read-iops", "N", "reads a second [no limit]"),
+        key("write-iops", "N", "writes, discards and written zeroes a second [no limit]"),
+        key("bandwidth", "SIZE", "bytes of all of them a second [no limit]"),
+        key("read-bandwidth", "SIZE", "bytes that are read a second [no limit]"),
+        key("write-bandwidth", "SIZE", "bytes that are written, discarded or zeroed a second [no limit]"),
+        key("burst-ms", "N", "milliseconds' worth of each that a pause leaves for later [0]"),
+        DEVICE,
+    ],
 };
 
 static FAULT: Kind = Kind {
@@ -115,6 +131,8 @@ pub enum LayerConfig {
     },
     /// Counters.
     Stats,
+    /// Limits of each device by itself.
+    Qos(Limits),
     /// Faults by these rules.
     Fault(Vec<Rule>),
 }
@@ -140,6 +158,7 @@ impl LayerSpec {
                 }));
             }
             "stats" => LayerConfig::Stats,
+            "qos" => LayerConfig::Qos(qos_limits(&spec)?),
             "fault" => LayerConfig::Fault(fault_rules(&spec)?),
             kind => unreachable!("{kind} stands in no table"),
         };
@@ -171,6 +190,7 @@ impl LayerConfig {
                 counters.push(stats.clone());
                 stats
             }
+            LayerConfig::Qos(limits) => Arc::new(Qos::new(child, vec![Arc::new(Throttle::new(*limits))])),
             LayerConfig::Fault(rules) => {
                 let fault = Fault::new(child);
                 rules.iter().for_each(|rule| {
@@ -180,6 +200,28 @@ impl LayerConfig {
             }
         })
     }
+}
+
+fn qos_limits(spec: &Spec) -> Result<Limits, SpecError> {
+    let burst_ms = u64::from(spec.get_or("burst-ms", 0u32)?);
+    let rate = |per_second: u64| {
+        let burst = u128::from(per_second) * u128::from(burst_ms) / 1000;
+        Rate { per_second, burst: u64::try_from(burst).unwrap_or(u64::MAX) }
+    };
+    let requests = |key| Ok(rate(spec.get_or(key, 0u64)?));
+    let bytes = |key| Ok(rate(spec.get_or(key, Size(0))?.0));
+    let limits = Limits {
+        iops: requests("iops")?,
+        read_iops: requests("read-iops")?,
+        write_iops: requests("write-iops")?,
+        bandwidth: bytes("bandwidth")?,
+        read_bandwidth: bytes("read-bandwidth")?,
+        write_bandwidth: bytes("write-bandwidth")?,
+    };
+    if limits.is_unlimited() {
+        return Err(spec.refuse("a limit is needed: iops=, bandwidth= or one of theirs for reads and writes"));
+    }
+    Ok(limits)
 }
 
 /// One rule, or two when a request is both delayed and failed.
@@ -301,6 +343,22 @@ mod tests {
         assert_eq!((late.count, gone.probability), (Some(1), 0.5));
         let torn = Rule::new(Action::Torn { len: 512, result: Ok(()) });
         assert_eq!(rules("fault:torn=512"), Ok(vec![torn]));
+    }
+
+    #[test]
+    fn limits_are_written_a_second_and_their_bursts_in_time() {
+        let limits = |text| match LayerSpec::parse(text) {
+            Ok(LayerSpec::Over(LayerConfig::Qos(limits), None)) => Ok(limits),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.to_string()),
+        };
+        let found = limits("qos:iops=5000,write-bandwidth=100M,burst-ms=200").unwrap();
+        assert_eq!(found.iops, Rate { per_second: 5000, burst: 1000 });
+        assert_eq!(found.write_bandwidth, Rate { per_second: 100 << 20, burst: 20 << 20 });
+        assert_eq!(found.read_iops, Rate::default());
+        assert!(limits("qos").unwrap_err().contains("a limit is needed"));
+        assert!(limits("qos:burst-ms=5").unwrap_err().contains("a limit is needed"));
+        assert!(limits("qos:iops=many").unwrap_err().contains("iops=many"));
     }
 
     #[test]

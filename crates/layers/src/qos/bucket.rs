@@ -1,0 +1,129 @@
+//! A token bucket that all cores share, as one number: when the bucket was full, or will be.
+//!
+//! ```text
+//!   ──────────┬──────────────────┬────────────► time
+//!           full              now            a request that costs more than what is there begins
+//!             └── what is there ─┘            when so much has come in
+//! ```
+//!
+//! Whoever takes pushes *full* on by what it costs. A request begins when `full + cost` of those before it does not lie
+//! ahead of now by more than the bucket holds, so an idle bucket lets a burst through and then the rate. One that
+//! costs more than the bucket holds begins all the same, and those behind it wait for longer (ATM Forum's GCRA, "virtual
+//! scheduling", with the whole limit as tolerance).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const NS_PER_SECOND: u128 = 1_000_000_000;
+
+/// How many a second, and how many at once after a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rate {
+    /// Requests or bytes a second; 0: as many as come.
+    pub per_second: u64,
+    /// How many of those that a pause has left over may come at once on top.
+    pub burst: u64,
+}
+
+impl Rate {
+    /// A rate without bursts.
+    pub fn per_second(per_second: u64) -> Rate {
+        Rate { per_second, burst: 0 }
+    }
+
+    pub(super) fn is_unlimited(self) -> bool {
+        self.per_second == 0
+    }
+
+    /// How long `units` take at this rate; not shorter than that, so that the rate is never exceeded.
+    fn ns(self, units: u64) -> u64 {
+        let ns = (u128::from(units) * NS_PER_SECOND).div_ceil(u128::from(self.per_second));
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+}
+
+/// What has been taken of a rate.
+#[derive(Debug, Default)]
+pub(super) struct Bucket {
+    full_ns: AtomicU64,
+}
+
+impl Bucket {
+    /// Takes `units` at `now_ns`; from when on they may be used.
+    pub(super) fn take(&self, rate: Rate, units: u64, now_ns: u64) -> u64 {
+        let (cost, burst) = (rate.ns(units), rate.ns(rate.burst));
+        let begin = |full: u64| full.max(now_ns.saturating_sub(burst));
+        let push = |full: u64| Some(begin(full).saturating_add(cost));
+        let before = self
+            .full_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, push)
+            .expect("there is always a next turn");
+        begin(before)
+    }
+
+    /// Gives up what was taken in advance: the rate has changed.
+    pub(super) fn forgive(&self, now_ns: u64) {
+        self.full_ns.fetch_min(now_ns, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn after_a_pause_a_burst_comes_at_once_and_the_rest_at_the_rate() {
+        let (bucket, rate) = (Bucket::default(), Rate { per_second: 1000, burst: 3 });
+        let now = 50_000_000;
+        let begins: Vec<u64> = (0..6).map(|_| bucket.take(rate, 1, now).max(now) - now).collect();
+        assert_eq!(begins, [0, 0, 0, 0, 1_000_000, 2_000_000]);
+    }
+
+    #[test]
+    fn one_that_costs_more_than_the_bucket_holds_is_paid_for_by_those_behind_it() {
+        let (bucket, rate) = (Bucket::default(), Rate { per_second: 1 << 20, burst: 4096 });
+        let now = 1_000_000_000;
+        assert!(bucket.take(rate, 1 << 20, now) <= now);
+        assert!(bucket.take(rate, 1, now) > now + 990_000_000);
+        bucket.forgive(now);
+        assert!(bucket.take(rate, 1, now) <= now);
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let bucket = Bucket::default();
+        let slow = Rate { per_second: 1, burst: u64::MAX };
+        for units in [u64::MAX, u64::MAX, 0, 1] {
+            bucket.take(slow, units, u64::MAX);
+            bucket.take(Rate { burst: 0, ..slow }, units, 0);
+        }
+    }
+
+    proptest! {
+        /// In no window do more units begin than the rate, the burst and one request allow.
+        #[test]
+        fn a_rate_is_never_exceeded(
+            per_second in 1u64..1_000_000, burst in 0u64..1000,
+            requests in prop::collection::vec((0u64..5_000_000, 1u64..50), 1..60),
+        ) {
+            let (bucket, rate) = (Bucket::default(), Rate { per_second, burst });
+            let (mut now, mut begun) = (1_000_000_000_000u64, Vec::new());
+            for (pause, units) in requests {
+                now += pause;
+                // Whoever has to wait does.
+                now = now.max(bucket.take(rate, units, now));
+                begun.push((now, units));
+            }
+            for from in 0..begun.len() {
+                let mut sum = 0u128;
+                for to in from..begun.len() {
+                    // The last may cost what it likes: it is paid for afterwards.
+                    let window = u128::from(begun[to].0 - begun[from].0);
+                    let allowed = u128::from(burst) * NS_PER_SECOND + window * u128::from(per_second);
+                    prop_assert!(sum * NS_PER_SECOND <= allowed + NS_PER_SECOND, "{sum} units from {from} to {to}");
+                    sum += u128::from(begun[to].1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+use super::*;
+use block::{Flags, IoError};
+use conformance::Suite;
+use drivers::mem::{MemDevice, Options};
+use drivers::null::{NullDevice, Options as NullOptions};
+use reactor::{CoreConfig, Cores};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+
+const MS: u64 = 1_000_000;
+
+fn qos(limits: Limits) -> (Arc<Throttle>, Qos) {
+    let throttle = Arc::new(Throttle::new(limits));
+    let null = NullDevice::new(&NullOptions::new(1 << 30)).unwrap();
+    (throttle.clone(), Qos::new(Arc::new(null), vec![throttle]))
+}
+
+fn iops(per_second: u64) -> Limits {
+    Limits { iops: Rate::per_second(per_second), ..Limits::default() }
+}
+
+/// Nanoseconds that so many requests take that are there at once.
+async fn time_of(channel: &dyn Channel, requests: usize, req: &Request<'_>) -> u64 {
+    let begin = reactor::current().now_ns();
+    let mut running: Vec<_> = (0..requests).map(|_| channel.submit(req, 0)).collect();
+    poll_fn(|cx| {
+        running.retain_mut(|request| match Pin::new(request).poll(cx) {
+            Poll::Ready(result) => {
+                result.unwrap();
+                false
+            }
+            Poll::Pending => true,
+        });
+        if running.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    reactor::current().now_ns() - begin
+}
+
+#[test]
+fn it_passes_the_suite_without_limits_and_with_some() {
+    let mem = || Arc::new(MemDevice::new(&Options::new(64 << 20)).unwrap());
+    Suite::new(Arc::new(Qos::new(mem(), vec![]))).run();
+    let throttle =
+        Arc::new(Throttle::new(Limits { bandwidth: Rate::per_second(4 << 30), ..iops(1_000_000) }));
+    Suite::new(Arc::new(Qos::new(mem(), vec![throttle.clone()]))).run();
+    assert!(throttle.waited().0 > 0);
+}
+
+#[test]
+fn requests_begin_at_the_rate_and_after_a_pause_with_a_burst() {
+    reactor::run_simulated(1, |_| async {
+        let (throttle, qos) = qos(Limits { iops: Rate { per_second: 1000, burst: 10 }, ..Limits::default() });
+        let channel = qos.open_channel().unwrap();
+        reactor::current().sleep(1000 * MS).await;
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        assert_eq!(time_of(&*channel, 31, &zero).await, 20 * MS);
+        assert_eq!(time_of(&*channel, 10, &zero).await, 10 * MS, "nothing is left of the burst");
+        reactor::current().sleep(5 * MS).await;
+        assert_eq!(time_of(&*channel, 11, &zero).await, 6 * MS, "a short pause gives a short burst");
+        let (waited, ns) = throttle.waited();
+        assert!(waited == 36 && ns == 36 * MS, "{waited} have waited {ns} ns");
+    });
+}
+
+#[test]
+fn each_limit_holds_for_its_own_kind_and_a_flush_is_never_late() {
+    reactor::run_simulated(1, |_| async {
+        let limits = Limits {
+            write_iops: Rate::per_second(100),
+            read_bandwidth: Rate::per_second(1 << 20),
+            ..Limits::default()
+        };
+        let (_, qos) = qos(limits);
+        let channel = qos.open_channel().unwrap();
+        let (zero, discard) = (Request::write_zeroes(1 << 20, Flags::NONE), Request::discard(4096));
+        let core = reactor::current();
+        let read = async {
+            for _ in 0..5 {
+                let buffer = core.buffers().take(1 << 18).await;
+                buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1.unwrap();
+            }
+        };
+        read.await;
+        assert_eq!(
+            core.now_ns(),
+            1000 * MS,
+            "the first begins at once, each other a quarter of a second after it"
+        );
+        core.sleep(1000 * MS).await;
+        assert_eq!(time_of(&*channel, 4, &zero).await, 30 * MS);
+        assert_eq!(time_of(&*channel, 3, &discard).await, 30 * MS, "it is a write");
+        assert_eq!(time_of(&*channel, 3, &Request::flush()).await, 0);
+    });
+}
+
+#[test]
+fn limits_that_change_hold_at_once_for_those_that_wait() {
+    reactor::run_simulated(1, |_| async {
+        let (throttle, qos) = qos(iops(1));
+        let (channel, core) = (qos.open_channel().unwrap(), reactor::current());
+        let raise = throttle.clone();
+        core.clone().spawn(async move {
+            reactor::current().sleep(500 * MS).await;
+            raise.set(iops(1000));
+        });
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        let took = time_of(&*channel, 11, &zero).await;
+        assert!((509 * MS..=500 * MS + LOOK_NS + 10 * MS).contains(&took), "{took} ns");
+        throttle.set(Limits::default());
+        assert_eq!(time_of(&*channel, 1000, &zero).await, 0);
+        throttle.set(iops(100));
+        assert_eq!(time_of(&*channel, 3, &zero).await, 20 * MS, "what came without limits is not paid for");
+    });
+}
+
+#[test]
+fn devices_of_a_group_share_its_limit_and_keep_their_own() {
+    reactor::run_simulated(1, |_| async {
+        let group = Arc::new(Throttle::new(iops(1000)));
+        let null = Arc::new(NullDevice::new(&NullOptions::new(1 << 30)).unwrap());
+        let of = |own: Limits| Qos::new(null.clone(), vec![Arc::new(Throttle::new(own)), group.clone()]);
+        let (slow, fast) = (of(iops(100)), of(Limits::default()));
+        let (slow, fast) = (slow.open_channel().unwrap(), fast.open_channel().unwrap());
+        let core = reactor::current();
+        core.spawn(async move {
+            assert!(time_of(&*slow, 5, &Request::write_zeroes(512, Flags::NONE)).await >= 40 * MS);
+        });
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        let took = time_of(&*fast, 100, &zero).await;
+        // Its own hundred take 99 ms, and what the other takes comes on top.
+        assert!((100 * MS..=104 * MS).contains(&took), "{took} ns");
+    });
+}
+
+#[test]
+fn cores_share_the_limits() {
+    const REQUESTS: usize = 100;
+    let (_, qos) = qos(iops(2000));
+    let qos = Arc::new(qos);
+    let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
+    let begin = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        for core in cores.all() {
+            let qos = qos.clone();
+            let work = move |_| async move {
+                let channel = qos.open_channel().unwrap();
+                time_of(&*channel, REQUESTS, &Request::write_zeroes(512, Flags::NONE)).await
+            };
+            scope.spawn(move || core.block_on(work).unwrap());
+        }
+    });
+    let took = begin.elapsed().as_millis();
+    assert!(took >= (2 * REQUESTS as u128 - 2) / 2, "{took} ms");
+}
+
+#[test]
+fn errors_of_the_child_pass_and_do_not_hold_the_line_up() {
+    reactor::run_simulated(1, |_| async {
+        let (_, qos) = qos(iops(1000));
+        let channel = qos.open_channel().unwrap();
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        assert_eq!(channel.submit(&zero, 1 << 40).await, Err(IoError::OutOfRange));
+        assert_eq!(channel.submit(&zero, 0).await, Ok(()));
+    });
+}
