@@ -82,6 +82,7 @@ def _our_target(guest):
 def _kernel_target(guest):
     target = KernelTarget(guest, block_device="/dev/ram1", port=4421)
     yield from _connected(guest, target.address, target.nqn)
+    target.remove()
 
 
 def _connected(guest, address, nqn):

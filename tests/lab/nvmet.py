@@ -61,6 +61,11 @@ class KernelTarget:
         allowed = f"{self._subsystem}/allowed_hosts/{host}"
         self.guest.sh(f"[ -e {allowed} ] || ln -s {entry} {allowed}")
 
+    def remove(self):
+        """Nothing is left of it but its file."""
+        self.close()
+        self.guest.sh(f"echo 0 >{self._namespace}/enable; rmdir {self._port} {self._namespace} {self._subsystem}")
+
     def resize(self, size_mib):
         self.guest.sh(f"truncate -s {size_mib * MIB} {self.file}; echo 1 >{self._namespace}/revalidate_size")
 

@@ -53,7 +53,7 @@ static QOS: Kind = Kind {
         key("bandwidth", "SIZE", "bytes of all of them a second [no limit]"),
         key("read-bandwidth", "SIZE", "bytes that are read a second [no limit]"),
         key("write-bandwidth", "SIZE", "bytes that are written, discarded or zeroed a second [no limit]"),
-        key("burst-ms", "N", "milliseconds' worth of each that a pause leaves for later [0]"),
+        key("burst-ms", "N", "milliseconds' worth of each that a pause leaves for later [10]"),
         DEVICE,
     ],
 };

@@ -14,13 +14,15 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NS_PER_SECOND: u128 = 1_000_000_000;
+/// What every bucket holds at least. Who waits wakes up late by up to some milliseconds, and would never catch up.
+pub(super) const LEAST_NS: u64 = 10_000_000;
 
 /// How many a second, and how many at once after a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rate {
     /// Requests or bytes a second; 0: as many as come.
     pub per_second: u64,
-    /// How many of those that a pause has left over may come at once on top.
+    /// How many of those that a pause has left over may come at once on top; 10 ms' worth if that is more.
     pub burst: u64,
 }
 
@@ -50,7 +52,7 @@ pub(super) struct Bucket {
 impl Bucket {
     /// Takes `units` at `now_ns`; from when on they may be used.
     pub(super) fn take(&self, rate: Rate, units: u64, now_ns: u64) -> u64 {
-        let (cost, burst) = (rate.ns(units), rate.ns(rate.burst));
+        let (cost, burst) = (rate.ns(units), rate.ns(rate.burst).max(LEAST_NS));
         let begin = |full: u64| full.max(now_ns.saturating_sub(burst));
         let push = |full: u64| Some(begin(full).saturating_add(cost));
         let before = self
@@ -73,10 +75,15 @@ mod tests {
 
     #[test]
     fn after_a_pause_a_burst_comes_at_once_and_the_rest_at_the_rate() {
-        let (bucket, rate) = (Bucket::default(), Rate { per_second: 1000, burst: 3 });
+        let (bucket, rate) = (Bucket::default(), Rate { per_second: 100, burst: 3 });
         let now = 50_000_000;
         let begins: Vec<u64> = (0..6).map(|_| bucket.take(rate, 1, now).max(now) - now).collect();
-        assert_eq!(begins, [0, 0, 0, 0, 1_000_000, 2_000_000]);
+        assert_eq!(begins, [0, 0, 0, 0, 10_000_000, 20_000_000]);
+        // Without a burst, who wakes up late catches up.
+        let (bucket, rate) = (Bucket::default(), Rate::per_second(1000));
+        bucket.take(rate, 1, now);
+        let turns: Vec<u64> = (0..3).map(|_| bucket.take(rate, 1, now + 7_000_000)).collect();
+        assert!(turns.iter().all(|turn| *turn < now + 7_000_000), "{turns:?}");
     }
 
     #[test]
@@ -84,7 +91,7 @@ mod tests {
         let (bucket, rate) = (Bucket::default(), Rate { per_second: 1 << 20, burst: 4096 });
         let now = 1_000_000_000;
         assert!(bucket.take(rate, 1 << 20, now) <= now);
-        assert!(bucket.take(rate, 1, now) > now + 990_000_000);
+        assert!(bucket.take(rate, 1, now) > now + 980_000_000);
         bucket.forgive(now);
         assert!(bucket.take(rate, 1, now) <= now);
     }
@@ -107,6 +114,7 @@ mod tests {
             requests in prop::collection::vec((0u64..5_000_000, 1u64..50), 1..60),
         ) {
             let (bucket, rate) = (Bucket::default(), Rate { per_second, burst });
+            let held = (u128::from(burst) * NS_PER_SECOND).max(u128::from(LEAST_NS) * u128::from(per_second));
             let (mut now, mut begun) = (1_000_000_000_000u64, Vec::new());
             for (pause, units) in requests {
                 now += pause;
@@ -119,7 +127,7 @@ mod tests {
                 for to in from..begun.len() {
                     // The last may cost what it likes: it is paid for afterwards.
                     let window = u128::from(begun[to].0 - begun[from].0);
-                    let allowed = u128::from(burst) * NS_PER_SECOND + window * u128::from(per_second);
+                    let allowed = held + window * u128::from(per_second);
                     prop_assert!(sum * NS_PER_SECOND <= allowed + NS_PER_SECOND, "{sum} units from {from} to {to}");
                     sum += u128::from(begun[to].1);
                 }
