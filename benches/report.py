@@ -74,16 +74,24 @@ def peers(servers):
 
 
 def table(cases):
+    """What each server did, and ours by each peer."""
+    return _table(cases, lambda peer: f"ours / {peer}", lambda ours, theirs: ratio(ours, theirs))
+
+
+def guest_table(cases):
+    """What each server took, and each peer by ours: more than one is better for us here, too."""
+    return _table(cases, lambda peer: f"{peer} / ours", lambda ours, theirs: ratio(theirs, ours))
+
+
+def _table(cases, heading, compare):
     servers = list(cases[0]["iops"])
     compared = peers(servers)
-    head = ["case", *servers, *(f"ours / {peer}" for peer in compared)]
-    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for case in cases:
         by_server = case["iops"]
-        row = [case_name(case), *(median_with_spread(by_server[name]) for name in servers),
-               *(ratio(by_server[OURS], by_server[choose(by_server)]) for choose in compared.values())]
-        rows.append("| " + " | ".join(row) + " |")
-    return "\n".join(rows)
+        rows.append([case_name(case), *(median_with_spread(by_server[name]) for name in servers),
+                     *(compare(by_server[OURS], by_server[choose(by_server)]) for choose in compared.values())])
+    return raid.table(["case", *servers, *map(heading, compared)], rows)
 
 
 def instruction_table(rows):
@@ -109,19 +117,6 @@ def guest_parts(results, run, folder):
         (folder / f"guest_{name}.svg").write_text(bars(f"{title}: thousand instructions a request", _groups(results[name])))
         parts += [f"### {title}", note, guest_table(results[name]), f"![{title}](guest_{name}.svg)"]
     return parts
-
-
-def guest_table(cases):
-    servers = list(cases[0]["iops"])
-    others = [name for name in servers if name != OURS]
-    head = ["case", *(f"{name}, instructions" for name in servers), *(f"{name} / ours" for name in others)]
-    rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for case in cases:
-        by_server = case["iops"]
-        row = [case_name(case), *(median_with_spread(by_server[name]) for name in servers),
-               *(ratio(by_server[name], by_server[OURS]) for name in others)]
-        rows.append("| " + " | ".join(row) + " |")
-    return "\n".join(rows)
 
 
 def library_parts(library, run, folder):

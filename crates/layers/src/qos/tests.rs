@@ -1,3 +1,5 @@
+//! Limits, in virtual time and in real.
+
 use super::*;
 use block::{Flags, IoError};
 use conformance::Suite;
