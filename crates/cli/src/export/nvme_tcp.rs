@@ -2,7 +2,9 @@
 
 use super::{CORES, ExportConfig, keep_listener, object};
 use block::Device;
-use exports::nvme_tcp::{Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp};
+use exports::nvme_tcp::{
+    AccessState, Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp, PortConfig,
+};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
@@ -16,7 +18,12 @@ pub(super) static KIND: Kind = Kind {
     name: "nvme-tcp",
     about: "an NVMe subsystem, over TCP",
     keys: &[
-        key("listen", "ADDR:PORT", "the TCP port, such as 0.0.0.0:4420; systemd or systemd:NAME as for nbd"),
+        key(
+            "listen",
+            "ADDR:PORT[@STATE]+…",
+            "the TCP ports, such as 0.0.0.0:4420 (systemd or systemd:NAME as for nbd), and their ANA states: optimized, \
+             non-optimized, inaccessible, persistent-loss, change [optimized]",
+        ),
         key("nqn", "NQN", "what hosts call it"),
         key("device", "ID+…", "the devices to export, as namespaces 1, 2 and so on [the first]"),
         key("hosts", "NQN+…", "who may connect [anybody]"),
@@ -48,8 +55,12 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let nqn = |text: &str| Nqn::new(text).map_err(|error| spec.refuse(format!("{text}: {error}")));
     let required =
         |name: &str, value: Option<String>| value.ok_or_else(|| spec.refuse(format!("needs {name}")));
-    let address = Address::of_listen(&required("listen=ADDR:PORT", spec.get("listen")?)?);
-    let mut config = Config::new(address, nqn(&required("nqn=NQN", spec.get("nqn")?)?)?);
+    let ports = required("listen=ADDR:PORT", spec.get("listen")?)?;
+    let ports: Vec<PortConfig> =
+        ports.split('+').map(port).collect::<Result<_, _>>().map_err(|fault| spec.refuse(fault))?;
+    let first = ports[0].address.clone();
+    let mut config = Config::new(first, nqn(&required("nqn=NQN", spec.get("nqn")?)?)?);
+    config.ports = ports;
     let hosts: Option<String> = spec.get("hosts")?;
     config.hosts = hosts.iter().flat_map(|list| list.split('+')).map(nqn).collect::<Result<_, _>>()?;
     config.auth = auth(spec)?;
@@ -58,6 +69,18 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.queues = spec.get_or("queues", config.queues)?;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     Ok(Box::new(NvmeTcpConfig(config)))
+}
+
+/// An address, and how well the namespaces are reached there.
+fn port(text: &str) -> Result<PortConfig, String> {
+    let (address, state) = match text.rsplit_once('@') {
+        None => (text, AccessState::default()),
+        Some((address, name)) => {
+            let unknown = || format!("listen: {name:?} is none of {}", AccessState::names().join(", "));
+            (address, AccessState::parse(name).ok_or_else(unknown)?)
+        }
+    };
+    Ok(PortConfig { address: Address::of_listen(address), state })
 }
 
 /// How hosts prove who they are. The secrets are read now: later on nothing can be.
@@ -93,7 +116,7 @@ fn choose<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Result
 
 impl ExportConfig for NvmeTcpConfig {
     fn name(&self) -> String {
-        format!("nvme-tcp:{}", self.0.address)
+        self.0.name()
     }
 
     fn complete(&mut self, _device_id: &str, cores: Vec<usize>) {
@@ -111,19 +134,21 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn keep(&self, profile: &mut Profile) {
-        keep_listener(profile, &self.0.address);
+        self.0.ports.iter().for_each(|port| keep_listener(profile, &port.address));
     }
 
     fn line(&self, device_id: &str) -> String {
-        let Config { address, nqn, .. } = &self.0;
-        format!("nvme-tcp: {device_id} as {}, listens on {address}", nqn.as_str())
+        let Config { ports, nqn, .. } = &self.0;
+        let ports: Vec<String> = ports.iter().map(written).collect();
+        format!("nvme-tcp: {device_id} as {}, listens on {}", nqn.as_str(), ports.join(" and "))
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { address, nqn, hosts, auth, queues, clients, .. } = &self.0;
+        let Config { ports, nqn, hosts, auth, queues, clients, .. } = &self.0;
+        let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
         object(json!({
             "kind": KIND.name,
-            "listen": address.to_string(),
+            "listen": ports.iter().map(port).collect::<Vec<_>>(),
             "nqn": nqn.as_str(),
             "hosts": hosts.iter().map(Nqn::as_str).collect::<Vec<_>>(),
             "authentication": auth.is_some(),
@@ -138,6 +163,14 @@ impl ExportConfig for NvmeTcpConfig {
 
     fn cores(&self) -> &[usize] {
         &self.0.core_map
+    }
+}
+
+/// A port as it is written, but that the best state goes without saying.
+fn written(port: &PortConfig) -> String {
+    match port.state {
+        AccessState::Optimized => port.address.to_string(),
+        state => format!("{}@{}", port.address, state.name()),
     }
 }
 
@@ -159,6 +192,13 @@ mod tests {
         assert_eq!(one.devices, ["a+b"]);
         assert!(refusal("nvme-tcp:nqn=nqn.2014-08.org:x").contains("needs listen=ADDR:PORT"));
         assert!(refusal("nvme-tcp:listen=l:1").contains("needs nqn=NQN"));
+        let two = "nvme-tcp:listen=10.0.0.1:4420+10.0.1.1:4420@non-optimized,nqn=nqn.2014-08.org:x";
+        let two = ExportPlan::parse(two).unwrap();
+        assert!(two.config.line("a").ends_with("listens on 10.0.0.1:4420 and 10.0.1.1:4420@non-optimized"));
+        assert_eq!(two.config.name(), "nvme-tcp:10.0.0.1:4420");
+        assert_eq!(two.config.fields()["listen"][1]["ana_state"], "non-optimized");
+        let bad = refusal("nvme-tcp:listen=l:1@best,nqn=nqn.2014-08.org:x");
+        assert!(bad.contains("\"best\" is none of optimized, non-optimized, inaccessible"), "{bad}");
         assert!(refusal("nvme-tcp:listen=l:1,nqn=x").contains("x: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,hosts=nqn.a+y").contains("y: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,queues=many").contains("queues"));

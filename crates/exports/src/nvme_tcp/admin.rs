@@ -4,16 +4,16 @@
 //! NVMe over Fabrics leaves it.
 
 use super::controller::MAX_EVENT_REQUESTS;
+use super::ports;
 use super::reading::Command;
 use super::session::{Failure, Reply, Session};
 use super::subsystem::{MAX_ENTRIES, Namespace};
 use super::{IN_CAPSULE_BYTES, MAX_TRANSFER, log_pages};
 use crate::stream::Link;
-use nvme::command::event::CONFIG_NAMESPACE_ATTRIBUTES;
 use nvme::command::{admin, cns, feature};
 use nvme::fabrics::property::{Capabilities, PropertyGet, PropertySet, Version, offset};
 use nvme::fabrics::{self, FabricsType};
-use nvme::identify::controller_data::{ControllerData, ControllerType, cmic, ctratt, oncs, sgls};
+use nvme::identify::controller_data::{ControllerData, ControllerType, cmic, ctratt, oaes, oncs, sgls};
 use nvme::identify::lists::{ALL_NAMESPACES, NamespaceId, encode_descriptors, encode_namespaces};
 use nvme::identify::namespace_data::{NamespaceData, dlfeat, nsfeat};
 use nvme::{CommandSet, IDENTIFY_BYTES, IdentifyData, MIN_PAGE_BYTES, Status, SubmissionEntry};
@@ -190,8 +190,12 @@ impl Session {
             commands |= oncs::WRITE_ZEROES;
         }
         ControllerData {
-            paths: cmic::CONTROLLERS,
-            async_events: CONFIG_NAMESPACE_ATTRIBUTES,
+            paths: cmic::PORTS | cmic::CONTROLLERS | cmic::ASYMMETRIC_ACCESS,
+            async_events: oaes::NAMESPACE_ATTRIBUTES | oaes::ASYMMETRIC_ACCESS,
+            ana_transition_s: ports::TRANSITION_S,
+            ana_capabilities: ports::CAPABILITIES,
+            ana_group_max: ports::GROUP,
+            ana_groups: ports::GROUP,
             controller_type: ControllerType::Io,
             // Bit 1: which commands have effects.
             log_attributes: 1 << 2 | 1 << 1,
@@ -286,6 +290,7 @@ fn namespace_data(namespace: &Namespace) -> NamespaceData {
         features: nsfeat::PREFERENCES,
         // Any number of controllers may have it.
         paths: 1,
+        ana_group: ports::GROUP,
         deallocation: dlfeat::WRITE_ZEROES,
         write_granularity: units(limits.physical_block_size),
         write_alignment: units(limits.physical_block_size),

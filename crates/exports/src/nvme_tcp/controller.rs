@@ -2,9 +2,10 @@
 //!
 //! Its connections are served by any cores; what they share is locked, and is nothing that reads and writes need.
 
+use super::ports::Port;
 use super::subsystem::{Refusal, Subsystem};
 use nvme::Status;
-use nvme::command::event::{CONFIG_NAMESPACE_ATTRIBUTES, Event};
+use nvme::command::event::{CONFIG_ASYMMETRIC_ACCESS, CONFIG_NAMESPACE_ATTRIBUTES, Event};
 use nvme::fabrics::property::{Configuration, ControllerStatus};
 use nvme::fabrics::{InvalidParameter, Nqn};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +34,8 @@ pub(super) struct Controller {
     pub(super) host: Host,
     pub(super) is_discovery: bool,
     pub(super) subsystem: Arc<Subsystem>,
+    /// Where its host came.
+    pub(super) port: Arc<Port>,
     /// The host may be silent for so long; 0: for ever.
     keep_alive_ms: AtomicU32,
     /// The host was heard since somebody looked.
@@ -58,6 +61,9 @@ struct Events {
     changed: BTreeSet<u32>,
     /// The host knows that there is something to read.
     is_told: bool,
+    /// The access state has changed since the host read of it; and it knows that.
+    has_access_changed: bool,
+    is_told_of_access: bool,
     /// Requests that wait.
     requests: usize,
     wakers: Vec<Waker>,
@@ -72,6 +78,7 @@ impl Controller {
         is_discovery: bool,
         keep_alive_ms: u32,
         subsystem: &Arc<Subsystem>,
+        port: &Arc<Port>,
     ) -> Controller {
         let queues = BTreeMap::from([(0, Weak::new())]);
         Controller {
@@ -79,6 +86,7 @@ impl Controller {
             host,
             is_discovery,
             subsystem: subsystem.clone(),
+            port: port.clone(),
             keep_alive_ms: AtomicU32::new(keep_alive_ms),
             was_heard: AtomicBool::new(true),
             shared: Mutex::new(Shared { queues, ..Shared::default() }),
@@ -211,6 +219,19 @@ impl Controller {
         shared.events.wake();
     }
 
+    /// Its port's access state is not what it was.
+    pub(super) fn note_access(&self) {
+        let mut shared = self.shared();
+        shared.events.has_access_changed = true;
+        shared.events.wake();
+    }
+
+    /// The host reads of the access state.
+    pub(super) fn forget_access(&self) {
+        let events = &mut self.shared().events;
+        (events.has_access_changed, events.is_told_of_access) = (false, false);
+    }
+
     /// Namespaces that have changed; with `is_read` they are forgotten.
     pub(super) fn changed(&self, is_read: bool) -> BTreeSet<u32> {
         let events = &mut self.shared().events;
@@ -232,9 +253,8 @@ impl Controller {
     /// The next event for a request that waits; `None` when there will be none.
     pub(super) fn poll_event(&self, context: &Context<'_>) -> Poll<Option<Event>> {
         let events = &mut self.shared().events;
-        let is_due =
-            !events.is_told && !events.changed.is_empty() && events.config & CONFIG_NAMESPACE_ATTRIBUTES != 0;
-        if !is_due && !events.is_over {
+        let due = events.due();
+        if due.is_none() && !events.is_over {
             if !events.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
                 events.wakers.push(context.waker().clone());
             }
@@ -244,8 +264,11 @@ impl Controller {
         if events.is_over {
             return Poll::Ready(None);
         }
-        events.is_told = true;
-        Poll::Ready(Some(Event::NAMESPACE_ATTRIBUTES))
+        match due {
+            Some(Event::ASYMMETRIC_ACCESS) => events.is_told_of_access = true,
+            _ => events.is_told = true,
+        }
+        Poll::Ready(due)
     }
 
     /// No request is answered with an event any more.
@@ -257,6 +280,17 @@ impl Controller {
 }
 
 impl Events {
+    /// What the host wants to hear and does not know yet.
+    fn due(&self) -> Option<Event> {
+        let has_changed = !self.is_told && !self.changed.is_empty();
+        if has_changed && self.config & CONFIG_NAMESPACE_ATTRIBUTES != 0 {
+            return Some(Event::NAMESPACE_ATTRIBUTES);
+        }
+        let has_access_changed = !self.is_told_of_access && self.has_access_changed;
+        (has_access_changed && self.config & CONFIG_ASYMMETRIC_ACCESS != 0)
+            .then_some(Event::ASYMMETRIC_ACCESS)
+    }
+
     fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
     }

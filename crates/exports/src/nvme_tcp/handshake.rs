@@ -4,6 +4,7 @@
 //! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3 (Connect).
 
 use super::authentication::{Answer, Authentication};
+use super::ports::Port;
 use super::subsystem::{Admission, Refusal, Subsystem};
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA};
 use crate::stream::{Step, Talk};
@@ -21,6 +22,8 @@ use std::sync::Arc;
 /// A talk with one newcomer.
 pub(super) struct Handshake {
     subsystem: Arc<Subsystem>,
+    /// Where the host came.
+    port: Arc<Port>,
     /// Agreed once the ICReq has come: how we are spoken to, and how we speak.
     framing: Option<(Framing, Framing)>,
     admission: Option<Admission>,
@@ -48,9 +51,9 @@ struct Rejected {
 }
 
 impl Handshake {
-    pub(super) fn new(subsystem: Arc<Subsystem>, peer: &str) -> Handshake {
+    pub(super) fn new(subsystem: Arc<Subsystem>, port: Arc<Port>, peer: &str) -> Handshake {
         let peer = peer.into();
-        Handshake { subsystem, framing: None, admission: None, authentication: None, head: 0, peer }
+        Handshake { subsystem, port, framing: None, admission: None, authentication: None, head: 0, peer }
     }
 
     /// What was agreed, once the talk has come to [`Step::Serve`].
@@ -170,7 +173,7 @@ impl Handshake {
         if self.subsystem.failures.are_too_many(&self.peer) {
             return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         }
-        self.subsystem.connect(&Connect::parse(&entry.cdw), &parsed?)
+        self.subsystem.connect(&self.port, &Connect::parse(&entry.cdw), &parsed?)
     }
 }
 

@@ -50,6 +50,9 @@ impl Session {
     #[inline]
     pub(super) async fn io(&self, mut command: Command, link: &Link) -> Result<Reply, Failure> {
         let entry = command.entry;
+        if entry.opcode != fabrics::OPCODE {
+            self.controller().port.check_access()?;
+        }
         match entry.opcode {
             opcode::READ => return self.read(&entry, link).await,
             opcode::WRITE => self.write(&mut command, link).await?,

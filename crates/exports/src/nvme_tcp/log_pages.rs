@@ -9,11 +9,14 @@ use nvme::identify::lists::encode_namespaces;
 use nvme::{Status, SubmissionEntry};
 use socket2::SockRef;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 /// Longest part of a page that is read at once.
 const MAX_BYTES: u64 = super::MAX_TRANSFER as u64;
 /// Retain asynchronous event: the host has not dealt with it yet.
 const RETAIN: u32 = 1 << 15;
+/// RGO, of the page about access states: without the namespaces of its groups.
+const ONLY_GROUPS: u32 = 1 << 8;
 /// An opcode is supported; it changes the content of blocks.
 const SUPPORTED: u32 = 1;
 const CHANGES_DATA: u32 = 1 << 1;
@@ -42,6 +45,12 @@ pub(super) fn read(
         log_page::SMART => smart(),
         log_page::FIRMWARE_SLOT => firmware(),
         log_page::CHANGED_NAMESPACES => encode_namespaces(controller.changed(is_read), 0).to_vec(),
+        log_page::ASYMMETRIC_ACCESS => {
+            if is_read {
+                controller.forget_access();
+            }
+            controller.port.log_page(controller.subsystem.namespaces.len() as u32, cdw[0] & ONLY_GROUPS != 0)
+        }
         log_page::COMMAND_EFFECTS if (entry.cdw[4] >> 24) as u8 == 0 => effects(),
         _ => return Err(Status::INVALID_LOG_PAGE),
     };
@@ -95,16 +104,21 @@ fn effects() -> Vec<u8> {
     page
 }
 
-/// What there is for a host, at the address at which it came.
+/// What there is for a host: the address at which it came, and the others.
 fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
     let subsystem = &controller.subsystem;
     let address = SockRef::from(link.socket()).local_addr().ok().and_then(|address| address.as_socket());
-    let entry = |address: SocketAddr| {
-        let own = DiscoveryEntry::tcp(address, Nqn::discovery());
-        let may_come = subsystem.allows(&controller.host.nqn);
-        [Some(own), may_come.then(|| DiscoveryEntry::tcp(address, subsystem.nqn.clone()))]
+    let may_come = subsystem.allows(&controller.host.nqn);
+    let entries = |here: SocketAddr| {
+        let own = DiscoveryEntry::tcp(here, Nqn::discovery());
+        let ways = subsystem.ports.iter().filter(move |_| may_come).filter_map(move |port| {
+            let is_this = Arc::ptr_eq(port, &controller.port);
+            let address = if is_this { here } else { port.address(here)? };
+            Some(DiscoveryEntry { port_id: port.id, ..DiscoveryEntry::tcp(address, subsystem.nqn.clone()) })
+        });
+        std::iter::once(DiscoveryEntry { port_id: controller.port.id, ..own }).chain(ways)
     };
-    let entries: Vec<DiscoveryEntry> = address.into_iter().flat_map(entry).flatten().collect();
+    let entries: Vec<DiscoveryEntry> = address.into_iter().flat_map(entries).collect();
     let header = DiscoveryHeader { generation: 1, records: entries.len() as u64, record_format: 0 };
     let mut page = header.encode().to_vec();
     entries.iter().for_each(|entry| page.extend(entry.encode()));

@@ -9,10 +9,14 @@
 //! one core. Data of a write comes in its capsule if it is short, and is asked for (R2T) otherwise, when there is
 //! memory for it; so a queue never stands still. Whoever asks for the discovery subsystem is told of this one.
 //!
+//! There may be several addresses, each a port of the subsystem: hosts go several ways then, and are told which is best
+//! ([`ports`]). A controller belongs to the port at which its host came.
+//!
 //! | module | what it does |
 //! |---|---|
 //! | [`handshake`] | speaks with a newcomer until its queue exists |
 //! | [`authentication`] | has it prove who it is, where that is asked for |
+//! | [`ports`] | where hosts come, and how well namespaces are reached there |
 //! | [`subsystem`], [`controller`] | who may come, and what the queues of a host share |
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
@@ -26,6 +30,7 @@ mod controller;
 mod handshake;
 mod io;
 mod log_pages;
+mod ports;
 mod reading;
 mod session;
 mod subsystem;
@@ -34,12 +39,14 @@ mod transfers;
 pub use crate::stream::Address;
 pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, Keys};
+pub use ports::{AccessState, PortConfig};
 
 use crate::stream::{Guest, Host, Lobby, Memory, Parts, Registry};
 use crate::{Error, Export, Stats, check_cores, queue_cores};
 use block::{Device, Limits};
 use handshake::Handshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
+use ports::Port;
 use reactor::CoreRef;
 use session::Session;
 use std::sync::Arc;
@@ -54,6 +61,8 @@ pub const MAX_CLIENTS: usize = 4096;
 pub const DEFAULT_QUEUES: u16 = 64;
 /// Most I/O queues of a controller.
 pub const MAX_QUEUES: u16 = 1024;
+/// Most ports.
+pub const MAX_PORTS: usize = 16;
 /// Most namespaces.
 pub const MAX_NAMESPACES: usize = 1024;
 /// Longest serial number (Base 5.17.2.1).
@@ -87,8 +96,8 @@ pub struct Auth {
 /// How the subsystem looks to its hosts and which cores serve it.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens.
-    pub address: Address,
+    /// Where it listens, the first giving the export its name.
+    pub ports: Vec<PortConfig>,
     /// What hosts call it.
     pub nqn: Nqn,
     /// Its serial number, up to [`MAX_SERIAL`] printable ASCII characters; none: made of its name.
@@ -101,7 +110,7 @@ pub struct Config {
     pub auth: Option<Auth>,
     /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Connections at a time, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
+    /// Connections at a time to each port, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
     pub clients: usize,
     /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn. Empty: all.
     pub core_map: Vec<usize>,
@@ -111,7 +120,7 @@ impl Config {
     /// A subsystem that anybody may use.
     pub fn new(address: Address, nqn: Nqn) -> Config {
         Config {
-            address,
+            ports: vec![PortConfig { address, state: AccessState::Optimized }],
             nqn,
             serial: None,
             read_only: false,
@@ -123,6 +132,12 @@ impl Config {
         }
     }
 
+    /// `nvme-tcp:` and the first address.
+    pub fn name(&self) -> String {
+        let addresses = self.ports.iter().map(|port| port.address.to_string());
+        format!("nvme-tcp:{}", addresses.take(1).collect::<String>())
+    }
+
     fn check(&self, cores: usize, namespaces: &[NamespaceConfig]) -> Result<(), Error> {
         check_cores(&self.core_map, cores)?;
         let is_text = |serial: &&String| {
@@ -131,7 +146,9 @@ impl Config {
         };
         let block_size =
             namespaces.iter().map(|n| n.device.limits().block_size).find(|size| *size > 64 << 10);
-        let fault = if !(1..=MAX_CLIENTS).contains(&self.clients) {
+        let fault = if !(1..=MAX_PORTS).contains(&self.ports.len()) {
+            format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
+        } else if !(1..=MAX_CLIENTS).contains(&self.clients) {
             format!("{} clients: want 1 to {MAX_CLIENTS}", self.clients)
         } else if !(1..=MAX_QUEUES).contains(&self.queues) {
             format!("{} queues: want 1 to {MAX_QUEUES}", self.queues)
@@ -158,7 +175,8 @@ pub struct NvmeTcp {
     registry: Registry,
     stats: Arc<Stats>,
     cores: Vec<CoreRef>,
-    lobby: Option<Lobby>,
+    /// One for each port.
+    lobbies: Vec<Lobby>,
 }
 
 impl NvmeTcp {
@@ -172,7 +190,7 @@ impl NvmeTcp {
         config: Config,
     ) -> Result<NvmeTcp, Error> {
         config.check(cores.len(), namespaces)?;
-        let name: Arc<str> = format!("nvme-tcp:{}", config.address).into();
+        let name: Arc<str> = config.name().into();
         let places = if config.core_map.is_empty() { cores.len() } else { config.core_map.len() };
         let serving: Vec<CoreRef> = queue_cores(&config.core_map, places as u16, cores.len())
             .into_iter()
@@ -181,25 +199,55 @@ impl NvmeTcp {
         let namespaces = (1..).zip(namespaces).map(|(id, namespace)| namespace.open(id, &config)).collect();
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
-        let Config { hosts, auth, queues, .. } = config;
-        let subsystem = Subsystem::new(nqn, serial, namespaces, hosts, auth, queues, name.clone());
+        let Config { ports, hosts, auth, queues, .. } = config;
+        let states = ports.iter().map(|port| port.state);
+        let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
+        let subsystem = Subsystem::new(nqn, serial, of_states, namespaces, hosts, auth, queues, name.clone());
         let subsystem = Arc::new(subsystem);
         let (registry, stats) = (Registry::new(), Arc::new(Stats::new(serving.len())));
-        let reception = Reception {
-            subsystem: subsystem.clone(),
-            registry,
-            stats: stats.clone(),
-            cores: serving.clone(),
-            next: 0,
-            name: name.clone(),
-        };
-        let lobby = Lobby::open(&config.address, config.clients, name.to_string(), reception)?;
-        Ok(NvmeTcp { subsystem, registry, stats, cores: serving, lobby: Some(lobby) })
+        let mut export = NvmeTcp { subsystem, registry, stats, cores: serving, lobbies: Vec::new() };
+        for (port, listens) in export.subsystem.ports.clone().iter().zip(&ports) {
+            let reception = Reception {
+                subsystem: export.subsystem.clone(),
+                port: port.clone(),
+                registry,
+                stats: export.stats.clone(),
+                cores: export.cores.clone(),
+                next: usize::from(port.id) - 1,
+                name: name.clone(),
+            };
+            let lobby = Lobby::open(&listens.address, config.clients, name.to_string(), reception)?;
+            port.opened(lobby.address());
+            export.lobbies.push(lobby);
+        }
+        Ok(export)
     }
 
-    /// Where hosts connect to: address and port as the system chose them.
+    /// Where hosts connect to at the first port: address and port as the system chose them.
     pub fn address(&self) -> &str {
-        self.lobby.as_ref().map_or("", Lobby::address)
+        self.addresses().next().unwrap_or("")
+    }
+
+    /// As [`NvmeTcp::address`], of every port.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.lobbies.iter().map(Lobby::address)
+    }
+
+    /// How well namespaces are reached over a port, by its place in the configuration.
+    pub fn access_state(&self, port: usize) -> Option<AccessState> {
+        self.subsystem.ports.get(port).map(|port| port.state())
+    }
+
+    /// Changes how well namespaces are reached over a port. Commands that are on their way end as they would have; hosts
+    /// that asked for it are told. `false` when there is no such port.
+    pub fn set_access_state(&self, port: usize, state: AccessState) -> bool {
+        let Some(port) = self.subsystem.ports.get(port) else { return false };
+        if port.set_state(state) {
+            let (export, port, state) = (&*self.subsystem.export, port.id, state.name());
+            tracing::info!(export, port, state, "a port has another access state");
+            self.subsystem.note_access(port);
+        }
+        true
     }
 }
 
@@ -256,16 +304,15 @@ impl Export for NvmeTcp {
 
 impl Drop for NvmeTcp {
     fn drop(&mut self) {
-        if let Some(lobby) = self.lobby.take() {
-            lobby.close();
-        }
+        self.lobbies.drain(..).for_each(Lobby::close);
         self.registry.drain(&self.cores);
     }
 }
 
-/// Who speaks with newcomers, on the control thread.
+/// Who speaks with newcomers to a port, on its control thread.
 struct Reception {
     subsystem: Arc<Subsystem>,
+    port: Arc<Port>,
     registry: Registry,
     stats: Arc<Stats>,
     cores: Vec<CoreRef>,
@@ -278,7 +325,7 @@ impl Host for Reception {
     type Talk = Handshake;
 
     fn greet(&mut self, peer: &str) -> Handshake {
-        Handshake::new(self.subsystem.clone(), peer)
+        Handshake::new(self.subsystem.clone(), self.port.clone(), peer)
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {
@@ -299,6 +346,7 @@ impl Host for Reception {
             peer,
             host,
             controller = controller.id,
+            port = self.port.id,
             queue,
             core = place,
             "host connected"

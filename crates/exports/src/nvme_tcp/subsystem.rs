@@ -3,6 +3,7 @@
 use super::Auth;
 use super::authentication::Failures;
 use super::controller::{Controller, Host};
+use super::ports::Port;
 use block::{Device, Limits};
 use nvme::Status;
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, Nqn};
@@ -44,6 +45,8 @@ impl Namespace {
 pub(super) struct Subsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: String,
+    /// In the order of their identifiers.
+    pub(super) ports: Vec<Arc<Port>>,
     /// In the order of their identifiers, without gaps.
     pub(super) namespaces: Vec<Namespace>,
     /// Who may come; nobody named: anybody.
@@ -107,9 +110,11 @@ impl From<InvalidParameter> for Refusal {
 }
 
 impl Subsystem {
+    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
     pub(super) fn new(
         nqn: Nqn,
         serial: String,
+        ports: Vec<Arc<Port>>,
         namespaces: Vec<Namespace>,
         hosts: Vec<Nqn>,
         auth: Option<Auth>,
@@ -117,7 +122,7 @@ impl Subsystem {
         export: Arc<str>,
     ) -> Subsystem {
         let (controllers, failures) = (Mutex::default(), Failures::default());
-        Subsystem { nqn, serial, namespaces, hosts, auth, failures, max_queues, export, controllers }
+        Subsystem { nqn, serial, ports, namespaces, hosts, auth, failures, max_queues, export, controllers }
     }
 
     /// The namespace with an identifier.
@@ -128,6 +133,7 @@ impl Subsystem {
     /// Judges a Connect, and makes the controller if it is that of an admin queue.
     pub(super) fn connect(
         self: &Arc<Self>,
+        port: &Arc<Port>,
         connect: &Connect,
         data: &ConnectData,
     ) -> Result<Admission, Refusal> {
@@ -150,8 +156,8 @@ impl Subsystem {
         }
         let host = Host { nqn: data.host.clone(), id: data.host_id };
         let controller = match connect.queue_id {
-            0 => self.create(host, is_discovery, connect.keep_alive_ms, data.controller_id)?,
-            _ => self.join(&host, is_discovery, connect.queue_id, data.controller_id)?,
+            0 => self.create(port, host, is_discovery, connect.keep_alive_ms, data.controller_id)?,
+            _ => self.join(port, &host, is_discovery, connect.queue_id, data.controller_id)?,
         };
         Ok(Admission {
             membership: Membership { controller, queue_id: connect.queue_id },
@@ -169,6 +175,7 @@ impl Subsystem {
 
     fn create(
         self: &Arc<Self>,
+        port: &Arc<Port>,
         host: Host,
         is_discovery: bool,
         keep_alive_ms: u32,
@@ -187,13 +194,14 @@ impl Subsystem {
             }
         }
         controllers.last = id;
-        let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self));
+        let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self, port));
         controllers.open.insert(id, controller.clone());
         Ok(controller)
     }
 
     fn join(
         &self,
+        port: &Arc<Port>,
         host: &Host,
         is_discovery: bool,
         queue_id: u16,
@@ -201,7 +209,8 @@ impl Subsystem {
     ) -> Result<Arc<Controller>, Refusal> {
         let controller = self.controllers().open.get(&id).cloned();
         let is_its = |controller: &Arc<Controller>| {
-            controller.host == *host && !controller.is_discovery && !is_discovery
+            let is_hers = controller.host == *host && Arc::ptr_eq(&controller.port, port);
+            is_hers && !controller.is_discovery && !is_discovery
         };
         let controller = controller.filter(is_its).ok_or(InvalidParameter::CONTROLLER_ID)?;
         if queue_id > self.max_queues {
@@ -225,6 +234,13 @@ impl Subsystem {
                 controllers.iter().for_each(|controller| controller.note_change(namespace.id));
             }
         }
+    }
+
+    /// Tells hosts that the access state of a port has changed.
+    pub(super) fn note_access(&self, port: u16) {
+        let controllers: Vec<_> = self.controllers().open.values().cloned().collect();
+        let of_port = controllers.iter().filter(|controller| controller.port.id == port);
+        of_port.for_each(|controller| controller.note_access());
     }
 
     fn controllers(&self) -> MutexGuard<'_, Controllers> {

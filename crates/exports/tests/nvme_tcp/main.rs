@@ -1,5 +1,6 @@
 //! The NVMe/TCP target, as its hosts find it: good ones, bad ones, and those that vanish.
 
+mod access;
 mod admin;
 mod authentication;
 mod conformance;

@@ -153,7 +153,8 @@ fn cores_share_the_limits() {
         }
     });
     let took = begin.elapsed().as_millis();
-    assert!(took >= (2 * REQUESTS as u128 - 2) / 2, "{took} ms");
+    // 20 of them and the first are the bucket's.
+    assert!(took >= (2 * REQUESTS as u128 - 21) / 2, "{took} ms");
 }
 
 #[test]

@@ -1,0 +1,196 @@
+//! The ports of a subsystem: the addresses at which hosts find it, and how well its namespaces can be reached over each.
+//!
+//! All namespaces are one ANA group, whose state is that of the port. A state changes at any time; commands that come
+//! from then on are judged by the new one, and hosts that asked for it are told. I/O queues look at one byte of the
+//! port that nobody writes otherwise.
+//!
+//! Source: Base Specification 2.0, 8.1 (asymmetric namespace access), 5.16.1.13 (its log page), 5.17.2.1 (ANACAP).
+
+use crate::stream::Address;
+use nvme::Status;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// The group that every namespace is in.
+pub(super) const GROUP: u32 = 1;
+/// ANATT: seconds that a host waits at most for [`AccessState::Change`] to pass.
+pub(super) const TRANSITION_S: u8 = 30;
+/// ANACAP: all five states are reported (bits 4:0).
+pub(super) const CAPABILITIES: u8 = 0x1f;
+/// Bytes of the page before its first group.
+const HEADER_BYTES: usize = 16;
+
+/// How well namespaces can be reached over a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessState {
+    /// As well as it goes.
+    #[default]
+    Optimized,
+    /// Hosts shall go another way if there is one.
+    NonOptimized,
+    /// Not now.
+    Inaccessible,
+    /// Never again.
+    PersistentLoss,
+    /// About to be something else.
+    Change,
+}
+
+impl AccessState {
+    /// Every state, with its number in the log page and its name.
+    const ALL: [(AccessState, u8, &str); 5] = [
+        (AccessState::Optimized, 0x01, "optimized"),
+        (AccessState::NonOptimized, 0x02, "non-optimized"),
+        (AccessState::Inaccessible, 0x03, "inaccessible"),
+        (AccessState::PersistentLoss, 0x04, "persistent-loss"),
+        (AccessState::Change, 0x0f, "change"),
+    ];
+
+    /// Its name on the command line, which is that of nvme-cli and Linux.
+    pub fn name(self) -> &'static str {
+        AccessState::ALL[self as usize].2
+    }
+
+    /// The state with this name.
+    pub fn parse(name: &str) -> Option<AccessState> {
+        AccessState::ALL.iter().find(|(_, _, known)| *known == name).map(|(state, ..)| *state)
+    }
+
+    /// Every name, for messages.
+    pub fn names() -> [&'static str; 5] {
+        AccessState::ALL.map(|(_, _, name)| name)
+    }
+
+    fn number(self) -> u8 {
+        AccessState::ALL[self as usize].1
+    }
+}
+
+/// Where a subsystem can be found, and how well it is reached there at first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortConfig {
+    /// Where it listens.
+    pub address: Address,
+    /// How well.
+    pub state: AccessState,
+}
+
+/// A port.
+#[derive(Debug)]
+pub(super) struct Port {
+    /// From 1 on.
+    pub(super) id: u16,
+    state: AtomicU8,
+    changes: AtomicU64,
+    /// Where it listens, once it does; none for one that is no IP socket.
+    address: OnceLock<Option<SocketAddr>>,
+}
+
+impl Port {
+    pub(super) fn new(id: u16, state: AccessState) -> Port {
+        let state = AtomicU8::new(state as u8);
+        Port { id, state, changes: AtomicU64::new(1), address: OnceLock::new() }
+    }
+
+    /// The port listens at `address`.
+    pub(super) fn opened(&self, address: &str) {
+        let _ = self.address.set(address.parse().ok()); // it is opened once
+    }
+
+    /// Where a host finds the port that came to `here` of another one: an address that is any of the machine's is the one
+    /// at which it came.
+    pub(super) fn address(&self, here: SocketAddr) -> Option<SocketAddr> {
+        let own = (*self.address.get()?)?;
+        match own.ip().is_unspecified() {
+            true => Some(SocketAddr::new(here.ip(), own.port())),
+            false => Some(own),
+        }
+    }
+
+    pub(super) fn state(&self) -> AccessState {
+        AccessState::ALL[usize::from(self.state.load(Ordering::Relaxed))].0
+    }
+
+    /// Sets the state; whether it is another.
+    pub(super) fn set_state(&self, state: AccessState) -> bool {
+        let is_new = self.state.swap(state as u8, Ordering::Relaxed) != state as u8;
+        if is_new {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// Whether commands to a namespace are carried out.
+    ///
+    /// # Errors
+    /// The status that they end with (Base 8.1.4, figure "ANA state and status codes").
+    #[inline]
+    pub(super) fn check_access(&self) -> Result<(), Status> {
+        match self.state() {
+            AccessState::Optimized | AccessState::NonOptimized => Ok(()),
+            AccessState::Inaccessible => Err(Status::ANA_INACCESSIBLE),
+            AccessState::PersistentLoss => Err(Status::ANA_PERSISTENT_LOSS),
+            AccessState::Change => Err(Status::ANA_TRANSITION),
+        }
+    }
+
+    /// The log page, without the namespaces' identifiers if only groups are asked for.
+    pub(super) fn log_page(&self, namespaces: u32, only_groups: bool) -> Vec<u8> {
+        let listed = if only_groups { 0 } else { namespaces };
+        let changes = self.changes.load(Ordering::Relaxed).to_le_bytes();
+        let mut page = vec![0; HEADER_BYTES];
+        page[..8].copy_from_slice(&changes);
+        page[8] = 1; // groups
+        page.extend(GROUP.to_le_bytes());
+        page.extend(listed.to_le_bytes());
+        page.extend(changes);
+        page.push(self.state().number());
+        page.extend([0; 15]);
+        (1..=listed).for_each(|namespace| page.extend(namespace.to_le_bytes()));
+        page
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_laid_out_as_the_specification_has_it() {
+        let port = Port::new(2, AccessState::NonOptimized);
+        let page = port.log_page(3, false);
+        assert_eq!(page.len(), 16 + 32 + 3 * 4);
+        assert_eq!(page[..10], [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+        assert_eq!(page[16..24], [1, 0, 0, 0, 3, 0, 0, 0]);
+        assert_eq!((page[24], page[32]), (1, 2));
+        assert_eq!(page[48..], [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
+        assert!(port.set_state(AccessState::Change) && !port.set_state(AccessState::Change));
+        let page = port.log_page(3, true);
+        assert_eq!((page.len(), page[0], page[20], page[24], page[32]), (48, 2, 0, 2, 0x0f));
+    }
+
+    #[test]
+    fn states_have_names_and_all_but_two_keep_commands_off() {
+        for (place, name) in AccessState::names().into_iter().enumerate() {
+            let state = AccessState::parse(name).unwrap();
+            assert_eq!((state as usize, state.name()), (place, name));
+            let port = Port::new(1, state);
+            assert_eq!(port.check_access().is_ok(), place < 2, "{name}");
+            assert_eq!(port.state(), state);
+        }
+        assert_eq!(AccessState::parse("best"), None);
+    }
+
+    #[test]
+    fn a_port_at_any_address_is_found_where_the_host_came() {
+        let here: SocketAddr = "10.0.0.7:4420".parse().unwrap();
+        let port = Port::new(1, AccessState::Optimized);
+        assert_eq!(port.address(here), None, "it does not listen yet");
+        port.opened("0.0.0.0:4421");
+        assert_eq!(port.address(here), Some("10.0.0.7:4421".parse().unwrap()));
+        let port = Port::new(2, AccessState::Optimized);
+        port.opened("192.168.0.1:4420");
+        assert_eq!(port.address(here), Some("192.168.0.1:4420".parse().unwrap()));
+    }
+}
