@@ -1,0 +1,106 @@
+//! Certificates and keys as files: read with limits, and refused with the file's name.
+//!
+//! Source: the names that nbdkit(1), qemu(1) and libnbd(3) use in a directory of certificates.
+
+use crate::Error;
+use crate::error::reasons;
+use openssl::pkey::{PKey, Private};
+use openssl::ssl::SslContextBuilder;
+use openssl::x509::X509;
+use openssl::x509::store::X509StoreBuilder;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
+
+/// Who signs those whom we trust.
+pub(crate) const AUTHORITY: &str = "ca-cert.pem";
+/// Longest file of certificates or keys.
+const MAX_FILE: u64 = 4 << 20;
+
+/// Reads all of a file that is no longer than it may be.
+pub(crate) fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+    let failed = |source| Error::File { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Zeroizing::new(Vec::new());
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(Error::content(path, format!("is longer than {MAX_FILE} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// As [`read`]; warns when others may read it, too.
+pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
+    let bytes = read(path)?;
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+    if mode & 0o004 != 0 {
+        tracing::warn!(path = %path.display(), "everybody on this machine may read this secret");
+    }
+    Ok(bytes)
+}
+
+/// Whether there is a file, or something that fails otherwise when it is read.
+pub(crate) fn exists(path: &Path) -> bool {
+    !matches!(std::fs::metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Shows who we are: a certificate, those that vouch for it behind it in the same file, and its key.
+pub(crate) fn identify(
+    context: &mut SslContextBuilder,
+    certificate: &Path,
+    key_path: &Path,
+) -> Result<(), Error> {
+    let mut chain = parse(certificate)?.into_iter();
+    let own = chain.next().ok_or_else(|| Error::content(certificate, "holds no certificate"))?;
+    let key = private_key(key_path)?;
+    let is_pair = own.public_key().is_ok_and(|public| public.public_eq(&key));
+    if !is_pair {
+        let fault = format!("is not the key of the certificate in {}", certificate.display());
+        return Err(Error::content(key_path, fault));
+    }
+    let refused = |stack| Error::content(certificate, reasons(&stack));
+    context.set_certificate(&own).map_err(refused)?;
+    context.set_private_key(&key).map_err(|stack| Error::content(key_path, reasons(&stack)))?;
+    chain.try_for_each(|above| context.add_extra_chain_cert(above)).map_err(refused)
+}
+
+/// Trusts whoever the authorities in a file vouch for, and nobody else.
+pub(crate) fn trust(context: &mut SslContextBuilder, path: &Path) -> Result<(), Error> {
+    let authorities = parse(path)?;
+    if authorities.is_empty() {
+        return Err(Error::content(path, "holds no certificate"));
+    }
+    let mut store = X509StoreBuilder::new()?;
+    for authority in authorities {
+        context.add_client_ca(&authority)?;
+        store.add_cert(authority).map_err(|stack| Error::content(path, reasons(&stack)))?;
+    }
+    context.set_cert_store(store.build());
+    Ok(())
+}
+
+/// The file `name` in `directory`.
+pub(crate) fn within(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name)
+}
+
+fn parse(path: &Path) -> Result<Vec<X509>, Error> {
+    X509::stack_from_pem(&read(path)?)
+        .map_err(|stack| Error::content(path, format!("is no certificate in PEM: {}", reasons(&stack))))
+}
+
+fn private_key(path: &Path) -> Result<PKey<Private>, Error> {
+    let pem = read_secret(path)?;
+    let mut is_locked = false;
+    // Without a callback the library would ask whoever sits at the terminal.
+    let key = PKey::private_key_from_pem_callback(&pem, |_| {
+        is_locked = true;
+        Ok(0)
+    });
+    key.map_err(|stack| match is_locked {
+        true => Error::content(path, "is locked with a password"),
+        false => Error::content(path, format!("is no private key in PEM: {}", reasons(&stack))),
+    })
+}

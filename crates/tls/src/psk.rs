@@ -1,0 +1,158 @@
+//! Keys that both sides have beforehand: lines `identity:key in hex`, as GnuTLS's `psktool` writes and nbdkit, libnbd
+//! and QEMU read them.
+
+use crate::Error;
+use crate::certificates::read_secret;
+use openssl::ssl::SslContextBuilder;
+use std::path::Path;
+use zeroize::Zeroizing;
+
+/// Longest name of a key: what every TLS library takes.
+const MAX_IDENTITY: usize = 128;
+/// Longest key, in bytes: likewise.
+const MAX_KEY: usize = 64;
+/// Shortest key, in bytes: fewer can be tried out.
+const MIN_KEY: usize = 16;
+/// The suites whose hash is the one that keys without a hash of their own are bound to: SHA-256 (RFC 8446, 4.2.11).
+const SUITES: &str = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
+/// Suites of TLS 1.2: only those whose sessions stay secret when the key is lost.
+const OLD_SUITES: &str = "ECDHE-PSK-CHACHA20-POLY1305:ECDHE-PSK-AES128-CBC-SHA256";
+
+/// A key and its name.
+pub(crate) struct Key {
+    pub(crate) identity: String,
+    pub(crate) secret: Zeroizing<Vec<u8>>,
+}
+
+/// Reads a file of keys.
+pub(crate) fn read_keys(path: &Path) -> Result<Vec<Key>, Error> {
+    let bytes = read_secret(path)?;
+    let text = std::str::from_utf8(&bytes).map_err(|_| Error::content(path, "is not text"))?;
+    let mut keys: Vec<Key> = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.trim().is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let fault = |fault: &str| Error::content(path, format!("line {number}: {fault}"));
+        let key = parse(line).map_err(|what| fault(&what))?;
+        if keys.iter().any(|other| other.identity == key.identity) {
+            return Err(fault(&format!("there is a key of {:?} already", key.identity)));
+        }
+        keys.push(key);
+    }
+    if keys.is_empty() {
+        return Err(Error::content(path, "holds no key: want lines of identity:hexadecimal key"));
+    }
+    Ok(keys)
+}
+
+/// The fault never quotes the key.
+fn parse(line: &str) -> Result<Key, String> {
+    let (identity, hex) = line.trim_end().rsplit_once(':').ok_or("want identity:hexadecimal key")?;
+    if identity.is_empty() || identity.len() > MAX_IDENTITY || identity.contains('\0') {
+        return Err(format!("an identity of {} bytes: want 1 to {MAX_IDENTITY}", identity.len()));
+    }
+    let secret = from_hex(hex).ok_or_else(|| format!("the key of {identity:?} is not hexadecimal"))?;
+    if !(MIN_KEY..=MAX_KEY).contains(&secret.len()) {
+        let len = secret.len();
+        return Err(format!("a key of {len} bytes for {identity:?}: want {MIN_KEY} to {MAX_KEY}"));
+    }
+    Ok(Key { identity: identity.into(), secret })
+}
+
+fn from_hex(hex: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
+    let mut bytes = Zeroizing::new(Vec::with_capacity(hex.len() / 2));
+    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+    for [high, low] in pairs {
+        bytes.push(digit(high)? << 4 | digit(low)?);
+    }
+    rest.is_empty().then_some(bytes)
+}
+
+/// Takes whoever has one of the keys.
+pub(crate) fn accept(context: &mut SslContextBuilder, keys: Vec<Key>) -> Result<(), Error> {
+    suites(context)?;
+    context.set_psk_server_callback(move |_, identity, to| {
+        let found = keys.iter().find(|key| Some(key.identity.as_bytes()) == identity);
+        // No bytes: nobody of this name, and the handshake fails.
+        Ok(found.map_or(0, |key| put(&key.secret, to)))
+    });
+    Ok(())
+}
+
+/// Has one key.
+pub(crate) fn present(context: &mut SslContextBuilder, key: Key) -> Result<(), Error> {
+    suites(context)?;
+    context.set_psk_client_callback(move |_, _, identity, secret| {
+        // Room for the zero behind the name.
+        if key.identity.len() >= identity.len() {
+            return Ok(0);
+        }
+        let len = put(key.identity.as_bytes(), identity);
+        identity[len] = 0;
+        Ok(put(&key.secret, secret))
+    });
+    Ok(())
+}
+
+fn suites(context: &mut SslContextBuilder) -> Result<(), Error> {
+    context.set_ciphersuites(SUITES)?;
+    Ok(context.set_cipher_list(OLD_SUITES)?)
+}
+
+/// How many bytes were put: none when they are too many.
+fn put(bytes: &[u8], to: &mut [u8]) -> usize {
+    match to.get_mut(..bytes.len()) {
+        Some(place) => {
+            place.copy_from_slice(bytes);
+            bytes.len()
+        }
+        None => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Vec<Key>, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        read_keys(file.path()).map_err(|error| {
+            let text = error.to_string();
+            assert!(text.starts_with(file.path().to_str().unwrap()), "{text}");
+            text
+        })
+    }
+
+    #[test]
+    fn each_line_is_a_name_and_a_key() {
+        let keys =
+            read(&format!("# ours\nalice:{}\n\nbob:b:{}\n", "0aF1".repeat(8), "00".repeat(64))).unwrap();
+        assert_eq!(keys.len(), 2);
+        assert_eq!((keys[0].identity.as_str(), &keys[0].secret[..2]), ("alice", &[0x0a, 0xf1][..]));
+        assert_eq!((keys[1].identity.as_str(), keys[1].secret.len()), ("bob:b", 64));
+    }
+
+    #[test]
+    fn a_line_that_is_no_key_is_named_and_not_quoted() {
+        let secret = "5e".repeat(16);
+        for (text, said) in [
+            (String::new(), "holds no key"),
+            ("alice".into(), "line 1: want identity"),
+            (format!(":{secret}"), "an identity of 0 bytes"),
+            (format!("{}:{secret}", "x".repeat(129)), "an identity of 129 bytes"),
+            (format!("a:{secret}\na:{secret}"), "line 2: there is a key of \"a\" already"),
+            (format!("a:{secret}5"), "not hexadecimal"),
+            (format!("a:{secret}zz"), "not hexadecimal"),
+            (format!("a:{secret}ää"), "not hexadecimal"),
+            ("a:5e5e".into(), "a key of 2 bytes"),
+            (format!("a:{}", "5e".repeat(65)), "a key of 65 bytes"),
+        ] {
+            let error = read(&text).err().expect(&text);
+            assert!(error.contains(said), "{text}: {error}");
+            assert!(!error.contains("5e5e"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! A session and the buffers between it and a socket that does not block.
+//!
+//! ```text
+//!   recv(2) ─► ciphertext ─► Session ─► a record in the clear ─► the caller, as far as it has room
+//!   send(2) ◄─ unsent ◄───── Session ◄─ a record's worth of pieces ◄─ the caller
+//! ```
+//!
+//! What was received is handed over before more is asked for, so a socket with nothing to say never hides bytes that
+//! are here already as long as the caller receives until [`Came::Nothing`].
+
+use crate::{Plain, Session};
+use socket2::{SockRef, Socket};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+
+/// Most bytes of one record.
+pub const RECORD: usize = 16 << 10;
+/// Ciphertext received at once: four records and what belongs to them.
+const RECEIVED: usize = 66 << 10;
+
+/// What [`Wire::receive`] brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Came {
+    /// So many bytes; `is_drained` when nothing more is here or with the socket.
+    Bytes {
+        /// How many were handed over.
+        len: usize,
+        /// Whether that was all.
+        is_drained: bool,
+    },
+    /// Nothing now: when the socket can be read there may be more.
+    Nothing,
+    /// The peer has said goodbye.
+    End,
+}
+
+/// TLS over a socket.
+pub struct Wire {
+    session: Session,
+    ciphertext: Box<[u8]>,
+    plain: Box<[u8]>,
+    /// What of `plain` the caller had no room for.
+    start: usize,
+    end: usize,
+    staged: Vec<u8>,
+    /// What came with bytes that were handed over first.
+    failed: Option<io::Error>,
+}
+
+impl Wire {
+    /// A session whose handshake is over.
+    pub fn new(session: Session) -> Wire {
+        Wire {
+            session,
+            ciphertext: vec![0; RECEIVED].into(),
+            plain: vec![0; RECORD].into(),
+            start: 0,
+            end: 0,
+            staged: Vec::with_capacity(RECORD),
+            failed: None,
+        }
+    }
+
+    /// Receives at most `room` bytes, which `put` takes in order.
+    ///
+    /// # Errors
+    /// What recv(2) says, and [`crate::SessionError`]. What came before it has been handed over.
+    pub fn receive(
+        &mut self,
+        socket: impl AsFd,
+        room: usize,
+        mut put: impl FnMut(&[u8]),
+    ) -> io::Result<Came> {
+        let socket = SockRef::from(&socket);
+        let (mut len, mut is_drained) = (0, false);
+        let end = loop {
+            let ready = (self.end - self.start).min(room - len);
+            if ready > 0 {
+                put(&self.plain[self.start..self.start + ready]);
+                self.start += ready;
+                len += ready;
+            }
+            if len == room {
+                return Ok(Came::Bytes { len, is_drained: false });
+            }
+            if let Some(error) = self.failed.take() {
+                break Err(error);
+            }
+            match self.session.read(&mut self.plain) {
+                Ok(Plain::Bytes(len)) => (self.start, self.end) = (0, len),
+                Ok(Plain::End) => break Ok(Came::End),
+                Ok(Plain::Nothing) if is_drained => break Ok(Came::Nothing),
+                Ok(Plain::Nothing) => match self.fetch(&socket) {
+                    Ok(is_all) => is_drained = is_all,
+                    Err(error) => break Err(error),
+                },
+                Err(error) => break Err(error.into()),
+            }
+        };
+        if len == 0 {
+            return end;
+        }
+        is_drained &= end.is_ok();
+        self.failed = end.err();
+        Ok(Came::Bytes { len, is_drained })
+    }
+
+    /// Asks the socket for ciphertext; whether it has no more.
+    fn fetch(&mut self, mut socket: &Socket) -> io::Result<bool> {
+        loop {
+            match socket.read(&mut self.ciphertext) {
+                Ok(0) => {
+                    self.session.feed_end();
+                    return Ok(false);
+                }
+                Ok(len) => {
+                    self.session.feed(&self.ciphertext[..len]);
+                    return Ok(len < self.ciphertext.len());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Says `len` bytes that `fill` writes, at most [`RECORD`]. They go into a record with what is said next, or by
+    /// [`Wire::seal`].
+    ///
+    /// # Errors
+    /// When the session has ended.
+    ///
+    /// # Panics
+    /// When they are more than a record holds.
+    pub fn say(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<()> {
+        assert!(len <= RECORD, "{len} bytes for a record");
+        if self.staged.len() + len > RECORD {
+            self.seal()?;
+        }
+        let at = self.staged.len();
+        self.staged.resize(at + len, 0);
+        fill(&mut self.staged[at..]);
+        Ok(())
+    }
+
+    /// Makes a record of what was said.
+    ///
+    /// # Errors
+    /// When the session has ended.
+    pub fn seal(&mut self) -> io::Result<()> {
+        self.session.write(&self.staged)?;
+        self.staged.clear();
+        Ok(())
+    }
+
+    /// Bytes that are sealed and not sent.
+    pub fn unsent(&self) -> usize {
+        self.session.unsent().len()
+    }
+
+    /// Sends what is sealed, as much as the socket takes; how many bytes that was.
+    ///
+    /// # Errors
+    /// What send(2) says, except that it cannot take more now.
+    pub fn send(&mut self, socket: impl AsFd) -> io::Result<usize> {
+        let socket = SockRef::from(&socket);
+        let mut sent = 0;
+        while self.unsent() > 0 {
+            match socket.send_with_flags(self.session.unsent(), libc::MSG_NOSIGNAL) {
+                Ok(len) => {
+                    self.session.sent(len);
+                    sent += len;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Says goodbye, as far as the socket takes it: the connection is at its end in any case.
+    pub fn close(&mut self, socket: impl AsFd) {
+        self.session.close();
+        let _ = self.send(socket);
+    }
+}

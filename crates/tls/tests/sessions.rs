@@ -1,0 +1,209 @@
+//! Both sides of a session against each other: who trusts whom, and what comes through.
+
+use std::path::Path;
+use tempfile::TempDir;
+use tls::authority::{Authority, write_all};
+use tls::{Client, Plain, Server, Session, SessionError};
+
+/// Carries everything that one side has to say to the other.
+fn carry(from: &mut Session, to: &mut Session) {
+    let len = from.unsent().len();
+    to.feed(from.unsent());
+    from.sent(len);
+}
+
+/// Goes on until both have agreed, or one gives up; what the two say in the end.
+fn shake(client: &mut Session, server: &mut Session) -> [Result<bool, SessionError>; 2] {
+    let mut ours = client.handshake();
+    for _ in 0..10 {
+        carry(client, server);
+        let theirs = server.handshake();
+        carry(server, client);
+        if ours.is_ok() {
+            ours = client.handshake();
+        }
+        if theirs.is_err() || matches!((&ours, &theirs), (Ok(true), Ok(true)) | (Err(_), Ok(true))) {
+            return [ours, theirs];
+        }
+    }
+    panic!("no end of it: {ours:?}");
+}
+
+fn agreed(client: &Client, server: &Server, host: &str) -> (Session, Session) {
+    let (mut client, mut server) = (client.session(host).unwrap(), server.session().unwrap());
+    let ends = shake(&mut client, &mut server);
+    assert!(matches!(ends, [Ok(true), Ok(true)]), "{ends:?}");
+    (client, server)
+}
+
+/// Why it does not come to a session: what the two sides say.
+fn refused(client: &Client, server: &Server, host: &str) -> [String; 2] {
+    let (mut client, mut server) = (client.session(host).unwrap(), server.session().unwrap());
+    let ends = shake(&mut client, &mut server);
+    // Who is done first learns of the other's refusal by what comes next.
+    let [ours, theirs] = ends;
+    let late = |end: Result<bool, SessionError>, session: &mut Session| match end {
+        Err(error) => error.to_string(),
+        Ok(_) => {
+            session.read(&mut [0; 10]).map_or_else(|error| error.to_string(), |read| format!("{read:?}"))
+        }
+    };
+    carry(&mut client, &mut server);
+    let said = [late(ours, &mut client), late(theirs, &mut server)];
+    assert!(said.iter().any(|side| side.contains("handshake")), "{said:?}");
+    said
+}
+
+fn say(from: &mut Session, to: &mut Session, text: &[u8]) {
+    from.write(text).unwrap();
+    carry(from, to);
+    let (mut got, mut buffer) = (Vec::<u8>::new(), [0; 1000]);
+    while let Plain::Bytes(len) = to.read(&mut buffer).unwrap() {
+        got.extend(&buffer[..len]);
+    }
+    assert!(got == text);
+}
+
+fn directory() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    write_all(directory.path());
+    directory
+}
+
+#[test]
+fn what_is_said_arrives_and_a_goodbye_is_told_from_a_cut() {
+    let files = directory();
+    let client = Client::with_certificates(files.path()).unwrap();
+    for verifies_peer in [false, true] {
+        let server = Server::with_certificates(files.path(), verifies_peer).unwrap();
+        for host in ["localhost", "127.0.0.1", "::1"] {
+            let (mut ours, mut theirs) = agreed(&client, &server, host);
+            assert!(ours.agreed().starts_with("TLSv1.3 "), "{}", ours.agreed());
+            say(&mut ours, &mut theirs, b"hello");
+            say(&mut theirs, &mut ours, &vec![7; 100_000]);
+            ours.close();
+            carry(&mut ours, &mut theirs);
+            assert_eq!(theirs.read(&mut [0; 1]).unwrap(), Plain::End);
+            say(&mut theirs, &mut ours, b"still there");
+            ours.feed_end();
+            assert!(matches!(ours.read(&mut [0; 1]), Err(SessionError::Truncated)));
+        }
+    }
+}
+
+#[test]
+fn who_is_not_trusted_is_told_so() {
+    let files = directory();
+    let strangers = directory();
+    let server = Server::with_certificates(files.path(), true).unwrap();
+    let client = Client::with_certificates(files.path()).unwrap();
+    let [ours, _] = refused(&client, &server, "elsewhere");
+    assert!(ours.contains("not trusted") && ours.contains("ostname"), "{ours}");
+    let [ours, _] = refused(&client, &server, "10.0.0.1");
+    assert!(ours.contains("IP address mismatch"), "{ours}");
+    let stranger = Client::with_certificates(strangers.path()).unwrap();
+    let [ours, theirs] = refused(&stranger, &server, "localhost");
+    assert!(ours.contains("not trusted") && theirs.contains("alert"), "{ours} {theirs}");
+    // Knows the server, and is not known to it.
+    Authority::new().vouch(strangers.path(), "client", &[]);
+    std::fs::copy(files.path().join("ca-cert.pem"), strangers.path().join("ca-cert.pem")).unwrap();
+    let [ours, theirs] = refused(&Client::with_certificates(strangers.path()).unwrap(), &server, "localhost");
+    assert!(theirs.contains("not trusted") && ours.contains("alert"), "{ours} {theirs}");
+    for file in ["client-cert.pem", "client-key.pem"] {
+        std::fs::remove_file(strangers.path().join(file)).unwrap();
+    }
+    let nobody = Client::with_certificates(strangers.path()).unwrap();
+    let [_, theirs] = refused(&nobody, &server, "localhost");
+    assert!(theirs.contains("did not return a certificate"), "{theirs}");
+    let anybody = Server::with_certificates(files.path(), false).unwrap();
+    agreed(&nobody, &anybody, "localhost");
+}
+
+#[test]
+fn a_key_that_both_have_is_enough_and_another_is_not() {
+    let files = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        std::fs::write(files.path().join(name), text).unwrap();
+        files.path().join(name)
+    };
+    let (good, bad) = ("5e".repeat(32), "5f".repeat(32));
+    let server = Server::with_keys(&file("server", &format!("alice:{good}\nbob:{bad}\n"))).unwrap();
+    let client = |text: &str| Client::with_key(&file("client", text), None).unwrap();
+    let (mut ours, mut theirs) = agreed(&client(&format!("alice:{good}")), &server, "anywhere");
+    assert_eq!(ours.agreed(), "TLSv1.3 TLS_AES_128_GCM_SHA256");
+    say(&mut ours, &mut theirs, b"hello");
+    let both = file("both", &format!("eve:{bad}\nbob:{bad}"));
+    agreed(&Client::with_key(&both, Some("bob")).unwrap(), &server, "anywhere");
+    refused(&client(&format!("alice:{bad}")), &server, "anywhere");
+    refused(&client(&format!("eve:{good}")), &server, "anywhere");
+    for (identity, said) in [(Some("mallory"), "no key of \"mallory\""), (None, "2 keys")] {
+        let error = Client::with_key(&both, identity).unwrap_err().to_string();
+        assert!(error.contains(said) && error.contains(both.to_str().unwrap()), "{error}");
+    }
+    // A certificate is no key, whoever vouches for it.
+    let certificates = directory();
+    let other = Server::with_certificates(certificates.path(), false).unwrap();
+    refused(&client(&format!("alice:{good}")), &other, "localhost");
+    refused(&Client::with_certificates(certificates.path()).unwrap(), &server, "localhost");
+}
+
+#[test]
+fn what_is_no_session_is_refused_and_what_was_changed_is_noticed() {
+    let files = directory();
+    let server = Server::with_certificates(files.path(), false).unwrap();
+    let mut session = server.session().unwrap();
+    session.feed(b"GET / HTTP/1.1\r\n");
+    assert!(session.handshake().unwrap_err().to_string().contains("http request"));
+    let mut session = server.session().unwrap();
+    assert!(!session.handshake().unwrap());
+    session.feed_end();
+    assert!(session.handshake().unwrap_err().to_string().contains("hung up"));
+    let (mut ours, mut theirs) =
+        agreed(&Client::with_certificates(files.path()).unwrap(), &server, "localhost");
+    ours.write(b"hello").unwrap();
+    let mut changed = ours.unsent().to_vec();
+    *changed.last_mut().unwrap() ^= 1;
+    theirs.feed(&changed);
+    assert!(matches!(theirs.read(&mut [0; 10]), Err(SessionError::Broken(_))));
+}
+
+#[test]
+fn files_are_refused_by_name() {
+    let files = directory();
+    let path = |name: &str| files.path().join(name);
+    let said = |name: &str| {
+        let error = match name.starts_with("server") {
+            true => Server::with_certificates(files.path(), true).map(drop).unwrap_err(),
+            false => Client::with_certificates(files.path()).map(drop).unwrap_err(),
+        };
+        let text = error.to_string();
+        assert!(text.contains(path(name).to_str().unwrap()), "{text}");
+        text
+    };
+    let spoilt = |name: &str, content: &[u8]| {
+        let good = std::fs::read(path(name)).unwrap();
+        std::fs::write(path(name), content).unwrap();
+        let text = said(name);
+        std::fs::write(path(name), good).unwrap();
+        text
+    };
+    for name in ["server-cert.pem", "client-cert.pem", "ca-cert.pem"] {
+        assert!(spoilt(name, b"").contains("holds no certificate"), "{name}");
+        assert!(spoilt(name, b"-----BEGIN CERTIFICATE-----\nxx\n").contains("is no certificate"), "{name}");
+        assert!(spoilt(name, &vec![b'x'; (4 << 20) + 1]).contains("longer than"), "{name}");
+    }
+    for name in ["server-key.pem", "client-key.pem"] {
+        assert!(spoilt(name, b"nothing").contains("is no private key"));
+        let other = directory();
+        let stranger = std::fs::read(other.path().join(name)).unwrap();
+        assert!(spoilt(name, &stranger).contains("is not the key of the certificate"));
+        assert!(spoilt(name, &locked(&path(name))).contains("locked with a password"));
+        std::fs::remove_file(path(name)).unwrap();
+        assert!(said(name).contains("No such file"));
+    }
+}
+
+fn locked(path: &Path) -> Vec<u8> {
+    let key = openssl::pkey::PKey::private_key_from_pem(&std::fs::read(path).unwrap()).unwrap();
+    key.private_key_to_pem_pkcs8_passphrase(openssl::symm::Cipher::aes_128_cbc(), b"secret").unwrap()
+}
