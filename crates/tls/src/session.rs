@@ -107,6 +107,11 @@ impl Session {
         }
     }
 
+    /// Whether the handshake is over.
+    pub fn is_established(&self) -> bool {
+        self.is_established
+    }
+
     /// Takes what the peer says, once the handshake is over.
     ///
     /// # Errors

@@ -42,6 +42,8 @@ pub struct Wire {
     /// What of `plain` the caller had no room for.
     start: usize,
     end: usize,
+    /// Nothing says that there is no more to be received.
+    has_more: bool,
     staged: Vec<u8>,
     /// What came with bytes that were handed over first.
     failed: Option<io::Error>,
@@ -56,6 +58,7 @@ impl Wire {
             plain: vec![0; RECORD].into(),
             start: 0,
             end: 0,
+            has_more: true,
             staged: Vec::with_capacity(RECORD),
             failed: None,
         }
@@ -65,12 +68,18 @@ impl Wire {
     ///
     /// # Errors
     /// What recv(2) says, and [`crate::SessionError`]. What came before it has been handed over.
-    pub fn receive(
-        &mut self,
-        socket: impl AsFd,
-        room: usize,
-        mut put: impl FnMut(&[u8]),
-    ) -> io::Result<Came> {
+    pub fn receive(&mut self, socket: impl AsFd, room: usize, put: impl FnMut(&[u8])) -> io::Result<Came> {
+        let came = self.take(socket, room, put);
+        self.has_more = !matches!(came, Ok(Came::Nothing | Came::Bytes { is_drained: true, .. }));
+        came
+    }
+
+    /// Whether [`Wire::receive`] may bring something though the socket has nothing.
+    pub fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    fn take(&mut self, socket: impl AsFd, room: usize, mut put: impl FnMut(&[u8])) -> io::Result<Came> {
         let socket = SockRef::from(&socket);
         let (mut len, mut is_drained) = (0, false);
         let end = loop {
@@ -151,6 +160,11 @@ impl Wire {
         self.session.write(&self.staged)?;
         self.staged.clear();
         Ok(())
+    }
+
+    /// As [`Session::agreed`].
+    pub fn agreed(&self) -> String {
+        self.session.agreed()
     }
 
     /// Bytes that are sealed and not sent.

@@ -65,6 +65,11 @@ fn what_lies_here_in_the_clear_is_not_taken_for_nothing() {
     assert_eq!(receive(999), Came::Bytes { len: 999, is_drained: false });
     assert_eq!(receive(999), Came::Bytes { len: 1, is_drained: true });
     assert_eq!(receive(999), Came::Nothing);
+    assert!(!theirs.has_more());
+    say(&mut ours, &bytes(1000));
+    ours.send(&out).unwrap();
+    theirs.receive(&back, 10, |_| {}).unwrap();
+    assert!(theirs.has_more());
 }
 
 #[test]

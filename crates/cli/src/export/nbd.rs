@@ -2,10 +2,10 @@
 
 use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object};
 use block::Device;
-use exports::nbd::{Address, Config, Nbd};
+use exports::nbd::{Address, Config, Nbd, Security};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
-use graph::spec::{Kind, Spec, SpecError, Switch, key};
+use graph::spec::{self, Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};
@@ -24,6 +24,18 @@ pub(super) static KIND: Kind = Kind {
         ),
         key("name", "NAME", "what clients call it; no name at all will do, too [the device's id]"),
         key("description", "TEXT", "what the list of exports says beside the name []"),
+        key(
+            "tls",
+            "off|allow|require",
+            "TLS: for nobody, who asks, everybody [require, with one of the next two]",
+        ),
+        key("tls-certificates", "DIR", "has server-cert.pem and server-key.pem"),
+        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: clients have one of these keys"),
+        key(
+            "tls-verify-peer",
+            "on|off",
+            "clients have certificates of ca-cert.pem in tls-certificates [off]",
+        ),
         DEVICE,
         READ_ONLY,
         key("clients", "N", "connections at a time, 1 to 4096 [64]"),
@@ -47,9 +59,66 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let has_name = name.is_some();
     config.name = name.unwrap_or_default();
     config.description = spec.get("description")?.unwrap_or_default();
+    config.tls = security(spec)?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     Ok(Box::new(NbdConfig { has_name, config }))
+}
+
+/// Reads certificates and keys at once: later the server has no way to them.
+fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
+    let (mode, verifies_peer) = (spec.get("tls")?, spec.get::<Switch>("tls-verify-peer")?);
+    let sources = (spec.get::<PathBuf>("tls-certificates")?, spec.get::<PathBuf>("tls-psk")?);
+    let is_required = match (mode, &sources) {
+        (Some(TlsMode::Off), _) | (None, (None, None)) => {
+            return match (mode, verifies_peer) {
+                (None, Some(_)) => Err(spec.refuse("tls-verify-peer needs tls-certificates=DIR")),
+                _ => Ok(None),
+            };
+        }
+        (mode, _) => mode != Some(TlsMode::Allow),
+    };
+    let server = match sources {
+        (Some(directory), None) => {
+            let verifies_peer = verifies_peer.is_some_and(|verifies| verifies.0);
+            tls::Server::with_certificates(&directory, verifies_peer)
+                .map_err(|error| spec.refuse(format!("tls-certificates: {error}")))?
+        }
+        (None, Some(_)) if verifies_peer.is_some() => {
+            return Err(
+                spec.refuse("tls-verify-peer is about certificates; with tls-psk clients prove their key")
+            );
+        }
+        (None, Some(file)) => {
+            tls::Server::with_keys(&file).map_err(|error| spec.refuse(format!("tls-psk: {error}")))?
+        }
+        (Some(_), Some(_)) => return Err(spec.refuse("tls-certificates and tls-psk exclude each other")),
+        (None, None) => return Err(spec.refuse("tls needs tls-certificates=DIR or tls-psk=FILE")),
+    };
+    Ok(Some(Security { server, is_required }))
+}
+
+/// Who goes through TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TlsMode {
+    Off,
+    Allow,
+    Require,
+}
+
+impl spec::Value for TlsMode {
+    fn expected() -> String {
+        "off, allow or require".into()
+    }
+
+    fn parse(text: &str) -> Option<TlsMode> {
+        Some(match text {
+            "off" => TlsMode::Off,
+            "allow" => TlsMode::Allow,
+            "require" => TlsMode::Require,
+            _ => return None,
+        })
+    }
 }
 
 fn address(spec: &Spec) -> Result<Address, SpecError> {
@@ -93,13 +162,18 @@ impl ExportConfig for NbdConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { address, name, description, clients, .. } = &self.config;
+        let Config { address, name, description, clients, tls, .. } = &self.config;
         object(json!({
             "kind": KIND.name,
             if matches!(address, Address::Unix { .. }) { "socket" } else { "listen" }: address.to_string(),
             "name": name,
             "description": description,
             "clients": clients,
+            "tls": match tls {
+                None => "off",
+                Some(Security { is_required: false, .. }) => "allow",
+                Some(Security { is_required: true, .. }) => "require",
+            },
         }))
     }
 
@@ -135,5 +209,36 @@ mod tests {
         assert!(refusal("nbd:socket=s,listen=l:1").contains("exclude"));
         assert!(refusal("nbd:listen=l:1,permissions=600").contains("permissions"));
         assert!(refusal("nbd:socket=s,clients=many").contains("clients"));
+    }
+    #[test]
+    fn certificates_and_keys_are_read_at_once_and_a_wrong_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let mode = |text: &str| {
+            let plan = ExportPlan::parse(&format!("nbd:socket=s{text}")).unwrap();
+            plan.config.fields()["tls"].as_str().unwrap().to_owned()
+        };
+        assert_eq!((mode(""), mode(",tls=off")), ("off".into(), "off".into()));
+        let certificates = format!("nbd:socket=s,tls-certificates={path}");
+        assert!(refusal(&certificates).contains("/server-cert.pem: No such file"));
+        tls::authority::write_all(folder.path());
+        assert_eq!(mode(&format!(",tls-certificates={path}")), "require");
+        assert_eq!(mode(&format!(",tls-certificates={path},tls=allow,tls-verify-peer=on")), "allow");
+        assert_eq!(mode(&format!(",tls-certificates={path},tls=off")), "off");
+        std::fs::remove_file(folder.path().join("ca-cert.pem")).unwrap();
+        assert!(
+            refusal(&format!("{certificates},tls-verify-peer=on")).contains("/ca-cert.pem: No such file")
+        );
+        std::fs::write(folder.path().join("keys"), "alice:5e5e").unwrap();
+        let keys = format!("nbd:socket=s,tls-psk={path}/keys");
+        let said = refusal(&keys);
+        assert!(said.contains("/keys: line 1: a key of 2 bytes") && !said.contains("5e5e"), "{said}");
+        assert!(refusal(&format!("{certificates},tls-psk=x")).contains("exclude each other"));
+        assert!(refusal(&format!("{keys},tls-verify-peer=on")).contains("about certificates"));
+        assert!(
+            refusal("nbd:socket=s,tls=require").contains("tls needs tls-certificates=DIR or tls-psk=FILE")
+        );
+        assert!(refusal("nbd:socket=s,tls-verify-peer=on").contains("needs tls-certificates"));
+        assert!(refusal("nbd:socket=s,tls=maybe").contains("off, allow or require"));
     }
 }

@@ -5,12 +5,11 @@ use super::reading::Reader;
 use super::request::Rules;
 use super::wire::{Command, Content, Header, encode_reply, refusal_of};
 use crate::Error;
-use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received};
+use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received, Wire};
 use crate::target::Target;
 use block::Device;
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,9 +46,9 @@ impl Session {
 impl Protocol for Session {
     type Job = Job;
 
-    fn receive(&self, socket: RawFd) -> io::Result<Received> {
+    fn receive(&self, wire: &Wire) -> io::Result<Received> {
         let mut reader = self.reader.borrow_mut();
-        let received = reader.with_due(|inbox, due| inbox.receive(socket, due))?;
+        let received = reader.with_due(|inbox, due| inbox.receive(wire, due))?;
         if let Received::Bytes { direct, .. } = received {
             reader.note_due(direct);
         }

@@ -25,6 +25,7 @@ const PADDING: usize = 124;
 /// A handshake with one client.
 pub(super) struct Handshake {
     offer: Offer,
+    tls: Tls,
     state: State,
     pads: bool,
     agreed: Agreed,
@@ -40,6 +41,19 @@ pub(super) struct Agreed {
     pub(super) has_status: bool,
 }
 
+/// Where a client stands with TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tls {
+    /// There is none.
+    Off,
+    /// It may ask for it.
+    Allowed,
+    /// It must ask for it before anything else.
+    Required,
+    /// What it says comes through it.
+    InUse,
+}
+
 #[derive(Clone, Copy)]
 enum State {
     Greet,
@@ -53,8 +67,8 @@ enum State {
 type Refused = (u32, &'static str);
 
 impl Handshake {
-    pub(super) fn new(offer: Offer) -> Handshake {
-        Handshake { offer, state: State::Greet, pads: true, agreed: Agreed::default(), context: None }
+    pub(super) fn new(offer: Offer, tls: Tls) -> Handshake {
+        Handshake { offer, tls, state: State::Greet, pads: true, agreed: Agreed::default(), context: None }
     }
 
     /// What was agreed, once the handshake has come to [`Step::Serve`].
@@ -105,6 +119,13 @@ impl Handshake {
     }
 
     fn answer(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<Step, String> {
+        if self.tls == Tls::Required && !matches!(option, wire::OPT_STARTTLS | wire::OPT_ABORT) {
+            if option == wire::OPT_EXPORT_NAME {
+                return Err("NBD_OPT_EXPORT_NAME, which cannot be told that TLS comes first".into());
+            }
+            refuse(option, (wire::REP_ERR_TLS_REQD, "TLS comes first"), output);
+            return Ok(Step::More);
+        }
         let done = match option {
             wire::OPT_EXPORT_NAME => return self.export_name(data, output),
             wire::OPT_ABORT => {
@@ -117,14 +138,31 @@ impl Handshake {
             wire::OPT_EXTENDED_HEADERS => self.extended_headers(data),
             wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, output),
             wire::OPT_SET_META_CONTEXT => self.set_context(data, output),
-            wire::OPT_STARTTLS => Err((wire::REP_ERR_UNSUP, "this server has no TLS")),
+            wire::OPT_STARTTLS => self.start_tls(data),
             _ => Err((wire::REP_ERR_UNSUP, "unknown option")),
         };
         match done {
             Ok(()) => reply(option, wire::REP_ACK, &[], output),
             Err(refused) => refuse(option, refused, output),
         }
-        Ok(if option == wire::OPT_GO && done.is_ok() { Step::Serve } else { Step::More })
+        Ok(match option {
+            wire::OPT_GO if done.is_ok() => Step::Serve,
+            wire::OPT_STARTTLS if done.is_ok() => Step::Secure,
+            _ => Step::More,
+        })
+    }
+
+    /// What was agreed on before counts no longer: somebody between may have said it.
+    fn start_tls(&mut self, data: &[u8]) -> Result<(), Refused> {
+        no_data(data)?;
+        match self.tls {
+            Tls::Off => Err((wire::REP_ERR_UNSUP, "this server has no TLS")),
+            Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is in use")),
+            Tls::Allowed | Tls::Required => {
+                (self.tls, self.agreed, self.context) = (Tls::InUse, Agreed::default(), None);
+                Ok(())
+            }
+        }
     }
 
     /// The one option whose refusal is the end, and whose answer has a form of its own.
@@ -297,9 +335,13 @@ mod tests {
     use block::Limits;
 
     fn handshake() -> Handshake {
+        with(Tls::Off)
+    }
+
+    fn with(tls: Tls) -> Handshake {
         let limits = Limits::new(1 << 20);
         let offer = Offer { name: "disk".into(), description: "a disk".into(), limits, is_read_only: false };
-        Handshake::new(offer)
+        Handshake::new(offer, tls)
     }
 
     fn option(number: u32, data: &[u8]) -> Vec<u8> {
@@ -356,6 +398,69 @@ mod tests {
             rest = &rest[20 + len..];
         }
         (replies, step)
+    }
+
+    /// What is said to somebody who has just sent `input`, and how it goes on.
+    fn tell(handshake: &mut Handshake, input: &[u8]) -> (Vec<u8>, Result<Step, String>) {
+        let mut output = Vec::new();
+        let end = handshake.advance(input, &mut output).map(|(used, step)| {
+            assert_eq!(used, input.len());
+            step
+        });
+        (output, end)
+    }
+
+    fn answer(number: u32, kind: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        reply(number, kind, &[], &mut bytes);
+        bytes.truncate(16);
+        bytes
+    }
+
+    #[test]
+    fn where_tls_is_required_nothing_else_is_answered_before_it() {
+        let mut handshake = with(Tls::Required);
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(Step::More));
+        let go = [string("disk"), vec![0, 0]].concat();
+        for number in [wire::OPT_LIST, wire::OPT_INFO, wire::OPT_GO, wire::OPT_STRUCTURED_REPLY, 10, 11, 99] {
+            let (said, end) = tell(&mut handshake, &option(number, &go));
+            assert!(said.starts_with(&answer(number, wire::REP_ERR_TLS_REQD)), "{number}: {said:?}");
+            assert!(end == Ok(Step::More) && !said.windows(4).any(|bytes| bytes == b"disk"));
+        }
+        let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, b"x"));
+        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(Step::More));
+        let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, &[]));
+        assert!(said.starts_with(&answer(5, wire::REP_ACK)) && end == Ok(Step::Secure));
+        let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, &[]));
+        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(Step::More));
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(Step::Serve));
+        let mut handshake = with(Tls::Required);
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(Step::More));
+        let (said, end) = tell(&mut handshake, &option(wire::OPT_EXPORT_NAME, b"disk"));
+        assert!(said.is_empty() && end.unwrap_err().contains("TLS comes first"));
+        let mut handshake = with(Tls::Required);
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(Step::More));
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_ABORT, &[])).1, Ok(Step::Leave));
+    }
+
+    #[test]
+    fn what_was_agreed_in_the_clear_does_not_count_behind_tls() {
+        let mut handshake = with(Tls::Allowed);
+        let context = [string("disk"), vec![0, 0, 0, 1], string("base:allocation")].concat();
+        let early = [
+            vec![0, 0, 0, 3],
+            option(wire::OPT_STRUCTURED_REPLY, &[]),
+            option(wire::OPT_SET_META_CONTEXT, &context),
+            option(wire::OPT_STARTTLS, &[]),
+        ];
+        assert_eq!(tell(&mut handshake, &early.concat()).1, Ok(Step::Secure));
+        let go = [string("disk"), vec![0, 0]].concat();
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(Step::Serve));
+        assert_eq!(handshake.agreed(), Agreed::default());
+        let mut handshake = with(Tls::Off);
+        let (said, end) =
+            tell(&mut handshake, &[&[0, 0, 0, 3][..], &option(wire::OPT_STARTTLS, &[])].concat());
+        assert!(said.ends_with(b"no TLS") && end == Ok(Step::More));
     }
 
     #[test]

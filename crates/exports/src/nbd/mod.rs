@@ -9,7 +9,7 @@
 //! they complete. Several connections of one client are spread over the cores: a flush on one covers the writes that
 //! completed on any.
 //!
-//! What is understood: the fixed newstyle handshake with every option but STARTTLS; simple, structured and extended
+//! What is understood: the fixed newstyle handshake with every option, TLS too; simple, structured and extended
 //! requests and replies; every command, block status for `base:allocation` (all is data: devices do not tell holes).
 //! Payload is at most 32 MiB. A connection never has more than 32 MiB of memory and 512 requests, however slowly its
 //! client reads: it is not read from meanwhile.
@@ -26,13 +26,13 @@ mod reading;
 mod request;
 mod wire;
 
-pub use crate::stream::Address;
+pub use crate::stream::{Address, Security};
 
 use crate::stream::{Guest, Host, Lobby, Parts, Registry};
 use crate::{Error, Export, Stats};
 use block::{Device, Limits};
 use connection::{MAX_REQUESTS, Session};
-use handshake::Handshake;
+use handshake::{Handshake, Tls};
 use offer::Offer;
 use reactor::CoreRef;
 use request::Rules;
@@ -55,6 +55,8 @@ pub struct Config {
     pub description: String,
     /// Refuse writes even where the device takes them.
     pub read_only: bool,
+    /// TLS, for those who ask for it or for everybody.
+    pub tls: Option<Security>,
     /// Connections at a time, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
     pub clients: usize,
     /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn. Empty: all.
@@ -69,6 +71,7 @@ impl Config {
             name: String::new(),
             description: String::new(),
             read_only: false,
+            tls: None,
             clients: DEFAULT_CLIENTS,
             core_map: Vec::new(),
         }
@@ -189,7 +192,16 @@ impl Host for Reception {
     type Talk = Handshake;
 
     fn greet(&mut self, _peer: &str) -> Handshake {
-        Handshake::new(self.offer())
+        let tls = match &self.config.tls {
+            None => Tls::Off,
+            Some(Security { is_required: false, .. }) => Tls::Allowed,
+            Some(Security { is_required: true, .. }) => Tls::Required,
+        };
+        Handshake::new(self.offer(), tls)
+    }
+
+    fn tls(&self) -> Option<tls::Server> {
+        self.config.tls.as_ref().map(|security| security.server.clone())
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {
@@ -197,10 +209,16 @@ impl Host for Reception {
         self.next = place + 1;
         let agreed = guest.talk.agreed();
         let offer = self.offer();
-        tracing::info!(export = &*self.name, peer = guest.connection.peer, core = place, "client connected");
+        tracing::info!(
+            export = &*self.name,
+            peer = guest.peer,
+            core = place,
+            tls = guest.wire.agreed(),
+            "client connected"
+        );
         let parts = Parts {
-            socket: Arc::new(guest.connection.socket),
-            peer: guest.connection.peer,
+            wire: guest.wire,
+            peer: guest.peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),
             seat: guest.seat,

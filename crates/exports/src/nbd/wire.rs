@@ -33,6 +33,7 @@ pub(super) const REP_META_CONTEXT: u32 = 4;
 const REP_ERR: u32 = 1 << 31;
 pub(super) const REP_ERR_UNSUP: u32 = REP_ERR + 1;
 pub(super) const REP_ERR_INVALID: u32 = REP_ERR + 3;
+pub(super) const REP_ERR_TLS_REQD: u32 = REP_ERR + 5;
 pub(super) const REP_ERR_UNKNOWN: u32 = REP_ERR + 6;
 pub(super) const REP_ERR_TOO_BIG: u32 = REP_ERR + 9;
 pub(super) const REP_ERR_EXT_HEADER_REQD: u32 = REP_ERR + 10;

@@ -328,6 +328,10 @@ impl Host for Reception {
         Handshake::new(self.subsystem.clone(), self.port.clone(), peer)
     }
 
+    fn tls(&self) -> Option<tls::Server> {
+        None
+    }
+
     fn admit(&mut self, guest: Guest<Handshake>) {
         let Some(agreed) = guest.talk.agreed() else { return };
         let controller = agreed.admission.membership.controller.clone();
@@ -340,7 +344,7 @@ impl Host for Reception {
         if queue == 0 {
             self.next = place + 1;
         }
-        let (peer, host) = (guest.connection.peer, controller.host.nqn.as_str());
+        let (peer, host) = (guest.peer, controller.host.nqn.as_str());
         tracing::info!(
             export = &*self.name,
             peer,
@@ -351,11 +355,10 @@ impl Host for Reception {
             core = place,
             "host connected"
         );
-        let socket = Arc::new(guest.connection.socket);
-        controller.attach(queue, &socket);
-        let (weak, early) = (Arc::downgrade(&socket), guest.early);
+        controller.attach(queue, guest.wire.socket());
+        let (weak, early) = (Arc::downgrade(guest.wire.socket()), guest.early);
         let parts = Parts {
-            socket,
+            wire: guest.wire,
             peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),

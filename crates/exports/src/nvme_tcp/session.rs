@@ -7,7 +7,7 @@ use super::subsystem::Membership;
 use super::transfers::{Ended, Transfers};
 use super::{MAX_TRANSFER, data_digest};
 use crate::Error;
-use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received};
+use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received, Wire};
 use crate::target::Target;
 use block::IoError;
 use nvme::tcp::{
@@ -18,7 +18,7 @@ use reactor::current;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
 /// Bytes of a rejected PDU that fit behind a termination's header into the front of a parcel.
@@ -251,9 +251,9 @@ const _: () = assert!(HEADER_BYTES + REJECTED_BYTES <= crate::stream::MAX_FRONT)
 impl Protocol for Session {
     type Job = Command;
 
-    fn receive(&self, socket: RawFd) -> io::Result<Received> {
+    fn receive(&self, wire: &Wire) -> io::Result<Received> {
         let mut reader = self.reader.borrow_mut();
-        let received = reader.with_due(|inbox, due| inbox.receive(socket, due))?;
+        let received = reader.with_due(|inbox, due| inbox.receive(wire, due))?;
         if let Received::Bytes { direct, .. } = received {
             reader.note_due(direct);
         }

@@ -16,14 +16,14 @@
 //! ```
 
 use super::link::{Link, Parts, State};
-use super::{Received, Store};
+use super::{Received, Store, Wire};
 use crate::Error;
 use reactor::{Core, ServingSlots, Source, current};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
@@ -43,8 +43,8 @@ pub(crate) trait Protocol: Sized + 'static {
     /// Receives once, with what is due straight to where it belongs.
     ///
     /// # Errors
-    /// What recvmsg(2) says.
-    fn receive(&self, socket: RawFd) -> io::Result<Received>;
+    /// What recvmsg(2) says, or TLS.
+    fn receive(&self, wire: &Wire) -> io::Result<Received>;
 
     /// Goes on with what came until there is something to do. `is_closing`: the export stops, nothing new begins.
     fn next(&self, link: &Link, is_closing: bool) -> Found<Self::Job>;
@@ -137,6 +137,7 @@ impl<P: Protocol> Connection<P> {
         self.is_over.set(true);
         self.slots.wake_all();
         self.slots.all_ended().await;
+        self.link.wire().close();
         let (export, peer) = self.link.names();
         tracing::info!(export, peer, "client disconnected");
         self.link.go_to(State::Gone);
@@ -221,7 +222,12 @@ impl<P: Protocol> Connection<P> {
 
     /// Receives once. `None` when nothing came; else whether that was all there is.
     fn receive(&self) -> Option<bool> {
-        match self.protocol.receive(self.link.socket().as_raw_fd()) {
+        let received = self.protocol.receive(self.link.wire());
+        if self.link.wire().owes() {
+            // TLS has an answer of its own.
+            self.link.handle().activate();
+        }
+        match received {
             Ok(Received::Bytes { is_drained, .. }) => Some(is_drained),
             Ok(Received::Nothing) => None,
             Ok(Received::End) => {
@@ -305,7 +311,11 @@ impl<P: Protocol> Source for Connection<P> {
     }
 
     fn arm(&self) -> bool {
-        self.link.readiness.watch(self.wants_bytes.get(), !self.link.outbox.borrow().is_empty())
+        let wants_bytes = self.wants_bytes.get();
+        if wants_bytes && self.link.wire().has_more() {
+            return false;
+        }
+        self.link.readiness.watch(wants_bytes, self.link.owes())
     }
 
     fn disarm(&self) {

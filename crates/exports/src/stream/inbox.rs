@@ -4,9 +4,11 @@
 //!   one recvmsg(2):  [ rest of the data that is due, to its request ][ what follows, to the buffer ]
 //! ```
 
+use super::Wire;
 use block::{Data, Segment};
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
+use tls::Came;
 
 /// The buffer: sixteen requests that write 4 KiB each, which are cheaper to copy than to ask for one by one.
 const BUFFER_BYTES: usize = 66 << 10;
@@ -62,11 +64,14 @@ impl Inbox {
     /// Receives once: first into `due`, then into the buffer.
     ///
     /// # Errors
-    /// What `recvmsg(2)` says.
-    pub(crate) fn receive(&mut self, socket: RawFd, due: Data<'_>) -> io::Result<Received> {
+    /// What `recvmsg(2)` says, or TLS.
+    pub(crate) fn receive(&mut self, wire: &Wire, due: Data<'_>) -> io::Result<Received> {
         // What is left is the start of a header, or nothing.
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
+        if let Some((mut tls, socket)) = wire.tls() {
+            return self.unseal(&mut tls, socket, due);
+        }
         let mut pieces = [Segment { base: std::ptr::null_mut(), len: 0 }; MAX_PIECES + 1];
         let mut count = 0;
         for (piece, segment) in pieces.iter_mut().zip(due.iter().take(MAX_PIECES)) {
@@ -84,7 +89,7 @@ impl Inbox {
         message.msg_iovlen = count + 1;
         loop {
             // SAFETY: the pieces are memory that the caller lends for this call, and ours.
-            let received = unsafe { libc::recvmsg(socket, &raw mut message, libc::MSG_DONTWAIT) };
+            let received = unsafe { libc::recvmsg(wire.fd(), &raw mut message, libc::MSG_DONTWAIT) };
             if received > 0 {
                 let received = received as usize;
                 let direct = received.min(due_len);
@@ -102,23 +107,41 @@ impl Inbox {
             }
         }
     }
+
+    /// As [`Inbox::receive`], through TLS: everything is copied, so the buffer takes what it has room for.
+    #[cold]
+    fn unseal(&mut self, tls: &mut tls::Wire, socket: BorrowedFd<'_>, due: Data<'_>) -> io::Result<Received> {
+        let (due_len, mut direct) = (due.len(), 0);
+        let room = due_len + self.buffer.len() - self.end;
+        let came = tls.receive(socket, room, |bytes| {
+            let (first, rest) = bytes.split_at(bytes.len().min(due_len - direct));
+            direct += due.part(direct, first.len()).copy_from(first);
+            self.buffer[self.end..][..rest.len()].copy_from_slice(rest);
+            self.end += rest.len();
+        })?;
+        Ok(match came {
+            Came::Bytes { is_drained, .. } => Received::Bytes { direct, is_drained },
+            Came::Nothing => Received::Nothing,
+            Came::End => Received::End,
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
 
     #[test]
     fn data_goes_to_its_place_and_the_rest_into_the_buffer() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        let socket = ours.as_raw_fd();
+        let wire = Wire::new(Arc::new(ours.into()), None);
         let mut inbox = Inbox::new(b"ear");
-        assert_eq!(inbox.receive(socket, Data::none()).unwrap(), Received::Nothing);
+        assert_eq!(inbox.receive(&wire, Data::none()).unwrap(), Received::Nothing);
         theirs.write_all(b"ly").unwrap();
-        let received = inbox.receive(socket, Data::none()).unwrap();
+        let received = inbox.receive(&wire, Data::none()).unwrap();
         assert_eq!(received, Received::Bytes { direct: 0, is_drained: true });
         assert_eq!(inbox.unread(), b"early");
         inbox.consume(4);
@@ -130,22 +153,23 @@ mod tests {
         ];
         // SAFETY: list and memory live to the end of the test.
         let data = unsafe { Data::new(&segments) };
-        assert_eq!(inbox.receive(socket, data).unwrap(), Received::Bytes { direct: 5, is_drained: true });
+        assert_eq!(inbox.receive(&wire, data).unwrap(), Received::Bytes { direct: 5, is_drained: true });
         assert_eq!((&memory, inbox.unread()), (b"ab\0cde", &b"yXYZ"[..]));
         drop(theirs);
-        assert_eq!(inbox.receive(socket, Data::none()).unwrap(), Received::End);
+        assert_eq!(inbox.receive(&wire, Data::none()).unwrap(), Received::End);
     }
 
     #[test]
     fn behind_long_data_only_the_next_header_is_taken() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let wire = Wire::new(Arc::new(ours.into()), None);
         let mut inbox = Inbox::new(&[]);
         let mut memory = vec![0u8; LARGE_BYTES];
         let segments = [Segment { base: memory.as_mut_ptr(), len: LARGE_BYTES }];
         // SAFETY: list and memory live to the end of the test.
         let data = unsafe { Data::new(&segments) };
         theirs.write_all(&vec![7; LARGE_BYTES + 1000]).unwrap();
-        let received = inbox.receive(ours.as_raw_fd(), data).unwrap();
+        let received = inbox.receive(&wire, data).unwrap();
         assert_eq!(received, Received::Bytes { direct: LARGE_BYTES, is_drained: false });
         assert_eq!(inbox.unread(), [7; HEADER_BYTES]);
     }

@@ -1,13 +1,13 @@
 //! What a protocol has of a connection: the socket's way out, memory, and how it ends.
 
-use super::{Memory, Outbox, Parcel, Readiness, Seat, Store};
+use super::{Memory, Outbox, Parcel, Readiness, Seat, Store, Wire};
 use crate::stats::Connected;
 use crate::{Error, QueueStats};
 use reactor::{Permits, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -19,7 +19,7 @@ const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// What a core needs to serve a connection, of any protocol.
 pub(crate) struct Parts {
-    pub(crate) socket: Arc<OwnedFd>,
+    pub(crate) wire: Wire,
     /// Who it is, for logs.
     pub(crate) peer: String,
     /// The export's name, for logs.
@@ -43,7 +43,7 @@ pub(super) enum State {
 pub(crate) struct Link {
     // Before the socket, which it watches.
     pub(super) readiness: Readiness,
-    socket: Arc<OwnedFd>,
+    wire: Wire,
     peer: String,
     export: Arc<str>,
     stats: Arc<QueueStats>,
@@ -65,10 +65,10 @@ pub(crate) struct Link {
 impl Link {
     pub(super) fn new(parts: Parts, store: Store, max_requests: usize) -> Result<Link, Error> {
         let failed = |source| Error::System { action: "watch a client's socket", source };
-        let Parts { socket, peer, export, stats, seat, connected } = parts;
+        let Parts { wire, peer, export, stats, seat, connected } = parts;
         Ok(Link {
-            readiness: Readiness::new(socket.as_raw_fd()).map_err(failed)?,
-            socket,
+            readiness: Readiness::new(wire.fd()).map_err(failed)?,
+            wire,
             peer,
             export,
             stats,
@@ -87,7 +87,19 @@ impl Link {
 
     /// The connection's socket.
     pub(crate) fn socket(&self) -> &OwnedFd {
-        &self.socket
+        self.wire.socket()
+    }
+
+    /// The way to and from the client.
+    #[inline]
+    pub(super) fn wire(&self) -> &Wire {
+        &self.wire
+    }
+
+    /// Whether something waits to be sent.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        !self.outbox.borrow().is_empty() || self.wire.owes()
     }
 
     /// What is counted of it.
@@ -235,10 +247,10 @@ impl Link {
     /// What sendmsg(2) says.
     pub(super) fn flush(&self) -> io::Result<()> {
         let mut outbox = self.outbox.borrow_mut();
-        if outbox.is_empty() {
+        if outbox.is_empty() && !self.wire.owes() {
             return Ok(());
         }
-        let result = outbox.send(self.socket().as_raw_fd(), |parcel| self.forget(parcel));
+        let result = outbox.send(&self.wire, |parcel| self.forget(parcel));
         let is_empty = outbox.is_empty();
         drop(outbox);
         if is_empty && self.state.get() != State::Open {
@@ -254,7 +266,7 @@ impl Link {
         }
         self.go_to(State::Broken);
         // SAFETY: a plain system call on a descriptor that we own.
-        unsafe { libc::shutdown(self.socket().as_raw_fd(), libc::SHUT_RDWR) };
+        unsafe { libc::shutdown(self.wire.fd(), libc::SHUT_RDWR) };
         self.outbox.borrow_mut().clear(|parcel| self.forget(parcel));
         self.wake_watchers();
         true

@@ -9,7 +9,7 @@
 //! What is said is a state machine without side effects ([`Talk`]): bytes in, bytes out. Newcomers are few at a time;
 //! when there are too many, the one that has taken longest goes, so that who only connects keeps nobody out.
 
-use super::{Accepted, Address, Listener};
+use super::{Address, Listener, Wire};
 use crate::Error;
 use crate::stop::{StopSignal, poll};
 use std::io::{self, Read, Write};
@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tls::{Plain, Session, SessionError};
 
 /// How long a client may take until it has said what it wants: a program needs milliseconds, a person who types the
 /// protocol has other means.
@@ -49,6 +50,8 @@ pub(crate) trait Talk: Send + 'static {
 pub(crate) enum Step {
     /// With what comes next.
     More,
+    /// With what comes through TLS, once what there is to say has been sent. What came and was not used came too early.
+    Secure,
     /// It is over: the client is to be served. What came and was not used is its first requests.
     Serve,
     /// It is over: the client leaves when it has been told what there is to say.
@@ -61,13 +64,18 @@ pub(crate) trait Host: Send + 'static {
     type Talk: Talk;
     /// Someone has come from `peer`.
     fn greet(&mut self, peer: &str) -> Self::Talk;
+    /// TLS for those whose talk comes to [`Step::Secure`].
+    fn tls(&self) -> Option<tls::Server>;
     /// Someone is to be served.
     fn admit(&mut self, guest: Guest<Self::Talk>);
 }
 
 /// A client that is to be served.
 pub(crate) struct Guest<T> {
-    pub(crate) connection: Accepted,
+    /// The way to it.
+    pub(crate) wire: Wire,
+    /// Who it is, for logs.
+    pub(crate) peer: String,
     /// What was agreed.
     pub(crate) talk: T,
     /// Bytes that came and belong to what follows.
@@ -161,6 +169,9 @@ struct Reception<H: Host> {
 
 struct Newcomer<T> {
     stream: UnixStream,
+    /// What makes a session when the talk wants one.
+    tls: Option<tls::Server>,
+    session: Option<Box<Session>>,
     peer: String,
     talk: T,
     unread: Vec<u8>,
@@ -230,6 +241,8 @@ impl<H: Host> Reception<H> {
             let newcomer = Newcomer {
                 talk: self.host.greet(&connection.peer),
                 stream: connection.socket.into(),
+                tls: self.host.tls(),
+                session: None,
                 peer: connection.peer,
                 unread: Vec::new(),
                 unsent: Vec::new(),
@@ -269,7 +282,7 @@ impl<H: Host> Reception<H> {
                 let gone = self.newcomers.swap_remove(place);
                 match gone.step {
                     Step::Serve => self.admit(gone),
-                    Step::More | Step::Leave => {
+                    Step::More | Step::Secure | Step::Leave => {
                         tracing::debug!(
                             export = self.name,
                             peer = gone.peer,
@@ -294,35 +307,58 @@ impl<H: Host> Reception<H> {
         let Some(seat) = Seat::take(&self.taken, self.limit) else {
             return self.refuse(&newcomer.peer);
         };
-        let connection = Accepted { socket: newcomer.stream.into(), peer: newcomer.peer };
-        self.host.admit(Guest { connection, talk: newcomer.talk, early: newcomer.unread, seat });
+        let wire = Wire::new(Arc::new(newcomer.stream.into()), newcomer.session.map(|session| *session));
+        let Newcomer { peer, talk, unread: early, .. } = newcomer;
+        self.host.admit(Guest { wire, peer, talk, early, seat });
     }
 }
 
 impl<T: Talk> Newcomer<T> {
     fn interest(&self) -> libc::pollfd {
-        let events = if self.unsent.is_empty() { libc::POLLIN } else { libc::POLLOUT };
+        let events = if self.owes() { libc::POLLOUT } else { libc::POLLIN };
         libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 }
     }
 
-    /// Reads, understands, answers as far as that goes without waiting. Whether it is over.
+    /// Whether something waits to be sent.
+    fn owes(&self) -> bool {
+        !self.unsent.is_empty() || self.session.as_ref().is_some_and(|session| !session.unsent().is_empty())
+    }
+
+    /// As [`Newcomer::talk`]; who fails at TLS is told why, as far as that goes without waiting.
     fn go_on(&mut self) -> Result<bool, String> {
+        let result = self.talk();
+        if result.is_err() && self.session.is_some() {
+            self.unsent.clear();
+            let _ = self.send();
+        }
+        result
+    }
+
+    /// Reads, understands, answers as far as that goes without waiting. Whether it is over.
+    fn talk(&mut self) -> Result<bool, String> {
         loop {
-            if self.step == Step::More {
+            let may_talk = self.session.as_ref().is_none_or(|session| session.is_established());
+            if self.step == Step::More && may_talk {
                 let (used, step) = self.talk.advance(&self.unread, &mut self.unsent)?;
                 self.unread.drain(..used);
                 self.step = step;
             }
-            if !self.send() {
+            if self.step == Step::Secure && !self.unread.is_empty() {
+                // Somebody between may have put it there: it must not be taken for what comes through TLS.
+                return Err(format!("{} bytes came in the clear behind STARTTLS", self.unread.len()));
+            }
+            if !self.send()? {
                 return Ok(self.step == Step::Leave);
             }
-            if !self.unsent.is_empty() {
+            if self.owes() {
                 return Ok(false);
             }
-            if self.step != Step::More {
-                return Ok(true);
+            match self.step {
+                Step::More => {}
+                Step::Secure => self.secure()?,
+                Step::Serve | Step::Leave => return Ok(true),
             }
-            match self.receive() {
+            match self.receive()? {
                 Some(0) => {
                     self.step = Step::Leave;
                     return Ok(true);
@@ -333,35 +369,79 @@ impl<T: Talk> Newcomer<T> {
         }
     }
 
+    /// From here on everything goes through TLS.
+    fn secure(&mut self) -> Result<(), String> {
+        let server = self.tls.as_ref().filter(|_| self.session.is_none());
+        let session =
+            server.ok_or("there is no TLS to be had")?.session().map_err(|error| error.to_string())?;
+        self.session = Some(Box::new(session));
+        self.step = Step::More;
+        Ok(())
+    }
+
     /// Whether the client is still there.
-    fn send(&mut self) -> bool {
-        while !self.unsent.is_empty() {
-            match (&self.stream).write(&self.unsent) {
-                Ok(sent) => drop(self.unsent.drain(..sent)),
+    fn send(&mut self) -> Result<bool, String> {
+        if let Some(session) = &mut self.session
+            && session.is_established()
+        {
+            session.write(&self.unsent).map_err(|error| error.to_string())?;
+            self.unsent.clear();
+        }
+        while self.owes() {
+            let bytes = self.session.as_ref().map_or(&self.unsent[..], |session| session.unsent());
+            match (&self.stream).write(bytes) {
+                Ok(sent) => match &mut self.session {
+                    Some(session) => session.sent(sent),
+                    None => drop(self.unsent.drain(..sent)),
+                },
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(_) => {
                     self.step = Step::Leave;
-                    return false;
+                    return Ok(false);
                 }
             }
         }
-        true
+        Ok(true)
     }
 
     /// How many bytes came; 0 at the end, `None` when there is nothing now.
-    fn receive(&mut self) -> Option<usize> {
+    fn receive(&mut self) -> Result<Option<usize>, String> {
         let mut bytes = [0; 4096];
         let room = bytes.len().min(MAX_UNREAD - self.unread.len());
         loop {
-            match (&self.stream).read(&mut bytes[..room]) {
-                Ok(len) => {
-                    self.unread.extend(&bytes[..len]);
-                    return Some(len);
+            if let Some(session) = &mut self.session
+                && session.is_established()
+                && room > 0
+            {
+                match session.read(&mut bytes[..room]) {
+                    Ok(Plain::Bytes(len)) => {
+                        self.unread.extend(&bytes[..len]);
+                        return Ok(Some(len));
+                    }
+                    Ok(Plain::End) | Err(SessionError::Truncated) => return Ok(Some(0)),
+                    Ok(Plain::Nothing) => {}
+                    Err(error) => return Err(error.to_string()),
                 }
+            }
+            match (&self.stream).read(&mut bytes[..room]) {
+                Ok(len) => match &mut self.session {
+                    None => {
+                        self.unread.extend(&bytes[..len]);
+                        return Ok(Some(len));
+                    }
+                    Some(_) if len == 0 => return Ok(Some(0)),
+                    Some(session) => {
+                        session.feed(&bytes[..len]);
+                        session.handshake().map_err(|error| error.to_string())?;
+                        if self.owes() {
+                            return Ok(Some(len));
+                        }
+                    }
+                },
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(_) => return Some(0),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(_) => return Ok(Some(0)),
             }
         }
     }

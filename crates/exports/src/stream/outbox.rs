@@ -1,12 +1,14 @@
 //! What is to be sent: replies in order, in as few system calls as it takes, their data where it lies.
 
-use super::Memory;
+use super::{Memory, Wire};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 /// Most pieces for one system call: the kernel's limit.
 const MAX_PIECES: usize = 1024;
+/// Most bytes that are sealed before the socket takes them: what a client that does not read can make wait.
+const MAX_SEALED: usize = 128 << 10;
 /// Longest front of a reply.
 pub(crate) const MAX_FRONT: usize = 120;
 
@@ -47,6 +49,8 @@ pub(crate) struct Outbox {
     parcels: VecDeque<Parcel>,
     /// Bytes of the first one that the kernel has taken.
     sent_of_first: usize,
+    /// Bytes after those that TLS has sealed and the kernel not taken whole.
+    sealed: usize,
     /// Bytes that the kernel has taken altogether.
     sent: u64,
     pieces: Vec<libc::iovec>,
@@ -74,7 +78,10 @@ impl Outbox {
     ///
     /// # Errors
     /// What `sendmsg(2)` says, except that it cannot take more now.
-    pub(crate) fn send(&mut self, socket: RawFd, mut done: impl FnMut(Parcel)) -> io::Result<()> {
+    pub(crate) fn send(&mut self, wire: &Wire, mut done: impl FnMut(Parcel)) -> io::Result<()> {
+        if let Some((mut tls, socket)) = wire.tls() {
+            return self.send_sealed(&mut tls, socket, done);
+        }
         while !self.parcels.is_empty() {
             let offered = self.gather();
             // SAFETY: all zeroes is a valid message without anything.
@@ -83,7 +90,7 @@ impl Outbox {
             message.msg_iovlen = self.pieces.len();
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
             // SAFETY: the pieces are fronts and data of parcels that we own, and nothing is added meanwhile.
-            let sent = unsafe { libc::sendmsg(socket, &raw const message, flags) };
+            let sent = unsafe { libc::sendmsg(wire.fd(), &raw const message, flags) };
             if sent < 0 {
                 let error = io::Error::last_os_error();
                 match error.kind() {
@@ -92,12 +99,51 @@ impl Outbox {
                     _ => return Err(error),
                 }
             }
+            self.sent += sent as u64;
             self.advance(sent as usize, &mut done);
             if (sent as usize) < offered {
                 return Ok(());
             }
         }
         Ok(())
+    }
+
+    /// As [`Outbox::send`], through TLS. A reply has gone out when the kernel has all that it was sealed with.
+    #[cold]
+    fn send_sealed(
+        &mut self,
+        tls: &mut tls::Wire,
+        socket: BorrowedFd<'_>,
+        mut done: impl FnMut(Parcel),
+    ) -> io::Result<()> {
+        loop {
+            self.sent += tls.send(socket)? as u64;
+            if tls.unsent() > 0 {
+                return Ok(());
+            }
+            let sealed = std::mem::take(&mut self.sealed);
+            self.advance(sealed, &mut done);
+            if self.parcels.is_empty() {
+                return Ok(());
+            }
+            self.seal(tls)?;
+        }
+    }
+
+    /// Seals what comes next.
+    fn seal(&mut self, tls: &mut tls::Wire) -> io::Result<()> {
+        self.gather();
+        for piece in &self.pieces {
+            let piece_len = piece.iov_len.min(MAX_SEALED - self.sealed);
+            for at in (0..piece_len).step_by(tls::RECORD) {
+                let len = tls::RECORD.min(piece_len - at);
+                let from = piece.iov_base.cast::<u8>().wrapping_add(at).cast_const();
+                // SAFETY: the piece is part of a front or the data of a parcel that we own, and `to` is elsewhere.
+                tls.say(len, |to| unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) })?;
+            }
+            self.sealed += piece_len;
+        }
+        tls.seal()
     }
 
     /// Lists what comes next; how many bytes.
@@ -128,7 +174,6 @@ impl Outbox {
     }
 
     fn advance(&mut self, sent: usize, done: &mut impl FnMut(Parcel)) {
-        self.sent += sent as u64;
         self.sent_of_first += sent;
         while let Some(first) = self.parcels.front()
             && self.sent_of_first >= first.len()
@@ -141,7 +186,7 @@ impl Outbox {
 
     /// Forgets everything: nobody listens any more.
     pub(crate) fn clear(&mut self, done: impl FnMut(Parcel)) {
-        self.sent_of_first = 0;
+        (self.sent_of_first, self.sealed) = (0, 0);
         self.parcels.drain(..).for_each(done);
     }
 }
@@ -151,8 +196,8 @@ mod tests {
     use super::super::Store;
     use super::*;
     use std::io::Read;
-    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
 
     fn front(byte: u8, len: usize) -> impl FnOnce(&mut [u8; MAX_FRONT]) -> usize {
         move |to| {
@@ -164,6 +209,7 @@ mod tests {
     #[test]
     fn everything_arrives_in_order_through_a_socket_that_is_full_at_times() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let wire = Wire::new(Arc::new(ours.into()), None);
         let lens = [0, 1, 5000, 3_000_000, 0, 700_000];
         let total: usize = lens.iter().map(|len| len + 20).sum();
         let reader = std::thread::spawn(move || {
@@ -183,7 +229,7 @@ mod tests {
             }
             let (mut calls, mut gone) = (0, 0);
             while !outbox.is_empty() {
-                outbox.send(ours.as_raw_fd(), |_| gone += 1).unwrap();
+                outbox.send(&wire, |_| gone += 1).unwrap();
                 calls += 1;
                 std::thread::yield_now();
             }
@@ -196,10 +242,11 @@ mod tests {
     #[test]
     fn more_replies_than_one_call_takes_go_in_several() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let wire = Wire::new(Arc::new(ours.into()), None);
         let mut outbox = Outbox::default();
         let count = 2 * MAX_PIECES + 1;
         (0..count).for_each(|i| outbox.push(Parcel::new(None, front(i as u8, 1))));
-        outbox.send(ours.as_raw_fd(), drop).unwrap();
+        outbox.send(&wire, drop).unwrap();
         let mut got = vec![0; count];
         theirs.read_exact(&mut got).unwrap();
         assert!(outbox.is_empty() && got.iter().enumerate().all(|(i, byte)| *byte == i as u8));

@@ -10,3 +10,4 @@ mod device;
 mod ending;
 mod hostile;
 mod server;
+mod tls;

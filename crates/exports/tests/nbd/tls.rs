@@ -1,0 +1,171 @@
+//! TLS as clients find it: those who ask for it, those who do not, and those who try to slip something in.
+
+use crate::client::{Client, Form, READ};
+use crate::device::SlowDevice;
+use crate::server::{MIB, Server, wait_until};
+use exports::Export;
+use exports::nbd::{Config, Security};
+use std::io::{Read, Write};
+use std::path::Path;
+use tempfile::TempDir;
+use tls::authority::write_all;
+use tls::{Plain, Session};
+
+const STARTTLS: &[u8] = b"IHAVEOPT\0\0\0\x05\0\0\0\0";
+const LIST: &[u8] = b"IHAVEOPT\0\0\0\x03\0\0\0\0";
+const GO: &[u8] = b"IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0";
+
+fn secured(files: &Path, is_required: bool) -> Server {
+    let security = Security { server: tls::Server::with_certificates(files, false).unwrap(), is_required };
+    Server::over(SlowDevice::new(MIB), |config| Config { tls: Some(security), ..config })
+}
+
+fn files() -> TempDir {
+    let files = tempfile::tempdir().unwrap();
+    write_all(files.path());
+    files
+}
+
+/// The kind of an answer without anything but a sentence.
+fn answer(client: &mut Client) -> u32 {
+    let mut header = [0; 20];
+    client.stream.read_exact(&mut header).unwrap();
+    let number = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().unwrap());
+    client.stream.read_exact(&mut vec![0; number(16) as usize]).unwrap();
+    number(12)
+}
+
+/// A client that was told to go on with TLS.
+fn asked(server: &Server) -> Client {
+    let mut client = Client::greeted(&server.socket);
+    client.stream.write_all(STARTTLS).unwrap();
+    assert_eq!(answer(&mut client), 1);
+    client
+}
+
+fn pump(client: &mut Client, session: &mut Session) {
+    let len = session.unsent().len();
+    client.stream.write_all(session.unsent()).unwrap();
+    session.sent(len);
+}
+
+fn agree(client: &mut Client, files: &Path) -> Session {
+    let mut session = tls::Client::with_certificates(files).unwrap().session("localhost").unwrap();
+    while !session.handshake().unwrap() {
+        pump(client, &mut session);
+        let mut bytes = [0; 1000];
+        let len = client.stream.read(&mut bytes).unwrap();
+        assert!(len > 0, "hung up on");
+        session.feed(&bytes[..len]);
+    }
+    pump(client, &mut session);
+    session
+}
+
+fn read(client: &mut Client, session: &mut Session, len: usize) -> Vec<u8> {
+    let (mut got, mut bytes) = (vec![0; len], [0; 1000]);
+    let mut at = 0;
+    while at < len {
+        match session.read(&mut got[at..]).unwrap() {
+            Plain::Bytes(count) => at += count,
+            Plain::Nothing => {
+                let count = client.stream.read(&mut bytes).unwrap();
+                assert!(count > 0, "hung up on");
+                session.feed(&bytes[..count]);
+            }
+            Plain::End => panic!("an end after {at} bytes"),
+        }
+    }
+    got
+}
+
+#[test]
+fn who_asks_is_served_through_tls_a_byte_at_a_time_if_need_be() {
+    let files = files();
+    let server = secured(files.path(), true);
+    let mut client = asked(&server);
+    let mut session = agree(&mut client, files.path());
+    for byte in GO {
+        session.write(&[*byte]).unwrap();
+        pump(&mut client, &mut session);
+    }
+    // Two pieces of information (20 + 12 and 20 + 14 bytes), and the acknowledgement.
+    let said = read(&mut client, &mut session, 32 + 34 + 20);
+    assert_eq!(said[32 + 34 + 12..][..4], [0, 0, 0, 1]);
+    let request = client.request(READ, 0, 7, 4096, 8192);
+    for byte in &request {
+        session.write(&[*byte]).unwrap();
+        pump(&mut client, &mut session);
+    }
+    let reply = read(&mut client, &mut session, 16 + 8192);
+    assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+    assert_eq!(server.export().stats().clients(), 1);
+    session.write(&client.request(2, 0, 8, 0, 0)).unwrap();
+    pump(&mut client, &mut session);
+    let mut rest = Vec::new();
+    client.stream.read_to_end(&mut rest).unwrap();
+    session.feed(&rest);
+    assert_eq!(session.read(&mut [0; 1]).unwrap(), Plain::End, "the server says goodbye");
+    server.wait_for_clients(0);
+}
+
+#[test]
+fn who_does_not_ask_is_told_to_or_served_as_the_server_has_it() {
+    let files = files();
+    let server = secured(files.path(), true);
+    let mut client = Client::greeted(&server.socket);
+    client.stream.write_all(&[LIST, GO].concat()).unwrap();
+    assert_eq!([answer(&mut client), answer(&mut client)], [0x8000_0005; 2]);
+    let server = secured(files.path(), false);
+    let mut client = server.connect(Form::Structured);
+    assert_eq!(client.run(READ, 0, 0, 512).error, 0);
+}
+
+#[test]
+fn bytes_in_the_clear_are_never_taken_for_what_comes_through_tls() {
+    let files = files();
+    for is_required in [false, true] {
+        let server = secured(files.path(), is_required);
+        let mut client = Client::greeted(&server.socket);
+        client.stream.write_all(&[STARTTLS, GO].concat()).unwrap();
+        assert!(client.is_hung_up_on());
+        let mut client = asked(&server);
+        client.stream.write_all(GO).unwrap();
+        let mut alert = Vec::new();
+        // An alert, as TLS has it, and the end.
+        let _ = client.stream.read_to_end(&mut alert);
+        assert!(alert.is_empty() || alert[0] == 21, "{alert:?}");
+        // In the middle of the handshake, and behind it.
+        let mut client = asked(&server);
+        let mut session = agree(&mut client, files.path());
+        client.stream.write_all(GO).unwrap();
+        let mut said = Vec::new();
+        let _ = client.stream.read_to_end(&mut said);
+        session.feed(&said);
+        assert!(session.read(&mut [0; 1]).is_err());
+        wait_until(|| server.export().stats().connections() == 0);
+    }
+}
+
+#[test]
+fn a_stream_that_breaks_behind_tls_ends_its_connection_alone() {
+    let files = files();
+    let server = secured(files.path(), true);
+    let served = || {
+        let mut client = asked(&server);
+        let mut session = agree(&mut client, files.path());
+        session.write(GO).unwrap();
+        pump(&mut client, &mut session);
+        read(&mut client, &mut session, 32 + 34 + 20);
+        (client, session)
+    };
+    let (mut good, mut its) = served();
+    let (mut client, _) = served();
+    client.stream.write_all(b"something in the clear, longer than a header").unwrap();
+    assert!(client.is_hung_up_on());
+    drop(served());
+    server.wait_for_clients(1);
+    its.write(&good.request(READ, 0, 7, 0, 512)).unwrap();
+    pump(&mut good, &mut its);
+    read(&mut good, &mut its, 16 + 512);
+}
