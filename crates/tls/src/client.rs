@@ -4,18 +4,36 @@ use crate::certificates::{self, AUTHORITY, exists, within};
 use crate::server::context;
 use crate::session::{Session, Side};
 use crate::{Error, SessionError, psk};
-use openssl::ssl::{SslContext, SslMethod, SslVerifyMode};
+use openssl::ssl::{SslContext, SslContextBuilder, SslMethod, SslVerifyMode};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Whom we trust, and who we are if they ask. Clones share it.
 #[derive(Clone)]
 pub struct Client {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
     context: SslContext,
     checks_name: bool,
 }
 
+impl PartialEq for Client {
+    /// Whether both are clones of one.
+    fn eq(&self, other: &Client) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+}
+
+impl Eq for Client {}
+
 impl Client {
+    fn new(context: SslContextBuilder, checks_name: bool) -> Client {
+        Client { shared: Arc::new(Shared { context: context.build(), checks_name }) }
+    }
+
     /// Trusts servers for which an authority in `ca-cert.pem` of `directory` vouches, under the name that they are
     /// asked for. `client-cert.pem` and `client-key.pem`, if they are there, say who we are.
     ///
@@ -29,7 +47,7 @@ impl Client {
             certificates::identify(&mut context, &certificate, &key)?;
         }
         context.set_verify(SslVerifyMode::PEER);
-        Ok(Client { context: context.build(), checks_name: true })
+        Ok(Client::new(context, true))
     }
 
     /// Trusts servers for which an authority vouches that this system trusts.
@@ -40,7 +58,7 @@ impl Client {
         let mut context = context(SslMethod::tls_client())?;
         context.set_default_verify_paths()?;
         context.set_verify(SslVerifyMode::PEER);
-        Ok(Client { context: context.build(), checks_name: true })
+        Ok(Client::new(context, true))
     }
 
     /// Has a key of `file`, lines `identity:hexadecimal key`: the one of `identity`, or the only one. A server that
@@ -65,7 +83,7 @@ impl Client {
         psk::present(&mut context, keys.swap_remove(place))?;
         // Whoever has no key must not get away with some certificate.
         context.set_verify(SslVerifyMode::PEER);
-        Ok(Client { context: context.build(), checks_name: false })
+        Ok(Client::new(context, false))
     }
 
     /// A session with a server that is called `host`: a name, or an IP address without brackets.
@@ -73,7 +91,8 @@ impl Client {
     /// # Errors
     /// When `host` cannot be the name of a server.
     pub fn session(&self, host: &str) -> Result<Session, SessionError> {
-        Session::new(&self.context, Side::Client { host, checks_name: self.checks_name })
+        let Shared { context, checks_name } = &*self.shared;
+        Session::new(context, Side::Client { host, checks_name: *checks_name })
     }
 }
 

@@ -17,9 +17,12 @@ pub enum OpenError {
     /// The other side does not speak the protocol, or breaks it.
     #[error("not a usable NBD server: {0}")]
     Protocol(String),
-    /// The server wants encryption.
-    #[error("the server demands TLS, which this client does not have{0}")]
+    /// The server wants encryption, and nobody told us to use it.
+    #[error("the server demands TLS (tls=require or nbds://){0}")]
     TlsRequired(String),
+    /// Encryption is wanted, and the server has none.
+    #[error("the server has no TLS, without which it is not to be used{0}")]
+    NoTls(String),
     /// The server has no such export.
     #[error("the server has no export {export:?}{text}")]
     NoExport {
@@ -63,7 +66,7 @@ impl OpenError {
             OpenError::Options(_) => libc::EINVAL,
             OpenError::Stream(error) => error.errno(),
             OpenError::Protocol(_) => libc::EPROTO,
-            OpenError::TlsRequired(_) => libc::EPROTONOSUPPORT,
+            OpenError::TlsRequired(_) | OpenError::NoTls(_) => libc::EPROTONOSUPPORT,
             OpenError::NoExport { .. } => libc::ENOENT,
             OpenError::Refused { .. } => libc::EACCES,
             OpenError::Export(_) => libc::ENOTSUP,

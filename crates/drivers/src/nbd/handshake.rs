@@ -1,13 +1,14 @@
 //! The handshake: both sides agree on the form of replies and on the export.
 //!
 //! ```text
-//!   greeting ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► GO ─► requests
+//!   greeting ─► STARTTLS (if wanted) ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► GO ─► requests
 //!                (if unknown)        (if unknown)       └► EXPORT_NAME, for servers that know no GO
 //! ```
 //!
 //! Source: the NBD protocol, "Handshake", "Option types", "Option reply types", "Size constraints".
 
 use super::error::OpenError;
+use super::options::Options;
 use super::wire::{
     FLAG_CAN_MULTI_CONN, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH,
     FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Replies,
@@ -49,6 +50,7 @@ const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Opt {
     ExportName = 1,
+    StartTls = 5,
     Go = 7,
     StructuredReply = 8,
     ExtendedHeaders = 11,
@@ -58,6 +60,7 @@ impl Opt {
     fn name(self) -> &'static str {
         match self {
             Opt::ExportName => "NBD_OPT_EXPORT_NAME",
+            Opt::StartTls => "NBD_OPT_STARTTLS",
             Opt::Go => "NBD_OPT_GO",
             Opt::StructuredReply => "NBD_OPT_STRUCTURED_REPLY",
             Opt::ExtendedHeaders => "NBD_OPT_EXTENDED_HEADERS",
@@ -147,15 +150,12 @@ impl Facts {
     }
 }
 
-/// Agrees on `export`, with replies of at most the form `richest`. Requests can follow on the stream.
+/// Agrees on what the options want. Requests can follow on the stream.
 ///
 /// # Errors
 /// When the server says no, or nonsense, or nothing in time.
-pub(super) fn negotiate(
-    stream: &mut Stream<'_, '_>,
-    export: &str,
-    richest: Replies,
-) -> Result<Facts, OpenError> {
+pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Result<Facts, OpenError> {
+    let Options { export, replies: richest, .. } = options;
     let [greeting, style] = [number(stream)?, number(stream)?];
     match (greeting, style) {
         (GREETING, OPTION_MAGIC) => {}
@@ -170,13 +170,19 @@ pub(super) fn negotiate(
     stream.write(&u32::from(known).to_be_bytes())?;
     let has_zeroes = known & FLAG_NO_ZEROES == 0;
     if known & FLAG_FIXED_NEWSTYLE == 0 {
+        if options.tls.is_some() {
+            return Err(OpenError::NoTls(" (it knows only the handshake of before 2011)".into()));
+        }
         return by_name(stream, export, Replies::Simple, has_zeroes);
+    }
+    if let Some(session) = options.session()? {
+        start_tls(stream, session)?;
     }
     let mut replies = Replies::Simple;
     for (wanted, opt) in
         [(Replies::Extended, Opt::ExtendedHeaders), (Replies::Structured, Opt::StructuredReply)]
     {
-        if wanted <= richest && replies == Replies::Simple && is_granted(stream, opt)? {
+        if wanted <= *richest && replies == Replies::Simple && is_granted(stream, opt)? {
             replies = wanted;
         }
     }
@@ -186,6 +192,18 @@ pub(super) fn negotiate(
             Err(OpenError::Protocol("it knows extended headers, but not NBD_OPT_GO".into()))
         }
         None => by_name(stream, export, replies, has_zeroes),
+    }
+}
+
+/// `NBD_OPT_STARTTLS`, and the handshake of TLS behind it: what follows on the stream goes through the session. Nothing
+/// that came in the clear counts any more but the greeting.
+fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), OpenError> {
+    ask(stream, Opt::StartTls, &[])?;
+    let reply = Reply::read(stream, Opt::StartTls)?;
+    match reply.kind {
+        REP_ACK if reply.data.is_empty() => Ok(stream.secure(session)?),
+        kind if kind & REP_ERR != 0 => Err(OpenError::NoTls(reply.text())),
+        kind => Err(OpenError::Protocol(format!("it answers NBD_OPT_STARTTLS with {kind:#x}"))),
     }
 }
 
@@ -298,16 +316,21 @@ impl Reply {
         Ok(Reply { kind, data })
     }
 
-    /// The error that this reply is.
-    fn refusal(&self, opt: Opt, export: &str) -> OpenError {
-        let text = match &*self.data {
+    /// What the server says, in brackets, or nothing.
+    fn text(&self) -> String {
+        match &*self.data {
             [] => String::new(),
             data => {
                 let text: String = String::from_utf8_lossy(data).trim().chars().take(MAX_TEXT).collect();
                 // It ends up on terminals and in logs.
                 format!(" ({})", text.escape_debug())
             }
-        };
+        }
+    }
+
+    /// The error that this reply is.
+    fn refusal(&self, opt: Opt, export: &str) -> OpenError {
+        let text = self.text();
         match self.kind {
             REP_ERR_TLS_REQD => OpenError::TlsRequired(text),
             REP_ERR_UNKNOWN => OpenError::NoExport { export: export.to_owned(), text },

@@ -11,8 +11,8 @@
 //! says that this is safe (`CAN_MULTI_CONN`); else there is one channel.
 //!
 //! A server is not trusted: whatever breaks the protocol ends the connection, and every request in flight with
-//! `DeviceGone`. So does a server that vanishes; on TCP that is noticed within a minute. There is no encryption: a
-//! server that demands it is an error.
+//! `DeviceGone`. So does a server that vanishes; on TCP that is noticed within a minute. With TLS the server is
+//! used only through it, and only if its certificate or key is trusted.
 //!
 //! The size is that of the moment of connecting: the protocol has no way to ask again.
 //!
@@ -34,7 +34,7 @@ mod wire;
 pub use crate::stream::{Address, Cancel, StreamError};
 pub use error::OpenError;
 pub use handshake::Facts;
-pub use options::{DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options};
+pub use options::{DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options, Tls};
 pub use queue::NbdQueue;
 pub use session::Session;
 pub use wire::Replies;

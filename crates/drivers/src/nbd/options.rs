@@ -3,10 +3,11 @@
 //! Source: the NBD protocol's companion, "The NBD Uniform Resource Indicator (URI) format".
 
 use super::wire::Replies;
-use crate::stream::Address;
+use crate::stream::{Address, StreamError};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use tls::Client;
 
 /// The port that belongs to the protocol.
 pub const DEFAULT_PORT: u16 = 10809;
@@ -35,6 +36,41 @@ pub struct Options {
     pub timeout_ms: u64,
     /// The richest form of replies to ask for.
     pub replies: Replies,
+    /// TLS, without which the server is not to be used then.
+    pub tls: Option<Tls>,
+}
+
+/// Whom we trust as the server, and who we are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificates or a key, read already: every connection of the session uses them.
+    pub client: Client,
+    /// What the server's certificate must call it, where that is not the host that is connected to; the server of a
+    /// Unix socket is `localhost` unless something else is said.
+    pub host: Option<String>,
+}
+
+impl Tls {
+    /// With what the caller has: a directory of certificates or a file of keys, the name of the key, the name of the
+    /// server. Without certificates and keys, servers are trusted that the system's authorities vouch for.
+    ///
+    /// # Errors
+    /// A sentence that names the file and what is wrong with it.
+    pub fn new(
+        certificates: Option<&Path>,
+        keys: Option<&Path>,
+        username: Option<&str>,
+        host: Option<String>,
+    ) -> Result<Tls, String> {
+        let client = match (certificates, keys) {
+            (Some(_), Some(_)) => return Err("certificates and keys exclude each other".into()),
+            (_, None) if username.is_some() => return Err("a user name belongs to a file of keys".into()),
+            (Some(directory), None) => Client::with_certificates(directory),
+            (None, Some(file)) => Client::with_key(file, username),
+            (None, None) => Client::with_system_authorities(),
+        };
+        Ok(Tls { client: client.map_err(|error| error.to_string())?, host })
+    }
 }
 
 impl Options {
@@ -48,6 +84,7 @@ impl Options {
             queue_depth: 128,
             timeout_ms: 10_000,
             replies: Replies::default(),
+            tls: None,
         }
     }
 
@@ -60,11 +97,25 @@ impl Options {
         parse(uri).map_err(|why| format!("{uri}: {why}"))
     }
 
+    /// A session of TLS with the server, if that is wanted.
+    ///
+    /// # Errors
+    /// When the server's name can be none.
+    pub(super) fn session(&self) -> Result<Option<tls::Session>, StreamError> {
+        let Some(Tls { client, host }) = &self.tls else { return Ok(None) };
+        let name = match (host, &self.address) {
+            (Some(host), _) | (None, Address::Tcp { host, .. }) => host,
+            (None, Address::Unix(_)) => "localhost",
+        };
+        Ok(Some(client.session(name)?))
+    }
+
     /// Name for people: the export as a URI.
     pub fn name(&self) -> String {
+        let s = if self.tls.is_some() { "s" } else { "" };
         match &self.address {
-            address @ Address::Tcp { .. } => format!("nbd://{address}/{}", self.export),
-            address @ Address::Unix(_) => format!("nbd+unix:///{}?socket={address}", self.export),
+            address @ Address::Tcp { .. } => format!("nbd{s}://{address}/{}", self.export),
+            address @ Address::Unix(_) => format!("nbd{s}+unix:///{}?socket={address}", self.export),
         }
     }
 
@@ -93,15 +144,32 @@ fn parse(uri: &str) -> Result<Options, String> {
     let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+    let (transport, is_secure) = match scheme {
+        "nbd" => ("nbd", false),
+        "nbds" => ("nbd", true),
+        "nbd+unix" => ("nbd+unix", false),
+        "nbds+unix" => ("nbd+unix", true),
+        _ => return Err(format!("{scheme:?} is no scheme of NBD (nbd, nbds, nbd+unix and nbds+unix are)")),
+    };
     let mut socket = None;
+    let (user, authority) =
+        authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+    let mut username = user.filter(|_| is_secure).map(text).transpose()?;
+    let (mut certificates, mut keys, mut host) = (None, None, None);
     for part in query.split('&').filter(|part| !part.is_empty()) {
         match part.split_once('=').unwrap_or((part, "")) {
             ("socket", path) => socket = Some(decode(path)?),
-            (key, _) if key.starts_with("tls-") => return Err(format!("{key}: there is no TLS here")),
+            (key, _) if key.starts_with("tls-") && !is_secure => {
+                return Err(format!("{key} belongs to nbds:// and nbds+unix://"));
+            }
+            ("tls-certificates", path) => certificates = Some(path_of(path)?),
+            ("tls-psk-file", path) => keys = Some(path_of(path)?),
+            ("tls-username", name) => username = Some(text(name)?),
+            ("tls-hostname", name) => host = Some(text(name)?),
             (key, _) => return Err(format!("{key} is no parameter of an NBD URI (socket is)")),
         }
     }
-    let address = match (scheme, socket) {
+    let address = match (transport, socket) {
         ("nbd", None) => tcp(authority)?,
         ("nbd", Some(_)) => return Err("socket= belongs to nbd+unix://".into()),
         ("nbd+unix", Some(path)) if !path.is_empty() && authority.is_empty() => {
@@ -112,16 +180,25 @@ fn parse(uri: &str) -> Result<Options, String> {
                 "nbd+unix:// takes no host ({authority:?}); three slashes come before the export"
             ));
         }
-        ("nbd+unix", _) => return Err("nbd+unix:// needs ?socket=PATH".into()),
-        ("nbds" | "nbds+unix", _) => return Err(format!("{scheme}://: there is no TLS here")),
-        _ => return Err(format!("{scheme:?} is no scheme of NBD (nbd and nbd+unix are)")),
+        _ => return Err("nbd+unix:// needs ?socket=PATH".into()),
     };
     let export = String::from_utf8(decode(export)?).map_err(|_| "the export's name is not UTF-8")?;
-    Ok(Options { export, ..Options::new(address) })
+    let tls = match is_secure {
+        true => Some(Tls::new(certificates.as_deref(), keys.as_deref(), username.as_deref(), host)?),
+        false => None,
+    };
+    Ok(Options { export, tls, ..Options::new(address) })
+}
+
+fn path_of(text: &str) -> Result<PathBuf, String> {
+    Ok(PathBuf::from(OsString::from_vec(decode(text)?)))
+}
+
+fn text(text: &str) -> Result<String, String> {
+    String::from_utf8(decode(text)?).map_err(|_| format!("{text:?} is not UTF-8"))
 }
 
 fn tcp(authority: &str) -> Result<Address, String> {
-    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, port) = rest.split_once(']').ok_or("an IPv6 address ends with ]")?;
@@ -205,8 +282,12 @@ mod tests {
         let cases = [
             ("disk.img", "nbd://HOST"),
             ("http://a/b", "\"http\" is no scheme"),
-            ("nbds://a/b", "no TLS"),
-            ("nbd://a/b?tls-type=psk", "no TLS"),
+            ("nbds://a/b?tls-certificates=/nowhere", "/nowhere/ca-cert.pem: No such file"),
+            ("nbds://a/b?tls-psk-file=/nowhere", "/nowhere: No such file"),
+            ("nbds://a/b?tls-psk-file=/a&tls-certificates=/b", "exclude each other"),
+            ("nbds://user@a/b?tls-certificates=/b", "belongs to a file of keys"),
+            ("nbds://a/b?tls-type=psk", "tls-type is no parameter"),
+            ("nbd://a/b?tls-psk-file=/a", "tls-psk-file belongs to nbds"),
             ("nbd:///b", "needs a host"),
             ("nbd://a:0/b", "\":0\" is no port"),
             ("nbd://a:70000/b", "is no port"),

@@ -18,11 +18,11 @@ use crate::direct::{DirectQueue, ZoneRequest, poll_events};
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
+use crate::stream::wire::Wire;
 use block::{Data, IoError, IoResult, Op, Queue, Request, Segment};
-use socket2::Socket;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ enum Due {
 
 /// A connection to an export. Dropping it takes leave of the server.
 pub struct NbdQueue {
-    socket: Socket,
+    wire: Wire,
     lease: Lease,
     traits: Traits,
     replies: Replies,
@@ -68,10 +68,10 @@ pub struct NbdQueue {
 unsafe impl Send for NbdQueue {}
 
 impl NbdQueue {
-    pub(super) fn new(socket: Socket, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
+    pub(super) fn new(wire: Wire, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
         let facts = *lease.session().facts();
         Ok(NbdQueue {
-            socket,
+            wire,
             traits: Traits::new(&facts),
             replies: facts.replies,
             outbox: Outbox::new(depth),
@@ -98,7 +98,7 @@ impl NbdQueue {
     }
 
     fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.wire.fd()
     }
 
     /// Puts the next part of a slot's request into the outbox.
@@ -176,9 +176,9 @@ impl NbdQueue {
     /// Sends what the socket takes.
     #[inline]
     fn send(&mut self) {
-        while !self.outbox.is_empty() {
+        while !self.outbox.is_empty() || self.wire.owes() {
             let before = self.outbox.sent();
-            if let Err(error) = self.outbox.send(self.fd()) {
+            if let Err(error) = self.wire.send(&mut self.outbox) {
                 // What the server did before it went is done.
                 let _ = self.receive();
                 self.break_off(&error);
@@ -200,7 +200,7 @@ impl NbdQueue {
                 Due::Data { slot, at, left, .. } => self.operations[slot as usize].data.part(at, left),
                 Due::Front | Due::Skip { .. } => Data::none(),
             };
-            let Some(received) = self.inbox.receive(self.socket.as_raw_fd(), data)? else { return Ok(()) };
+            let Some(received) = self.wire.receive(&mut self.inbox, data)? else { return Ok(()) };
             if received.direct > 0 {
                 self.advance(received.direct)?;
             }
@@ -327,7 +327,7 @@ impl NbdQueue {
         tracing::error!(device = %self.session().name(), %why, "the connection is lost");
         self.lost = Some(why.to_string().into());
         // Fails only when the other side has done it already.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        let _ = self.wire.socket().shutdown(Shutdown::Both);
         self.outbox.clear();
         self.held.clear();
         for slot in 0..self.operations.len() as u32 {
@@ -387,8 +387,8 @@ impl Queue for NbdQueue {
         if !self.ended.is_empty() || self.lost.is_some() {
             return self.ended.is_empty();
         }
-        let wants_room = !self.outbox.is_empty();
-        self.wakeup.arm(self.socket.as_raw_fd(), wants_room)
+        let wants_room = !self.outbox.is_empty() || self.wire.owes();
+        !self.wire.has_more() && self.wakeup.arm(self.wire.fd(), wants_room)
     }
 
     fn disarm(&mut self) {
@@ -405,10 +405,10 @@ impl DirectQueue for NbdQueue {
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
         self.kick();
-        if !self.ended.is_empty() {
+        if !self.ended.is_empty() || self.wire.has_more() {
             return Ok(());
         }
-        let room = if self.outbox.is_empty() { 0 } else { libc::POLLOUT };
+        let room = if self.outbox.is_empty() && !self.wire.owes() { 0 } else { libc::POLLOUT };
         poll_events(self.fd(), libc::POLLIN | room, timeout, signal_mask)
     }
 
@@ -424,10 +424,11 @@ impl Drop for NbdQueue {
             let replies = self.replies;
             self.outbox.push_header(|to| header.encode(replies, to));
             // Leave is taken as well as it goes; the server sees the end of the connection in any case.
-            let _ = self.outbox.send(self.fd());
+            let _ = self.wire.send(&mut self.outbox);
+            self.wire.close();
         }
         // The wakeup's ring lets go of the socket some time later; the server should know now.
-        let _ = self.socket.shutdown(Shutdown::Both);
+        let _ = self.wire.socket().shutdown(Shutdown::Both);
     }
 }
 

@@ -6,9 +6,8 @@ use super::options::{MAX_CONNECTIONS, Options};
 use super::queue::NbdQueue;
 use crate::stream::Cancel;
 use crate::stream::connect::{Patience, Stream};
+use crate::stream::wire::Wire;
 use block::Limits;
-use socket2::Socket;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,7 +31,7 @@ pub struct Session {
 #[derive(Debug)]
 struct Connections {
     /// The first connection, until a queue takes it.
-    spare: Option<Socket>,
+    spare: Option<Wire>,
     in_use: u32,
 }
 
@@ -55,11 +54,11 @@ impl Session {
         options.check().map_err(OpenError::Options)?;
         let patience = Patience::new(options.timeout_ms, cancel);
         let mut stream = Stream::over(socket.into(), &patience)?;
-        let facts = negotiate(&mut stream, &options.export, options.replies)?;
-        Session::new(options, (stream.into_socket(), facts))
+        let facts = negotiate(&mut stream, options)?;
+        Session::new(options, (stream.into_wire(), facts))
     }
 
-    fn new(options: &Options, (socket, facts): (Socket, Facts)) -> Result<Arc<Session>, OpenError> {
+    fn new(options: &Options, (wire, facts): (Wire, Facts)) -> Result<Arc<Session>, OpenError> {
         if options.connections > 1 && !facts.can_multi_conn() {
             return Err(OpenError::Export(format!(
                 "{} connections are wanted, but the server does not say that more than one is safe (CAN_MULTI_CONN)",
@@ -69,7 +68,7 @@ impl Session {
         let limits = limits(&facts, options)?;
         let name = options.name();
         tracing::info!(device = %name, size = facts.size, replies = ?facts.replies, flags = facts.flags, "connected");
-        let connections = Mutex::new(Connections { spare: Some(socket), in_use: 0 });
+        let connections = Mutex::new(Connections { spare: Some(wire), in_use: 0 });
         Ok(Arc::new(Session { name, options: options.clone(), facts, limits, connections }))
     }
 
@@ -114,19 +113,20 @@ impl Session {
     pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
         Options { queue_depth: depth, ..self.options.clone() }.check().map_err(OpenError::Options)?;
         let lease = Lease::take(self)?;
-        let spare = self.lock().spare.take().filter(is_alive);
-        let socket = match spare {
-            Some(socket) => socket,
+        let spare = self.lock().spare.take();
+        let spare = spare.and_then(|mut wire| wire.is_alive().then_some(wire));
+        let wire = match spare {
+            Some(wire) => wire,
             None => {
-                let (socket, facts) = connect(&self.options, cancel)?;
+                let (wire, facts) = connect(&self.options, cancel)?;
                 if facts != self.facts {
                     let message = format!("it has changed from {:?} to {facts:?}", self.facts);
                     return Err(OpenError::Export(message));
                 }
-                socket
+                wire
             }
         };
-        NbdQueue::new(socket, lease, depth).map_err(OpenError::System)
+        NbdQueue::new(wire, lease, depth).map_err(OpenError::System)
     }
 
     fn lock(&self) -> MutexGuard<'_, Connections> {
@@ -161,17 +161,11 @@ impl Drop for Lease {
     }
 }
 
-fn connect(options: &Options, cancel: &Cancel) -> Result<(Socket, Facts), OpenError> {
+fn connect(options: &Options, cancel: &Cancel) -> Result<(Wire, Facts), OpenError> {
     let patience = Patience::new(options.timeout_ms, cancel);
     let mut stream = Stream::connect(&options.address, &patience)?;
-    let facts = negotiate(&mut stream, &options.export, options.replies)?;
-    Ok((stream.into_socket(), facts))
-}
-
-/// Whether a connection on which nothing is due is still there.
-fn is_alive(socket: &Socket) -> bool {
-    let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
-    peeked.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    let facts = negotiate(&mut stream, options)?;
+    Ok((stream.into_wire(), facts))
 }
 
 fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {

@@ -1,6 +1,7 @@
 //! From an address to a connected socket, and whole messages over it while both sides agree on how to talk. Nothing
 //! here takes longer than its deadline, and another thread can end it at any time.
 
+use super::wire::Wire;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -9,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use tls::{Plain, Session, SessionError};
 use vmm_sys_util::eventfd::EventFd;
 
 /// How often to knock at a Unix socket whose line is full: nothing tells when there is room.
@@ -60,6 +62,9 @@ pub enum StreamError {
     /// The server took too long.
     #[error("no answer within {0} ms")]
     TimedOut(u64),
+    /// No session with the server: it is not trusted, or does not trust us.
+    #[error(transparent)]
+    Tls(#[from] SessionError),
     /// Somebody called [`Cancel::cancel`].
     #[error("cancelled")]
     Cancelled,
@@ -81,6 +86,7 @@ impl StreamError {
         match self {
             StreamError::Connect { error, .. } => error.raw_os_error().unwrap_or(libc::EHOSTUNREACH),
             StreamError::Io(error) => error.raw_os_error().unwrap_or(libc::ECONNRESET),
+            StreamError::Tls(_) => libc::EKEYREJECTED,
             StreamError::TimedOut(_) => libc::ETIMEDOUT,
             StreamError::Cancelled => libc::ECANCELED,
             StreamError::System(error) => error.raw_os_error().unwrap_or(libc::ENOMEM),
@@ -207,6 +213,7 @@ impl<'c> Patience<'c> {
 /// A connected socket while the handshake lasts. It does not block; waiting is up to [`Patience`].
 pub(crate) struct Stream<'p, 'c> {
     socket: Socket,
+    session: Option<Box<Session>>,
     patience: &'p Patience<'c>,
 }
 
@@ -240,23 +247,103 @@ impl<'p, 'c> Stream<'p, 'c> {
                 socket
             }
         };
-        Ok(Stream { socket, patience })
+        Ok(Stream { socket, session: None, patience })
     }
 
     /// The stream over a socket that is connected.
     pub(crate) fn over(socket: Socket, patience: &'p Patience<'c>) -> Result<Stream<'p, 'c>, StreamError> {
         socket.set_nonblocking(true).map_err(StreamError::System)?;
-        Ok(Stream { socket, patience })
+        Ok(Stream { socket, session: None, patience })
     }
 
     /// Reads exactly as many bytes as `to` holds.
-    pub(crate) fn read(&mut self, to: &mut [u8]) -> Result<(), StreamError> {
-        self.patience.read(&self.socket, to)
+    pub(crate) fn read(&mut self, mut to: &mut [u8]) -> Result<(), StreamError> {
+        if self.session.is_none() {
+            return self.patience.read(&self.socket, to);
+        }
+        while let Some(session) = &mut self.session
+            && !to.is_empty()
+        {
+            match session.read(to)? {
+                Plain::Bytes(len) => to = &mut to[len..],
+                Plain::Nothing => self.fetch()?,
+                Plain::End => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
+            }
+        }
+        Ok(())
     }
 
     /// Writes all of `bytes`.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
-        self.patience.write(&self.socket, bytes)
+        match &mut self.session {
+            None => self.patience.write(&self.socket, bytes),
+            Some(session) => {
+                session.write(bytes)?;
+                self.send().map_err(|error| self.last_words(error))
+            }
+        }
+    }
+
+    /// Shakes hands with `session`; everything goes through it from here on.
+    ///
+    /// # Errors
+    /// [`StreamError::Tls`] when the two sides do not agree, or do not trust each other.
+    pub(crate) fn secure(&mut self, session: Session) -> Result<(), StreamError> {
+        self.session = Some(Box::new(session));
+        while let Some(session) = &mut self.session {
+            let result = session.handshake();
+            // Also why it failed, if the server still listens.
+            let sent = self.send();
+            match result {
+                Ok(true) => return sent,
+                Ok(false) => sent?,
+                Err(error) => return Err(StreamError::Tls(error)),
+            }
+            self.fetch()?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the session has to say.
+    fn send(&mut self) -> Result<(), StreamError> {
+        if let Some(session) = &mut self.session {
+            self.patience.write(&self.socket, session.unsent())?;
+            session.sent(session.unsent().len());
+        }
+        Ok(())
+    }
+
+    /// Why the server hung up, if it said so before: a client of TLS 1.3 is done before the server has judged it.
+    #[cold]
+    fn last_words(&mut self, error: StreamError) -> StreamError {
+        let (Some(session), StreamError::Io(_)) = (&mut self.session, &error) else { return error };
+        let mut bytes = [0; 4096];
+        // An alert is short; whatever else there is, is no reason.
+        if let Ok(len) = (&self.socket).read(&mut bytes) {
+            session.feed(&bytes[..len]);
+        }
+        match session.read(&mut [0]) {
+            Err(why) => StreamError::Tls(why),
+            Ok(_) => error,
+        }
+    }
+
+    /// Feeds the session with what the socket has, once it has something.
+    fn fetch(&mut self) -> Result<(), StreamError> {
+        let Some(session) = &mut self.session else { return Ok(()) };
+        self.patience.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
+        let mut bytes = [0; 4096];
+        match (&self.socket).read(&mut bytes) {
+            Ok(0) => session.feed_end(),
+            Ok(len) => session.feed(&bytes[..len]),
+            Err(error) => passing(error)?,
+        }
+        Ok(())
+    }
+
+    /// The way to the server, once the handshake is over.
+    pub(crate) fn into_wire(self) -> Wire {
+        Wire::new(self.socket, self.session.map(|session| *session))
     }
 
     /// The socket, once the handshake is over.

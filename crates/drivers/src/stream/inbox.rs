@@ -5,8 +5,10 @@
 //! ```
 
 use block::{Data, Segment};
+use socket2::Socket;
 use std::io;
 use std::os::fd::RawFd;
+use tls::Came;
 
 /// The buffer: the replies to sixteen reads of 4 KiB, which are cheaper to copy than to ask for one by one.
 const BUFFER_BYTES: usize = 68 << 10;
@@ -114,6 +116,31 @@ impl Inbox {
         let direct = received.min(direct_len);
         self.end += received - direct;
         Ok(Some(Received { direct, is_drained: received < direct_len + room }))
+    }
+
+    /// As [`Inbox::receive`], through TLS: everything is copied, so the buffer takes what it has room for.
+    #[cold]
+    pub(super) fn unseal(
+        &mut self,
+        tls: &mut tls::Wire,
+        socket: &Socket,
+        data: Data<'_>,
+    ) -> io::Result<Option<Received>> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let (data_len, mut direct) = (data.len(), 0);
+        let room = data_len + self.buffer.len() - self.end;
+        let came = tls.receive(socket, room, |bytes| {
+            let (first, rest) = bytes.split_at(bytes.len().min(data_len - direct));
+            direct += data.part(direct, first.len()).copy_from(first);
+            self.buffer[self.end..][..rest.len()].copy_from_slice(rest);
+            self.end += rest.len();
+        })?;
+        match came {
+            Came::Bytes { is_drained, .. } => Ok(Some(Received { direct, is_drained })),
+            Came::Nothing => Ok(None),
+            Came::End => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 }
 

@@ -3,12 +3,15 @@
 //! Headers lie side by side in a ring, so that a run of requests without data is one piece.
 
 use block::Segment;
+use socket2::Socket;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 
 /// Most pieces for one system call: the kernel's limit.
 const MAX_PIECES: usize = 1024;
+/// Most bytes that are sealed before the socket takes them.
+const MAX_SEALED: usize = 128 << 10;
 
 /// Bytes on their way to the server, with headers of at most `H` bytes.
 pub(crate) struct Outbox<const H: usize> {
@@ -111,6 +114,39 @@ impl<const H: usize> Outbox<H> {
                 return Ok(());
             }
         }
+        Ok(())
+    }
+
+    /// As [`Outbox::send`], through TLS. What is sealed was copied, so it counts as sent.
+    #[cold]
+    pub(super) fn send_sealed(&mut self, tls: &mut tls::Wire, socket: &Socket) -> io::Result<()> {
+        loop {
+            tls.send(socket)?;
+            if tls.unsent() > 0 || self.pieces.is_empty() {
+                return Ok(());
+            }
+            self.seal(tls)?;
+        }
+    }
+
+    /// Seals what comes next.
+    fn seal(&mut self, tls: &mut tls::Wire) -> io::Result<()> {
+        let (mut sealed, mut count) = (0, 0);
+        for piece in &self.pieces {
+            let piece_len = piece.len.min(MAX_SEALED - sealed);
+            if piece_len == 0 {
+                break;
+            }
+            for at in (0..piece_len).step_by(tls::RECORD) {
+                let (len, from) = (tls::RECORD.min(piece_len - at), piece.base.wrapping_add(at).cast_const());
+                // SAFETY: a header of ours that was not reused, or memory that is valid until it was sent; `to` is ours.
+                tls.say(len, |to| unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) })?;
+            }
+            sealed += piece_len;
+            count += 1;
+        }
+        tls.seal()?;
+        self.advance(sealed, count);
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! The suite that every device passes.
 
-use crate::server::{Over, Server};
+use crate::server::{Over, Secret, Server};
 use conformance::Suite;
-use drivers::nbd::{NbdDevice, Options, Replies};
+use drivers::nbd::{NbdDevice, Options, Replies, Tls};
 use std::sync::Arc;
 
 fn run(server: Option<Server>, change: impl FnOnce(&mut Options)) {
@@ -68,4 +68,37 @@ fn qemu_nbd_with_structured_replies() {
 fn qemu_with_the_richest_replies_that_it_has() {
     run(Server::storage_daemon(Over::Unix), |_| ());
     run(Server::storage_daemon(Over::Tcp), |_| ());
+}
+
+#[test]
+fn nbdkit_through_tls() {
+    for (secret, over) in Secret::ALL.into_iter().zip([Over::Tcp, Over::Unix]) {
+        run(Server::nbdkit_secured(over, secret), |_| ());
+    }
+}
+
+#[test]
+fn nbdkit_that_does_not_know_us_says_so() {
+    let files = tempfile::tempdir().unwrap();
+    tls::authority::write_all(files.path());
+    let keys = files.path().join("keys.psk");
+    std::fs::write(&keys, format!("alice:{}\n", "00".repeat(32))).unwrap();
+    for secret in Secret::ALL {
+        let Some(server) = Server::nbdkit_secured(Over::Unix, secret) else { return };
+        let stranger = match secret {
+            Secret::Certificates => Tls::new(Some(files.path()), None, None, None),
+            Secret::Key => Tls::new(None, Some(&keys), None, None),
+        };
+        let said = |tls| {
+            let options = Options { tls, ..server.options.clone() };
+            NbdDevice::open(&options).err().expect("not let in").to_string()
+        };
+        let refused = said(Some(stranger.unwrap()));
+        assert!(refused.contains("TLS"), "{secret:?}: {refused}");
+        assert!(said(None).contains("the server demands TLS"));
+    }
+    let Some(plain) = Server::nbdkit(Over::Unix, &["memory", "32M"]) else { return };
+    let tls = Some(Tls::new(Some(files.path()), None, None, None).unwrap());
+    let error = NbdDevice::open(&Options { tls, ..plain.options.clone() }).err().unwrap().to_string();
+    assert!(error.contains("the server has no TLS"), "{error}");
 }

@@ -1,6 +1,6 @@
 //! Servers that others wrote.
 
-use drivers::nbd::{Address, Options};
+use drivers::nbd::{Address, Options, Tls};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +15,18 @@ pub struct Server {
     pub child: Child,
     pub options: Options,
     _dir: tempfile::TempDir,
+    _files: Option<tempfile::TempDir>,
+}
+
+/// How the two sides know each other.
+#[derive(Clone, Copy, Debug)]
+pub enum Secret {
+    Certificates,
+    Key,
+}
+
+impl Secret {
+    pub const ALL: [Secret; 2] = [Secret::Certificates, Secret::Key];
 }
 
 /// How clients reach it.
@@ -36,6 +48,30 @@ impl Server {
             };
             command.arg("--pidfile").arg(dir.join("pid")).args(arguments);
         })
+    }
+
+    /// nbdkit over a RAM disk, for those who come through TLS; with one of [`Secret::ALL`]. The client is trusted.
+    pub fn nbdkit_secured(over: Over, secret: Secret) -> Option<Server> {
+        let files = tempfile::tempdir().unwrap();
+        let keys = files.path().join("keys.psk");
+        tls::authority::write_all(files.path());
+        std::fs::write(&keys, format!("alice:{}\n", "5e".repeat(32))).unwrap();
+        let (certificates, keys_at) =
+            (format!("--tls-certificates={}", files.path().display()), keys.display());
+        let keys_at = format!("--tls-psk={keys_at}");
+        let (arguments, tls) = match secret {
+            Secret::Certificates => {
+                let tls = Tls::new(Some(files.path()), None, None, None);
+                (vec!["--tls=require", "--tls-verify-peer", &certificates, "memory", "32M"], tls)
+            }
+            Secret::Key => {
+                let tls = Tls::new(None, Some(&keys), Some("alice"), None);
+                (vec!["--tls=require", &keys_at, "memory", "32M"], tls)
+            }
+        };
+        let mut server = Server::nbdkit(over, &arguments)?;
+        (server.options.tls, server._files) = (Some(tls.unwrap()), Some(files));
+        Some(server)
     }
 
     /// `qemu-nbd` over a raw file, for as many connections as given.
@@ -98,7 +134,7 @@ impl Server {
         }
         let mut options = Options::new(address);
         options.timeout_ms = 30_000;
-        Some(Server { child, options, _dir: dir })
+        Some(Server { child, options, _dir: dir, _files: None })
     }
 }
 

@@ -4,9 +4,9 @@ use crate::server::{MIB, export};
 use block::Device;
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options as MemOptions};
-use drivers::nbd::{Address, NbdDevice, Options, Replies};
+use drivers::nbd::{Address, NbdDevice, Options, Replies, Tls};
 use drivers::null::{NullDevice, Options as NullOptions};
-use exports::nbd::{Address as Listen, Config};
+use exports::nbd::{Address as Listen, Config, Security};
 use std::sync::Arc;
 
 /// Runs the suite over a client of `device`.
@@ -54,4 +54,39 @@ fn a_ram_disk_passes_over_tcp() {
     let uri = format!("nbd://{}/disk", export.address());
     let client = NbdDevice::open(&Options::from_uri(&uri).unwrap()).unwrap();
     Suite::new(Arc::new(client)).run();
+}
+
+/// The suite over a client that trusts `client`, of a server that is `server` and demands TLS.
+fn secured(server: tls::Server, client: Tls, over_tcp: bool, cores: usize) {
+    let security = Security { server, is_required: true };
+    let (export, _cores, socket, _dir) = export(mem(|_| ()), cores, |config| Config {
+        address: if over_tcp { Listen::Tcp("127.0.0.1:0".into()) } else { config.address },
+        tls: Some(security),
+        ..config
+    });
+    let mut options = Options::new(Address::Unix(socket));
+    if over_tcp {
+        options = Options::from_uri(&format!("nbd://{}/disk", export.address())).unwrap();
+    }
+    options.tls = Some(client);
+    Suite::new(Arc::new(NbdDevice::open(&options).unwrap())).run();
+}
+
+#[test]
+fn a_ram_disk_passes_through_tls_with_certificates() {
+    let files = tempfile::tempdir().unwrap();
+    tls::authority::write_all(files.path());
+    for over_tcp in [false, true] {
+        let server = tls::Server::with_certificates(files.path(), true).unwrap();
+        let client = Tls::new(Some(files.path()), None, None, None).unwrap();
+        secured(server, client, over_tcp, 2);
+    }
+}
+
+#[test]
+fn a_ram_disk_passes_through_tls_with_a_key() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("alice:{}\n", "5e".repeat(32))).unwrap();
+    let server = tls::Server::with_keys(file.path()).unwrap();
+    secured(server, Tls::new(None, Some(file.path()), Some("alice"), None).unwrap(), false, 1);
 }

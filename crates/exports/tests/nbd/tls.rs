@@ -169,3 +169,34 @@ fn a_stream_that_breaks_behind_tls_ends_its_connection_alone() {
     pump(&mut good, &mut its);
     read(&mut good, &mut its, 16 + 512);
 }
+
+#[test]
+fn our_own_client_says_why_it_is_not_let_in() {
+    use drivers::nbd::{Address, Cancel, Options, Session, Tls};
+    let (files, strangers) = (files(), files());
+    let security =
+        Security { server: tls::Server::with_certificates(files.path(), true).unwrap(), is_required: true };
+    let server = Server::over(SlowDevice::new(MIB), |config| Config { tls: Some(security), ..config });
+    let open = |tls: Option<Tls>| {
+        let options = Options { tls, ..Options::new(Address::Unix(server.socket.clone())) };
+        Session::open(&options, &Cancel::never()).and_then(|session| session.start_queue(&Cancel::never()))
+    };
+    let tls =
+        |files: &TempDir, host: &str| Tls::new(Some(files.path()), None, None, Some(host.into())).unwrap();
+    let refusal = |tls| open(tls).err().expect("not let in").to_string();
+    assert!(refusal(None).contains("the server demands TLS (tls=require or nbds://)"));
+    let said = refusal(Some(tls(&files, "elsewhere")));
+    assert!(said.contains("not trusted: ") && said.contains("ostname mismatch"), "{said}");
+    let said = refusal(Some(tls(&strangers, "localhost")));
+    assert!(said.contains("the peer's certificate is not trusted"), "{said}");
+    // It trusts the server, and is not trusted: with TLS 1.3 it hears that from the first answer.
+    std::fs::copy(files.path().join("ca-cert.pem"), strangers.path().join("ca-cert.pem")).unwrap();
+    let said = refusal(Some(tls(&strangers, "localhost")));
+    assert!(said.contains("TLS: ") && said.contains("alert"), "{said}");
+    open(Some(tls(&files, "localhost"))).unwrap();
+    let plain = Server::start(MIB);
+    let options =
+        Options { tls: Some(tls(&files, "localhost")), ..Options::new(Address::Unix(plain.socket.clone())) };
+    let said = Session::open(&options, &Cancel::never()).unwrap_err().to_string();
+    assert_eq!(said, "the server has no TLS, without which it is not to be used (this server has no TLS)");
+}

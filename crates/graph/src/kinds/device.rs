@@ -54,11 +54,24 @@ static NBD: Kind = Kind {
     name: "nbd",
     about: "an export of an NBD server",
     keys: &[
-        key("uri", "URI", "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; or the next four"),
+        key(
+            "uri",
+            "URI",
+            "nbd[s]://HOST[:PORT]/EXPORT or nbd[s]+unix:///EXPORT?socket=PATH; or the next four",
+        ),
         key("host", "HOST", "the server's name or address"),
         key("port", "N", "the server's port [10809]"),
         key("path", "PATH", "the server's Unix socket"),
         key("export", "NAME", "the export [the server's default]"),
+        key("tls", "off|require", "TLS or nothing [require, with one of the next four]"),
+        key(
+            "tls-certificates",
+            "DIR",
+            "ca-cert.pem, whom to trust [the system's]; client-cert.pem, client-key.pem",
+        ),
+        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: the server has the same key"),
+        key("tls-username", "NAME", "which key of tls-psk [the only one]"),
+        key("tls-hostname", "NAME", "what the server's certificate says [host=, or localhost]"),
         READ_ONLY,
         key("connections", "N", "connections at most, one for each core; 0: what the server allows [0]"),
         key("queue-depth", "N", "requests in flight on each connection [128]"),
@@ -318,12 +331,48 @@ fn nbd_options(spec: &Spec) -> Result<nbd::Options, SpecError> {
         }
         options.export = export;
     }
+    if let Some(tls) = nbd_tls(spec)? {
+        options.tls = Some(tls);
+    }
     options.read_only = is_on(spec, "readonly")?;
     options.connections = spec.get_or("connections", options.connections)?;
     options.queue_depth = spec.get_or("queue-depth", options.queue_depth)?;
     options.replies = spec.get_or("replies", Replies::default())?.0;
     options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
     Ok(options)
+}
+
+/// Certificates and keys are read at once: later there may be no way to them.
+fn nbd_tls(spec: &Spec) -> Result<Option<nbd::Tls>, SpecError> {
+    let [certificates, keys] = [spec.get::<PathBuf>("tls-certificates")?, spec.get("tls-psk")?];
+    let [username, host] = [spec.get::<String>("tls-username")?, spec.get("tls-hostname")?];
+    let has_any = certificates.is_some() || keys.is_some() || username.is_some() || host.is_some();
+    let is_wanted = spec.get("tls")?.map_or(has_any, |Required(is_required)| is_required);
+    if (is_wanted || has_any) && spec.get::<String>("uri")?.is_some() {
+        return Err(spec.refuse("with uri=, TLS is up to the URI: nbds:// and its parameters"));
+    }
+    if !is_wanted {
+        return Ok(None);
+    }
+    let tls = nbd::Tls::new(certificates.as_deref(), keys.as_deref(), username.as_deref(), host);
+    tls.map(Some).map_err(|why| spec.refuse(format!("TLS: {why}")))
+}
+
+/// Whether there is a choice but to use it.
+struct Required(bool);
+
+impl Value for Required {
+    fn expected() -> String {
+        "off or require".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "off" => Some(Required(false)),
+            "require" => Some(Required(true)),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Default)]

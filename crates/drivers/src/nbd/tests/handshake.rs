@@ -42,7 +42,7 @@ fn a_greeting_that_is_none_is_refused() {
 fn a_server_that_says_no_is_quoted() {
     let error = when_asked(|client| client.answer(7, 1 << 31 | 5, b"use TLS\x1b[2J"));
     assert!(matches!(error, OpenError::TlsRequired(_)), "{error}");
-    assert!(error.to_string().ends_with(r"demands TLS, which this client does not have (use TLS\u{1b}[2J)"));
+    assert!(error.to_string().ends_with(r"demands TLS (tls=require or nbds://) (use TLS\u{1b}[2J)"));
     assert_eq!(error.errno(), libc::EPROTONOSUPPORT);
     let error = when_asked(|client| client.answer(7, 1 << 31 | 6, &[]));
     assert_eq!(error.to_string(), "the server has no export \"disk\"");
@@ -60,6 +60,38 @@ fn tls_may_be_demanded_from_the_first_option_on() {
         client.answer(11, 1 << 31 | 5, &[]);
     });
     assert!(matches!(refusal(&server.options), OpenError::TlsRequired(_)));
+}
+
+/// What opening says with TLS when the server answers STARTTLS so.
+fn when_tls_is_asked_for(answer: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
+    let files = tempfile::tempdir().unwrap();
+    tls::authority::write_all(files.path());
+    let mut server = Server::raw(|mut client| {
+        client.greet(3);
+        assert_eq!(client.option(), (5, Vec::new()));
+        answer(&mut client);
+        client.linger();
+    });
+    server.options.tls = Some(Tls::new(Some(files.path()), None, None, None).unwrap());
+    refusal(&server.options)
+}
+
+#[test]
+fn who_wants_tls_does_not_go_on_without_it() {
+    let error = when_tls_is_asked_for(|client| client.answer(5, 1 << 31 | 1, b"what?"));
+    assert_eq!(error.to_string(), "the server has no TLS, without which it is not to be used (what?)");
+    assert_eq!(error.errno(), libc::EPROTONOSUPPORT);
+    let error = when_tls_is_asked_for(|client| client.answer(5, 1 << 31 | 2, &[]));
+    assert!(matches!(error, OpenError::NoTls(_)), "{error}");
+    let error = when_tls_is_asked_for(|client| client.answer(5, 3, &[]));
+    assert!(error.to_string().contains("answers NBD_OPT_STARTTLS with 0x3"), "{error}");
+    // Somebody between acknowledges, and goes on in the clear.
+    let error = when_tls_is_asked_for(|client| {
+        client.answer(5, 1, &[]);
+        client.answer(7, 1, &[]);
+    });
+    assert!(matches!(&error, OpenError::Stream(StreamError::Tls(_))), "{error}");
+    assert_eq!(error.errno(), libc::EKEYREJECTED);
 }
 
 #[test]
