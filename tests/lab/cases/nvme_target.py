@@ -2,11 +2,12 @@
 
 import json
 import os
+import time
 
 from lab import needs_freestone
 from nvmet import PROOFS
 from ublk_server import UblkServer
-from workload import KILLS, MIB, fio_verify, fio_verify_until_enough, kill_under_load
+from workload import KILLS, MIB, end_of_load, fio_verify, fio_verify_until_enough, kill_under_load, requests_completed
 
 DISK = "/dev/shm/disk"
 DISK_MIB = 96
@@ -20,6 +21,7 @@ EXPORT = f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN},hosts={HOST}"
 SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
 LOAD_IOPS = 800
 LOAD_MIB = 36
+SECOND_ADDRESS = "10.9.9.1"
 
 
 @needs_freestone
@@ -120,6 +122,50 @@ def a_target_that_is_killed_under_load_and_comes_back_has_lost_nothing(lab):
 
 
 @needs_freestone
+def with_two_ports_io_goes_the_best_way_and_the_other_when_that_is_lost(lab):
+    guest = _boot(lab)
+    guest.sh(f"ip addr add {SECOND_ADDRESS}/32 dev lo")
+    ports = f"listen=127.0.0.1:4420@non-optimized+{SECOND_ADDRESS}:4420"
+    server = UblkServer(guest, f"{SLOW_FILE} --export nvme-tcp:{ports},nqn={NQN} --cores 0,1")
+    server.start()
+    said = json.loads(guest.sh(f"nvme discover {AT} --hostnqn {HOST} --hostid {HOST_ID} -o json"))
+    found = {(record["traddr"], record["portid"]) for record in said["records"] if record["subtype"] == "nvme subsystem"}
+    assert found == {("127.0.0.1", 1), (SECOND_ADDRESS, 2)}, said
+    options = "-i 2 --keep-alive-tmo 3 --reconnect-delay 1 --ctrl-loss-tmo 600"
+    guest.sh(_connect(options))
+    guest.sh(_connect(options, at=f"-t tcp -a {SECOND_ADDRESS} -s 4420"))
+    disk = _disk(guest, 1)
+    # One disk with two ways, numbered as they came.
+    states = [guest.sh(f"cat /sys/block/nvme0c{path}n1/ana_state").strip() for path in (0, 1)]
+    assert states == ["non-optimized", "optimized"], states
+    assert guest.sh("ls -d /dev/nvme*n1").split() == [f"/dev/{disk}"]
+
+    def done():
+        """Requests that went each way."""
+        return [requests_completed(guest, f"nvme0c{path}n1") for path in (0, 1)]
+
+    before = done()
+    load = guest.start("load", "trap '' PIPE; " + fio_verify_until_enough(f"/dev/{disk}", "8m", f"--rate_iops={LOAD_IOPS}"))
+    time.sleep(3)
+    best = done()
+    assert best[0] == before[0] and best[1] > before[1], f"{before}, then {best}: not the best way"
+    guest.sh(f"ip addr del {SECOND_ADDRESS}/32 dev lo")
+    guest.sh(_until(f"[ $(awk '{{print $1 + $5}}' /sys/block/nvme0c0n1/stat) -gt $(({best[0]} + 100)) ]", 60))
+    guest.sh(f"ip addr add {SECOND_ADDRESS}/32 dev lo")
+    guest.sh(_until("[ $(cat /sys/class/nvme/nvme1/state) = live ]", 60))
+    lost = done()
+    time.sleep(3)
+    back = done()
+    assert back[1] > lost[1], f"{lost}, then {back}: the best way is not taken again"
+    end_of_load(load)
+    guest.sh(f"nvme disconnect -n {NQN}")
+    server.stop()
+    # The kernel says that a path is lost; nothing else may have gone wrong.
+    guest.sh("dmesg -C")
+    return f"requests each way: {best} before, {lost} while one is lost, {back} after"
+
+
+@needs_freestone
 def the_stock_initiator_proves_who_it_is_with_every_hash_and_group(lab):
     guest = _boot(lab)
     secret, ours = _secrets(guest)
@@ -170,8 +216,12 @@ def _secrets(guest):
     return host, target
 
 
-def _connect(options="", host=HOST):
-    return f"nvme connect {AT} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
+def _until(condition, seconds):
+    return f"for i in $(seq {10 * seconds}); do {condition} && exit 0; sleep 0.1; done; exit 1"
+
+
+def _connect(options="", host=HOST, at=AT):
+    return f"nvme connect {at} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
 
 
 def _connect_to(guest, options):
