@@ -102,6 +102,104 @@ def qemu_io_is_refused_what_a_read_only_export_does_not_allow(client):
     _run(client, "qemu-io", "-r", "-f", "raw", server.uri, "-c", "read -P 0 0 4k")
 
 
+def clients_with_certificates_come_through_tls_and_strangers_do_not(client):
+    ours, strangers = _certificates(client, "known"), _certificates(client, "unknown")
+    for tcp in OVER_BOTH:
+        source, back = client.image_with_data(), client.path("back.img")
+        server = client.serve_nbd("mem:size=64M", f",tls-certificates={ours},tls-verify-peer=on", tcp)
+        uri = _secured(server, tcp, f"tls-certificates={ours}")
+        info = json.loads(_run(client, "nbdinfo", "--json", uri))
+        assert info["TLS"] is True and info["exports"][0]["export-size"] == 64 * MIB, info
+        _run(client, "nbdcopy", "--flush", source, uri)
+        _run(client, "nbdcopy", uri, back)
+        assert sha256(source) == sha256(back)
+        said = _qemu_io(client, server, tcp, f"tls-creds-x509,dir={ours}", "read 0 4k", "write -P 0xa5 1M 4M", "read -P 0xa5 1M 4M")
+        assert "failed" not in said, said
+        code, said = _run(client, "nbdinfo", _secured(server, tcp, f"tls-certificates={strangers}"), check=False)
+        assert code != 0 and "certificate" in said, said
+        code, said = _run(client, "nbdinfo", server.uri, check=False)
+        assert code != 0 and "requires TLS" in said, said
+        code, said = _run(client, "nbdinfo", "--list", server.uri.replace("/disk", "/"), check=False)
+        assert code != 0 and "disk" not in said, said
+        server.stop()
+        os.remove(back)
+
+
+def clients_with_the_key_come_through_tls_and_others_do_not(client):
+    ours, others = _keys(client, "known"), _keys(client, "unknown")
+    source, back = client.image_with_data(), client.path("back.img")
+    server = client.serve_nbd("mem:size=64M", f",tls-psk={ours}/keys.psk")
+    uri = _secured(server, False, f"tls-psk-file={ours}/keys.psk", "alice@")
+    _run(client, "nbdcopy", "--flush", source, uri)
+    _run(client, "nbdcopy", uri, back)
+    assert sha256(source) == sha256(back)
+    said = _qemu_io(client, server, False, f"tls-creds-psk,username=alice,dir={ours}", "write -P 0xa5 1M 4M", "read -P 0xa5 1M 4M")
+    assert "failed" not in said, said
+    code, said = _run(client, "nbdinfo", _secured(server, False, f"tls-psk-file={others}/keys.psk", "alice@"), check=False)
+    assert code != 0 and "handshake" in said, said
+
+
+def tls_is_for_those_who_ask_where_it_is_allowed(client):
+    ours = _certificates(client, "known")
+    server = client.serve_nbd("mem:size=64M", f",tls=allow,tls-certificates={ours}")
+    for uri, has_tls in ((server.uri, False), (_secured(server, False, f"tls-certificates={ours}"), True)):
+        assert json.loads(_run(client, "nbdinfo", "--json", uri))["TLS"] is has_tls, uri
+
+
+def a_disk_of_a_server_with_tls_is_served_on(client):
+    """Two confined servers: the second is the first one's client, through TLS."""
+    ours = _certificates(client, "known")
+    source, back = client.image_with_data(), client.path("back.img")
+    first = client.serve_nbd("mem:size=64M", f",tls-certificates={ours},tls-verify-peer=on", True)
+    second = client.serve_nbd(f"nbd:host=localhost,port={first.port},export=disk,tls-certificates={ours}")
+    _run(client, "nbdcopy", "--flush", source, second.uri)
+    _run(client, "nbdcopy", second.uri, back)
+    assert sha256(source) == sha256(back)
+    second.stop()
+
+
+def _secured(server, tcp, parameter, user=""):
+    return server.uri.replace("nbd", "nbds", 1).replace("://", f"://{user}", 1) + ("?" if tcp else "&") + parameter
+
+
+def _qemu_io(client, server, tcp, credentials, *commands):
+    where = f"host=127.0.0.1,port={server.port}" if tcp else f"path={server.socket},tls-hostname=localhost"
+    if "psk" in credentials:
+        where = where.replace(",tls-hostname=localhost", "")
+    orders = [word for command in commands for word in ("-c", command)]
+    return _run(client, "qemu-io", "--object", f"{credentials},id=tls,endpoint=client", "--image-opts",
+                f"driver=nbd,{where},export=disk,tls-creds=tls", *orders)
+
+
+def _keys(client, name):
+    """A directory with a file of keys, as psktool writes it."""
+    directory = client.path(name)
+    os.mkdir(directory)
+    with open(os.path.join(directory, "keys.psk"), "w") as file:
+        file.write(f"alice:{os.urandom(32).hex()}\n")
+    return directory
+
+
+def _certificates(client, name):
+    """A directory with an authority's certificate, and those of a server and of a client."""
+    directory = client.path(name)
+    os.mkdir(directory)
+
+    def openssl(*arguments):
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True, timeout=RUN_TIMEOUT_S)
+
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    openssl("req", "-x509", *new_key, "-days", "2", "-subj", f"/CN=authority of {name}", "-keyout", "ca-key.pem", "-out",
+            "ca-cert.pem")
+    with open(os.path.join(directory, "extensions"), "w") as file:
+        file.write("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:false\n")
+    for role in ("server", "client"):
+        openssl("req", *new_key, "-subj", f"/CN={role}", "-keyout", f"{role}-key.pem", "-out", "request.pem")
+        openssl("x509", "-req", "-in", "request.pem", "-CA", "ca-cert.pem", "-CAkey", "ca-key.pem", "-CAcreateserial",
+                "-days", "2", "-extfile", "extensions", "-out", f"{role}-cert.pem")
+    return directory
+
+
 def fio_verifies_through_its_nbd_engine(client):
     fio = shutil.which("fio")
     if fio is None or "nbd" not in subprocess.run([fio, "--enghelp"], capture_output=True, text=True).stdout.split():
