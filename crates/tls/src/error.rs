@@ -1,8 +1,11 @@
 //! What can be wrong with secrets, and with what a peer says.
 
+#[cfg(feature = "openssl")]
 use openssl::error::ErrorStack;
 use std::io;
-use std::path::{Path, PathBuf};
+#[cfg(feature = "openssl")]
+use std::path::Path;
+use std::path::PathBuf;
 
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
@@ -27,14 +30,19 @@ pub enum Error {
     /// The TLS library refuses a setting.
     #[error("TLS cannot be set up: {0}")]
     Library(String),
+    /// This was built without the feature `openssl`.
+    #[error("this build has no TLS")]
+    Absent,
 }
 
+#[cfg(feature = "openssl")]
 impl Error {
     pub(crate) fn content(path: &Path, fault: impl Into<String>) -> Error {
         Error::Content { path: path.to_owned(), fault: fault.into() }
     }
 }
 
+#[cfg(feature = "openssl")]
 impl From<ErrorStack> for Error {
     fn from(stack: ErrorStack) -> Error {
         Error::Library(reasons(&stack))
@@ -72,6 +80,7 @@ impl From<SessionError> for io::Error {
 }
 
 /// What the library says, for people.
+#[cfg(feature = "openssl")]
 pub(crate) fn reasons(stack: &ErrorStack) -> String {
     let mut reasons: Vec<&str> = stack.errors().iter().filter_map(|error| error.reason()).collect();
     reasons.dedup();

@@ -15,23 +15,41 @@
 //! (PSK) in the format of GnuTLS's `psktool`. TLS 1.2 is the least that is spoken; there is no renegotiation and no
 //! resumption.
 //!
+//! Without the feature `openssl` every configuration is refused, so that there are no sessions: whoever uses this needs
+//! no second way through its own code.
+//!
 //! Source of truth: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 4279 (keys of TLS 1.2).
 
 #![forbid(unsafe_code)]
 
-mod certificates;
-mod client;
-mod error;
-mod psk;
-mod server;
-mod session;
-mod wire;
-
+#[cfg(not(feature = "openssl"))]
+mod absent;
 #[cfg(any(test, feature = "testing"))]
 pub mod authority;
+mod came;
+#[cfg(feature = "openssl")]
+mod certificates;
+#[cfg(feature = "openssl")]
+mod client;
+mod error;
+#[cfg(feature = "openssl")]
+mod psk;
+#[cfg(feature = "openssl")]
+mod server;
+#[cfg(feature = "openssl")]
+mod session;
+#[cfg(feature = "openssl")]
+mod wire;
 
+#[cfg(not(feature = "openssl"))]
+pub use absent::{Client, Server, Session, Wire};
+pub use came::{Came, Plain, RECORD};
+#[cfg(feature = "openssl")]
 pub use client::Client;
 pub use error::{Error, SessionError};
+#[cfg(feature = "openssl")]
 pub use server::Server;
-pub use session::{Plain, Session};
-pub use wire::{Came, RECORD, Wire};
+#[cfg(feature = "openssl")]
+pub use session::Session;
+#[cfg(feature = "openssl")]
+pub use wire::Wire;

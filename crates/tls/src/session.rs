@@ -1,7 +1,7 @@
 //! One connection's TLS: bytes in, bytes out.
 
-use crate::SessionError;
 use crate::error::reasons;
+use crate::{Plain, SessionError};
 use openssl::error::ErrorStack;
 use openssl::ssl::{self, ErrorCode, Ssl, SslContext, SslStream};
 use openssl::x509::X509VerifyResult;
@@ -15,17 +15,6 @@ const MAX_ANSWERS: usize = 256 << 10;
 pub(crate) enum Side<'a> {
     Server,
     Client { host: &'a str, checks_name: bool },
-}
-
-/// What [`Session::read`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plain {
-    /// So many bytes of what the peer says.
-    Bytes(usize),
-    /// Nothing before more is fed.
-    Nothing,
-    /// The peer has said goodbye.
-    End,
 }
 
 /// TLS on one connection.

@@ -8,31 +8,13 @@
 //! What was received is handed over before more is asked for, so a socket with nothing to say never hides bytes that
 //! are here already as long as the caller receives until [`Came::Nothing`].
 
-use crate::{Plain, Session};
+use crate::{Came, Plain, RECORD, Session};
 use socket2::{SockRef, Socket};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 
-/// Most bytes of one record.
-pub const RECORD: usize = 16 << 10;
 /// Ciphertext received at once: four records and what belongs to them.
 const RECEIVED: usize = 66 << 10;
-
-/// What [`Wire::receive`] brought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Came {
-    /// So many bytes; `is_drained` when nothing more is here or with the socket.
-    Bytes {
-        /// How many were handed over.
-        len: usize,
-        /// Whether that was all.
-        is_drained: bool,
-    },
-    /// Nothing now: when the socket can be read there may be more.
-    Nothing,
-    /// The peer has said goodbye.
-    End,
-}
 
 /// TLS over a socket.
 pub struct Wire {

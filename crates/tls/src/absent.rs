@@ -1,0 +1,168 @@
+//! What is left without the feature `openssl`: the same types, none of which can be had.
+
+use crate::{Came, Error, Plain, SessionError};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+/// What there is nothing of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Nothing {}
+
+/// Who we are to those who connect: nobody.
+#[derive(Clone, Debug)]
+pub struct Server(Nothing);
+
+impl Server {
+    /// Refused.
+    ///
+    /// # Errors
+    /// [`Error::Absent`].
+    pub fn with_certificates(_directory: &Path, _verifies_peer: bool) -> Result<Server, Error> {
+        Err(Error::Absent)
+    }
+
+    /// Refused.
+    ///
+    /// # Errors
+    /// [`Error::Absent`].
+    pub fn with_keys(_file: &Path) -> Result<Server, Error> {
+        Err(Error::Absent)
+    }
+
+    /// Cannot be called.
+    ///
+    /// # Errors
+    /// None.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        match self.0 {}
+    }
+}
+
+/// Whom we trust: nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client(Nothing);
+
+impl Client {
+    /// Refused.
+    ///
+    /// # Errors
+    /// [`Error::Absent`].
+    pub fn with_certificates(_directory: &Path) -> Result<Client, Error> {
+        Err(Error::Absent)
+    }
+
+    /// Refused.
+    ///
+    /// # Errors
+    /// [`Error::Absent`].
+    pub fn with_system_authorities() -> Result<Client, Error> {
+        Err(Error::Absent)
+    }
+
+    /// Refused.
+    ///
+    /// # Errors
+    /// [`Error::Absent`].
+    pub fn with_key(_file: &Path, _identity: Option<&str>) -> Result<Client, Error> {
+        Err(Error::Absent)
+    }
+
+    /// Cannot be called.
+    ///
+    /// # Errors
+    /// None.
+    pub fn session(&self, _host: &str) -> Result<Session, SessionError> {
+        match self.0 {}
+    }
+}
+
+/// No session; none of its methods can be called.
+#[derive(Debug)]
+pub struct Session(Nothing);
+
+#[allow(missing_docs, clippy::missing_errors_doc, reason = "none of this can be called")]
+impl Session {
+    pub fn feed(&mut self, _bytes: &[u8]) {
+        match self.0 {}
+    }
+
+    pub fn feed_end(&mut self) {
+        match self.0 {}
+    }
+
+    pub fn handshake(&mut self) -> Result<bool, SessionError> {
+        match self.0 {}
+    }
+
+    pub fn is_established(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub fn read(&mut self, _to: &mut [u8]) -> Result<Plain, SessionError> {
+        match self.0 {}
+    }
+
+    pub fn write(&mut self, _bytes: &[u8]) -> Result<(), SessionError> {
+        match self.0 {}
+    }
+
+    pub fn close(&mut self) {
+        match self.0 {}
+    }
+
+    pub fn unsent(&self) -> &[u8] {
+        match self.0 {}
+    }
+
+    pub fn sent(&mut self, _len: usize) {
+        match self.0 {}
+    }
+
+    pub fn agreed(&self) -> String {
+        match self.0 {}
+    }
+}
+
+/// No wire; none of its methods can be called.
+#[derive(Debug)]
+pub struct Wire(Nothing);
+
+#[allow(missing_docs, clippy::missing_errors_doc, reason = "none of this can be called")]
+impl Wire {
+    pub fn new(session: Session) -> Wire {
+        match session.0 {}
+    }
+
+    pub fn receive(&mut self, _socket: impl AsFd, _room: usize, _put: impl FnMut(&[u8])) -> io::Result<Came> {
+        match self.0 {}
+    }
+
+    pub fn has_more(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub fn agreed(&self) -> String {
+        match self.0 {}
+    }
+
+    pub fn say(&mut self, _len: usize, _fill: impl FnOnce(&mut [u8])) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub fn seal(&mut self) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    pub fn unsent(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub fn send(&mut self, _socket: impl AsFd) -> io::Result<usize> {
+        match self.0 {}
+    }
+
+    pub fn close(&mut self, _socket: impl AsFd) {
+        match self.0 {}
+    }
+}
