@@ -169,7 +169,8 @@ def write(results, folder):
     if "nvme_tcp" in results:
         parts += ["## NVMe/TCP on one host", when(results, "nvme_tcp"), NVME_TCP_NOTE, table(results["nvme_tcp"])]
     if "guest" in results:
-        parts += guest_parts(results["guest"], when(results, "guest"), folder)
+        run = results["runs"]["guest"]
+        parts += guest_parts(results["guest"], f"{run['date']}, {run['rounds']} rounds.", folder)
     if "library" in results:
         parts += library_parts(results["library"], when(results, "library"), folder)
     if "parity" in results:

@@ -26,8 +26,9 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
             "--device io_uring:path=x,direct=perhaps: direct=perhaps: expected on or off",
         ),
         (
-            &["info", "--device", "nbd:uri=nbds://a/b"],
-            "--device nbd:uri=nbds://a/b: nbds://a/b: nbds://: there is no TLS here",
+            &["info", "--device", "nbd:uri=nbd://a/b?tls-psk-file=/k"],
+            "--device nbd:uri=nbd://a/b?tls-psk-file=/k: nbd://a/b?tls-psk-file=/k: tls-psk-file belongs to nbds:// \
+             and nbds+unix://",
         ),
         (
             &["info", "--device", "nbd:host=a,path=/b"],
