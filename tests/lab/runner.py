@@ -5,6 +5,7 @@ own name is a sentence. It gets a new object of the suite's class: `directory` (
 It fails by raising, and is skipped when it raises Skipped; what it returns is printed."""
 
 import argparse
+import dataclasses
 import glob
 import importlib
 import inspect
@@ -17,7 +18,7 @@ import sys
 import time
 import traceback
 
-from vm import die_with_parent, exit_on_sigterm
+from vm import Stalled, die_with_parent, exit_on_sigterm
 
 TEST_TIMEOUT_S = 900  # a test takes 10 to 60 s on a quiet machine, many times that on a busy one
 
@@ -42,24 +43,56 @@ def out_of_time(number, frame):
     raise TimeoutError(f"the test took more than {TEST_TIMEOUT_S} s")
 
 
+@dataclasses.dataclass
+class Outcome:
+    """How a test went."""
+
+    result: str  # "passed", "failed" or "skipped"
+    seconds: float
+    details: str = ""  # what a person should read about it
+    reason: str = ""  # why it failed, in short
+
+
 def run_test(test, make, kind):
-    """Run one test; returns its result, the seconds it took, and what a person should read about it."""
+    """Run one test, and once more if its guest was stalled; returns its Outcome."""
+    started = time.monotonic()
+    try:
+        return attempt(test, make, kind)
+    except Stalled as stall:
+        first = f"once more after {time.monotonic() - started:.0f} s, in which its guest was stalled: {stall}\n"
+    try:
+        again = attempt(test, make, kind)
+    except Stalled as stall:
+        again = Outcome("failed", time.monotonic() - started, str(stall), f"stalled again: {stall}")
+    return dataclasses.replace(again, details=first + again.details)
+
+
+def attempt(test, make, kind):
+    """Run one test; returns its Outcome. Raises Stalled when it says nothing."""
     started = time.monotonic()
     subject = make(test.__name__, kind)
     shutil.rmtree(subject.directory, ignore_errors=True)
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(TEST_TIMEOUT_S)
+    took = lambda: time.monotonic() - started
     try:
         note = test(subject)
         subject.check_end()
-        return "passed", time.monotonic() - started, note or ""
+        return Outcome("passed", took(), note or "")
     except Skipped as reason:
-        return "skipped", time.monotonic() - started, str(reason)
-    except Exception:  # whatever it is, the test failed, and the others still run
-        return "failed", time.monotonic() - started, traceback.format_exc(limit=-3) + subject.logs()
+        return Outcome("skipped", took(), str(reason))
+    except Stalled:
+        raise
+    except Exception as error:  # whatever it is, the test failed, and the others still run
+        details = traceback.format_exc(limit=-3) + subject.logs()
+        return Outcome("failed", took(), details, f"{type(error).__name__}: {error}")
     finally:
         signal.alarm(0)
         subject.close()
+
+
+def shortened(text, lines=3, width=300):
+    return "\n         ".join(line[:width] for line in text.splitlines()[:lines])
 
 
 class Report:
@@ -67,9 +100,13 @@ class Report:
 
     def __init__(self, as_json):
         self.as_json, self.counts = as_json, {"passed": 0, "failed": 0, "skipped": 0}
+        self.failures = []
 
-    def test(self, file, name, result, seconds, details):
+    def test(self, file, name, outcome):
+        result, seconds, details = outcome.result, outcome.seconds, outcome.details
         self.counts[result] += 1
+        if result == "failed":
+            self.failures.append(f"{file}: {name}: {shortened(outcome.reason)}")
         if self.as_json:
             print(json.dumps({"event": "test", "file": file, "name": name, "result": result,
                               "seconds": round(seconds, 1), "details": details}), flush=True)
@@ -82,6 +119,9 @@ class Report:
         if self.as_json:
             print(json.dumps({"event": "end", **self.counts}))
             return
+        # Once more, since the end of a long log is what is looked at.
+        for failure in self.failures:
+            print(f"failed   {failure}")
         skipped = f", {self.counts['skipped']} skipped" if self.counts["skipped"] else ""
         print(f"{self.counts['passed']} passed, {self.counts['failed']} failed{skipped}")
 
@@ -93,7 +133,9 @@ def run_tests(tests, make, kind, options):
         runs = [(file, test.__name__, pool.apply_async(run_test, (test, make, kind))) for file, test in tests]
         pool.close()
         for file, name, run in runs:
-            report.test(file, name, *run.get())
+            report.test(file, name, run.get())
+        # Ends the workers before the `with` does, whose signal one that begins to wait at that moment would never see.
+        pool.join()
     report.end()
     return report
 

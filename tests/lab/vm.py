@@ -46,6 +46,14 @@ class GuestError(Exception):
     """The guest did not boot, died, ran out of time, or a command failed in it. Guest.logs may say why."""
 
 
+class Stalled(GuestError):
+    """The guest's kernel complains that something could not run for 21 s and more, and a command ran out of time or nothing
+    else is wrong. An emulated processor that loses a timer or an interrupt does that; the test is worth another attempt."""
+
+
+STALL = re.compile(r"rcu: .*(detected|self-detected) .*stall")  # Documentation/RCU/stallwarn.rst
+
+
 @dataclasses.dataclass
 class Disk:
     """A vhost-user-blk device of the guest: /dev/vda is the first, /dev/vdb the second, ..."""
@@ -86,7 +94,7 @@ class Job:
         deadline = time.monotonic() + timeout_s
         while self.is_running():
             if time.monotonic() > deadline:
-                raise GuestError(f"out of time: {self.script}\n{self.guest.sh(f'cat /run/{self.name}.out')}")
+                raise self.guest.out_of_time(f"{self.script}\n{self.guest.sh(f'cat /run/{self.name}.out')}")
             time.sleep(0.2)
         code, output = self.guest.sh(f"cat /run/{self.name}.out; exit $(cat /run/{self.name}.code)", check=False)
         if code != 0:
@@ -182,6 +190,13 @@ class Guest:
         tails = [(name, paths.tail(os.path.join(self.directory, name), lines)) for name in ("console.log", "qemu.log")]
         return "".join(f"--- {name}\n{text}\n" for name, text in tails if text)
 
+    def has_stalled(self):
+        return STALL.search(paths.tail(os.path.join(self.directory, "console.log"), 10000)) is not None
+
+    def out_of_time(self, doing):
+        """What is to be raised when the guest does not answer in time."""
+        return (Stalled if self.has_stalled() else GuestError)(f"out of time: {doing}")
+
     def close(self):
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
@@ -246,7 +261,7 @@ class Guest:
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([self.agent], [], [], left_s)[0]:
-                raise GuestError(f"out of time: {doing}\n{paths.last_lines(output)}")
+                raise self.out_of_time(f"{doing}\n{paths.last_lines(output)}")
             data = self.agent.recv(65536)
             if not data:
                 time.sleep(0.1)
