@@ -58,10 +58,9 @@ class Lab:
         self.guest.attach_disks()
         return self.guest
 
-    def boot_alone(self, cpus=1, qemu_arguments=(), kernel_arguments=""):
-        """Boot a guest that has no disk of ours: Freestone runs in it. Returns the guest."""
-        self.guest = Guest(cpus=cpus, directory=self.directory, qemu_arguments=qemu_arguments,
-                           kernel_arguments=kernel_arguments)
+    def boot_alone(self, cpus=1, **options):
+        """Boot a guest that has no disk of ours: Freestone runs in it. options: Guest's. Returns the guest."""
+        self.guest = Guest(cpus=cpus, directory=self.directory, **options)
         self._ends.enter_context(self.guest)
         return self.guest
 

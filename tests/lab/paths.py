@@ -13,9 +13,8 @@ QEMU_STORAGE_DAEMON = os.path.join(BIN, "qemu-storage-daemon")
 QEMU_IMG = os.path.join(BIN, "qemu-img")
 FIO = os.path.join(BIN, "fio")
 MDADM = os.path.join(LAB, "root", "sbin", "mdadm")
-VMLINUX = os.path.join(LAB, "kernel", "vmlinux")
-MODULES = os.path.join(LAB, "kernel", "lib", "modules")
-INITRAMFS = os.path.join(LAB, "initramfs.cpio")
+# What guests boot, unless a test needs what only the newest kernel has: directories with vmlinux, lib/modules, initramfs.cpio.
+KERNEL, NEW_KERNEL = (os.path.join(LAB, name) for name in ("kernel", "kernel-new"))
 RELEASE = os.path.join(REPO, "target", "release")
 FREESTONE = os.environ.get("FREESTONE", os.path.join(RELEASE, "freestone"))
 # Built with it.

@@ -106,15 +106,15 @@ class Guest:
     """One running guest. Use it in a `with`; it is ended by its own pid at the end, however the block ends."""
 
     def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None, devices=(),
-                 qemu_arguments=(), kernel_arguments=""):
+                 qemu_arguments=(), kernel_arguments="", kernel=paths.KERNEL):
         """devices: those of devices.py, which the caller attaches. directory: where console.log, qemu.log and the
-        devices' images are kept. qemu_arguments, kernel_arguments: what is special."""
+        devices' images are kept. qemu_arguments, kernel_arguments: what is special. kernel: a directory of paths.py."""
         paths.require_setup()
         self.disks, self.cpus, self.memory_mib, self.devices = list(disks), cpus, memory_mib, list(devices)
         self.accel = accel or paths.accelerator()
         self.sockets = tempfile.mkdtemp(prefix="lab-")  # short: a Unix socket's path has at most 107 bytes
         self.directory = directory
-        self.qemu_arguments, self.kernel_arguments = list(qemu_arguments), kernel_arguments
+        self.qemu_arguments, self.kernel_arguments, self.kernel = list(qemu_arguments), kernel_arguments, kernel
         self.process = self.agent = self._qmp = None
         self.boot_s = None
 
@@ -210,7 +210,7 @@ class Guest:
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
     def _command(self):
-        kernel_arguments = f"{KERNEL_ARGUMENTS} {self.kernel_arguments} lab.agent={paths.HERE}/guest/agent lab.modules={paths.MODULES}"
+        kernel_arguments = f"{KERNEL_ARGUMENTS} {self.kernel_arguments} lab.agent={paths.HERE}/guest/agent lab.modules={self.kernel}/lib/modules"
         for device in self.devices:
             kernel_arguments += f" {device.kernel_arguments}"
         command = [
@@ -222,7 +222,7 @@ class Guest:
             "-object", f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on", "-numa", "node,memdev=memory",
             # an IOMMU must stand before every device behind it
             *(argument for device in self.devices for argument in device.arguments(self.directory)),
-            "-kernel", paths.VMLINUX, "-initrd", paths.INITRAMFS, "-append", kernel_arguments,
+            "-kernel", f"{self.kernel}/vmlinux", "-initrd", f"{self.kernel}/initramfs.cpio", "-append", kernel_arguments,
             "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
             "-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
             "-chardev", f"file,id=console,path={self.directory}/console.log", "-serial", "chardev:console",
@@ -310,6 +310,7 @@ def main():
     parser.add_argument("--disk", action="append", default=[], type=parse_disk, metavar="SOCKET[,queues=N][,packed=on][,PROPERTY=VALUE]",
                         help="a vhost-user-blk server's socket, as /dev/vda, /dev/vdb, ...")
     parser.add_argument("--cpus", type=int, default=1)
+    parser.add_argument("--new-kernel", action="store_true", help="boot the newest kernel that the lab has")
     parser.add_argument("--memory-mib", type=int, default=MEMORY_MIB)
     parser.add_argument("--accel", choices=["tcg", "kvm"], help="default: what tests/lab/setup found to work")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="for the script, without the boot")
@@ -318,7 +319,8 @@ def main():
     if (options.script is None) == (options.command is None):
         parser.error("give a script or -c COMMAND")
     script = options.command or f"bash {os.path.abspath(options.script)}"
-    guest = Guest(options.disk, options.cpus, options.memory_mib, accel=options.accel)
+    kernel = paths.NEW_KERNEL if options.new_kernel else paths.KERNEL
+    guest = Guest(options.disk, options.cpus, options.memory_mib, accel=options.accel, kernel=kernel)
     try:
         with guest:
             if options.disk:

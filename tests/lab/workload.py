@@ -12,7 +12,7 @@ MIB = 1 << 20
 # Real files, small and large: this repo's sources and the stock kernel's file-system modules.
 TREE_SOURCES = [
     *(os.path.join(paths.REPO, name) for name in ("crates", "docs", "tests")),
-    os.path.join(paths.LAB, "kernel", "lib", "modules"),
+    os.path.join(paths.KERNEL, "lib", "modules"),
 ]
 TREE_LIMIT_BYTES = 24 * MIB  # an emulated guest copies about 10 MiB/s
 # What a server says when its sandbox does not know a system call (crates/sandbox/src/refusal.rs).
