@@ -277,7 +277,7 @@ fn damage_is_found_named_and_repaired() {
     let mut args = vec!["array", "check", "--json"];
     args.extend(members.iter().map(String::as_str));
     let output = run_in(bench.dir.path(), &args);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
     let difference: Value = said
         .lines()

@@ -1,6 +1,7 @@
 //! Opening arrays: members that were named, members that a directory holds.
 
 use crate::kinds::raid::{RaidConfig, member_at};
+use crate::patience::patiently;
 use block::{Device, DeviceError};
 use raid::admin::open::{Candidate, OpenError, Selection, Wanted, is_of, select};
 use raid::array::Array;
@@ -8,15 +9,10 @@ use raid::metadata::{Found, Label, read_superblock};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 /// Most entries of a directory that are looked at.
 const MAX_SCANNED: usize = 4096;
-
-/// How long members that are in use are waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long it takes between two looks.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// An array that was opened, and what was found for it.
 #[derive(Clone)]
@@ -144,20 +140,10 @@ pub fn wall_ns() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |passed| passed.as_nanos() as u64)
 }
 
-/// Tries again for a moment while members are in use: the kernel may hold files of a process that was just killed
-/// until its last request has ended.
-///
-/// # Errors
-/// Those of the last try.
-pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, ArrayError>) -> Result<T, ArrayError> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match attempt() {
-            Err(ArrayError::Open(OpenError::InUse(_))) if Instant::now() < deadline => {
-                std::thread::sleep(PAUSE);
-            }
-            result => return result,
-        }
+impl ArrayError {
+    /// Somebody has a member open.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, ArrayError::Open(OpenError::InUse(_)))
     }
 }
 
@@ -170,7 +156,7 @@ pub(crate) fn open(
     let failed = |error: ArrayError| DeviceError::new(&*what, error.to_string());
     let RaidConfig { run, force, read_only, .. } = *config;
     let wanted = Wanted { array: config.name.clone(), run, force, read_only };
-    let selection = patiently(|| {
+    let selection = patiently(ArrayError::is_in_use, || {
         let mut candidates = named();
         if let (Some(directory), Some(name)) = (&config.scan, &config.name) {
             candidates.extend(scan(directory, name, config.direct, read_only)?);

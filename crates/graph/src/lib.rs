@@ -13,6 +13,7 @@
 
 pub mod array;
 pub mod kinds;
+pub mod patience;
 pub mod spec;
 mod stack;
 pub mod text;

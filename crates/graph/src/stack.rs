@@ -4,10 +4,13 @@ use crate::array::Opened;
 use crate::kinds::device::DeviceConfig;
 use crate::kinds::layer::{JoinConfig, JoinSpec, LayerConfig, LayerSpec};
 use crate::kinds::raid::{RAID, RaidConfig, RaidSpec, member_at};
+use crate::patience::patiently;
 use crate::spec::{Role, SpecError};
 use block::{Device, DeviceError};
 use layers::stats::Stats;
 use raid::admin::open::Candidate;
+use std::error::Error;
+use std::io;
 use std::sync::Arc;
 
 /// Most layers from the top of a device to its leaves. Each is a call inside a call, on a thread's stack.
@@ -249,7 +252,7 @@ impl DevicePlan {
 
     fn open_inside(&self, inside: &mut Inside) -> Result<Arc<dyn Device>, DeviceError> {
         let base: Arc<dyn Device> = match &self.base {
-            Base::Leaf(config) => config.open()?,
+            Base::Leaf(config) => patiently(is_in_use, || config.open())?,
             Base::Join(config, children) => config
                 .join(children.iter().map(|child| child.open_inside(inside)).collect::<Result<_, _>>()?)?,
             Base::Array(config, children) => {
@@ -292,6 +295,12 @@ impl DevicePlan {
 
 fn check_depth(depth: usize) -> Result<(), String> {
     if depth > MAX_DEPTH { Err(format!("at most {MAX_DEPTH} layers on each other")) } else { Ok(()) }
+}
+
+/// Whether a device cannot be opened because somebody else has it: a file's lock, the claim of a block device.
+fn is_in_use(error: &DeviceError) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy))
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use crate::array::args::Members;
 use crate::error::Error;
-use graph::array::{choose, patiently, scan};
+use graph::array::{ArrayError, choose, scan};
 use graph::kinds::device::DeviceConfig;
 use graph::kinds::raid::member;
+use graph::patience::patiently;
 use raid::admin::open::{Candidate, Selection, Wanted};
 
 /// What members are opened for.
@@ -45,7 +46,7 @@ pub fn select(members: &Members, wanted: &Wanted) -> Result<Selection, Error> {
         return Err(Error::Usage("--scan needs --name ARRAY".into()));
     }
     let configs = configs(&members.members, Access::Write)?;
-    let selection = patiently(|| {
+    let selection = patiently(ArrayError::is_in_use, || {
         let mut candidates: Vec<Candidate> = configs.iter().map(candidate).collect();
         for directory in &members.scan {
             candidates.extend(scan(directory, wanted.array.as_deref().unwrap_or_default(), true, false)?);
