@@ -39,7 +39,7 @@ fn the_configuration_space_is_answered_in_any_length_up_to_256() {
         let part = config_space(&guest.vmm, offset, size);
         assert_eq!(part, whole[offset as usize..(offset + size) as usize]);
     }
-    assert_eq!(config_space(&guest.vmm, 250, 7), [], "refused, and the session goes on");
+    assert!(config_space(&guest.vmm, 250, 7).is_empty(), "refused, and the session goes on");
     assert_eq!(guest.vmm.ask_u64(Request::GetQueueNum), 4);
     assert!(guest.vmm.ask_u64(Request::GetMaxMemSlots) >= 32);
 }

@@ -119,6 +119,9 @@ pub mod event {
         /// A notice that access states changed.
         pub const ASYMMETRIC_ACCESS: Event =
             Event { kind: 2, info: 0x03, log_page: super::log_page::ASYMMETRIC_ACCESS };
+        /// Something has happened to a reservation.
+        pub const RESERVATION: Event =
+            Event { kind: 6, info: 0x00, log_page: super::log_page::RESERVATION_NOTIFICATION };
         /// A notice that the discovery log changed.
         pub const DISCOVERY_LOG: Event = Event { kind: 2, info: 0xf0, log_page: super::log_page::DISCOVERY };
 

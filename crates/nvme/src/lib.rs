@@ -6,6 +6,7 @@
 //! | [`entry`] | submission and completion queue entries, data descriptors |
 //! | [`identify`] | what controllers and namespaces say about themselves |
 //! | [`zns`] | the same for zoned namespaces, and zone reports |
+//! | [`reservation`] | who may use a namespace that several hosts share |
 //! | [`status`] | status codes, and the [`block::IoError`] each stands for |
 //! | [`fabrics`] | Connect, properties, names, discovery |
 //! | [`tcp`] | the PDUs of NVMe/TCP, both sides |
@@ -21,6 +22,7 @@ pub mod command;
 pub mod entry;
 pub mod fabrics;
 pub mod identify;
+pub mod reservation;
 pub mod status;
 pub mod tcp;
 pub mod zns;

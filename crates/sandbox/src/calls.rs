@@ -66,6 +66,8 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_memfd_create,
     libc::SYS_mkdirat,
     libc::SYS_unlinkat,
+    libc::SYS_renameat, // within a directory that is open
+    libc::SYS_renameat2,
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     SYS_FCHMODAT2,
@@ -163,6 +165,7 @@ const OLDER: &[c_long] = &[
     libc::SYS_dup2,
     libc::SYS_mkdir,
     libc::SYS_unlink,
+    libc::SYS_rename,
     libc::SYS_chmod,
     libc::SYS_pipe,
     libc::SYS_eventfd,

@@ -208,6 +208,68 @@ def a_target_that_comes_back_has_its_host_prove_itself_again(lab):
     guest.sh("dmesg -C")
 
 
+@needs_freestone
+def hosts_that_share_a_disk_agree_on_who_writes(lab):
+    guest = _boot(lab, "multipath=N")  # so that two hosts in one kernel have a disk each
+    guest.sh(f"ip addr add {SECOND_ADDRESS}/32 dev lo")
+    server = UblkServer(guest, f"{FILE} --export nvme-tcp:listen=127.0.0.1:4420+{SECOND_ADDRESS}:4420,nqn={NQN}"
+                        ",reservations=/dev/shm/reservations --cores 0,1")
+    server.start()
+    options = "-i 2 --reconnect-delay 1 --ctrl-loss-tmo 600"
+    for number, address in (1, "127.0.0.1"), (2, SECOND_ADDRESS):
+        guest.sh(f"nvme connect -t tcp -a {address} -s 4420 -n {NQN} --hostnqn {_host(number)} --hostid {_host_id(number)} {options}")
+    guest.sh(_until("[ $(ls -d /dev/nvme[01]n* | wc -l) = 2 ]", 20))
+    disks = guest.sh("ls /sys/block | grep nvme").split()
+    one, two = (f"/dev/{next(disk for disk in disks if disk.startswith(f'nvme{n}'))}" for n in (0, 1))
+    write = "dd if=/dev/urandom of={} bs=64k count=16 oflag=direct,sync status=none"
+    # The kernel's own way, which wants registrations to outlive a loss of power; nvme-cli's is the other.
+    guest.sh(_kernel_reserves(one, key=0xa, kind=1))
+    guest.sh(f"nvme resv-register {two} --nrkey=0xb --rrega=0")
+    guest.sh(write.format(one))
+    assert guest.sh(write.format(two), check=False)[0] != 0, "two hosts write"
+    guest.sh(f"dd if={two} bs=1M count=1 iflag=direct status=none | cmp -n 1M - {DISK}")
+    report = json.loads(guest.sh(f"nvme resv-report {two} --eds -o json"))
+    held = {(entry["rkey"], entry["rcsts"]) for entry in report["regctlext"]}
+    assert (report["rtype"], report["ptpls"], held) == (1, 1, {(0xa, 1), (0xb, 0)}), report
+    # It outlives its server.
+    server.kill()
+    server.start()
+    guest.sh(_until(write.format(one), 30))
+    assert guest.sh(write.format(two), check=False)[0] != 0, "two hosts write"
+    # One is taken for dead, and is not: what it still has on its way must not land behind the back of the other.
+    load = guest.start("load", f"while {write.format(one)}; do :; done")
+    time.sleep(1)
+    guest.sh(f"nvme resv-acquire {two} --crkey=0xb --prkey=0xa --rtype=3 --racqa=2")
+    guest.sh(f"dd if=/dev/zero of={two} bs=1M count=1 oflag=direct,sync status=none")
+    load.wait(timeout_s=60)
+    guest.sh(f"cmp -n 1M {DISK} /dev/zero && ! {write.format(one)}")
+    log = guest.sh("nvme get-log /dev/nvme0 --log-id=0x80 --log-len=64 -b | od -An -tu1 -j8 -N1").strip()
+    assert log == "1", f"the host was told {log}, not that its registration is gone"
+    guest.sh(f"nvme resv-release {two} --crkey=0xb --rtype=3 --rrela=0 && {write.format(one)}")
+    guest.sh(f"nvme disconnect -n {NQN}")
+    server.stop()
+    said = guest.sh("dmesg -c")
+    assert "reservation conflict" in said.lower() or "critical nexus" in said, said
+
+
+def _host(number):
+    return f"nqn.2014-08.org.nvmexpress:uuid:{_host_id(number)}"
+
+
+def _host_id(number):
+    return f"4c1d5d0e-6b8f-4d68-8a0a-0d0e6a1b2c0{number}"
+
+
+def _kernel_reserves(disk, key, kind):
+    """Registers a key and takes a reservation (include/uapi/linux/pr.h)."""
+    return f"""python3 -c '
+import fcntl, struct
+with open("{disk}", "rb+", buffering=0) as disk:
+    fcntl.ioctl(disk, 0x401870c8, struct.pack("QQII", 0, {key}, 0, 0))
+    fcntl.ioctl(disk, 0x401070c9, struct.pack("QII", {key}, {kind}, 0))
+'"""
+
+
 def _secrets(guest):
     """Puts the secrets of the host and of the target into /run/keys."""
     host, target = guest.sh(f"nvme gen-dhchap-key -m 2 -n {HOST}; nvme gen-dhchap-key -m 0").split()
@@ -239,8 +301,8 @@ def _disk(guest, nsid):
     return name
 
 
-def _boot(lab):
+def _boot(lab, core_options=""):
     guest = lab.boot_alone(cpus=2)
-    guest.modprobe("nvme-tcp")
+    guest.sh(f"modprobe nvme-core {core_options} && modprobe nvme-tcp")
     guest.sh(f"ip link set lo up; truncate -s {DISK_MIB * MIB} {DISK}")
     return guest

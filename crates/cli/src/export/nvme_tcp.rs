@@ -9,9 +9,9 @@ use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
-use sandbox::Profile;
+use sandbox::{Access, Profile};
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub(super) static KIND: Kind = Kind {
@@ -37,6 +37,12 @@ pub(super) static KIND: Kind = Kind {
             "auth-groups",
             "NAME+…",
             "with which DH groups, the preferred first [ffdhe2048+…+ffdhe8192+null]",
+        ),
+        key(
+            "reservations",
+            "DIR",
+            "keep reservations in files there, over restarts and losses of power, where hosts ask for that (Linux does) \
+             [they end with the server]",
         ),
         key("serial", "TEXT", "its serial number [made of the NQN]"),
         READ_ONLY,
@@ -64,6 +70,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let hosts: Option<String> = spec.get("hosts")?;
     config.hosts = hosts.iter().flat_map(|list| list.split('+')).map(nqn).collect::<Result<_, _>>()?;
     config.auth = auth(spec)?;
+    config.reservations = spec.get::<String>("reservations")?.map(PathBuf::from);
     config.serial = spec.get("serial")?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.queues = spec.get_or("queues", config.queues)?;
@@ -135,6 +142,10 @@ impl ExportConfig for NvmeTcpConfig {
 
     fn keep(&self, profile: &mut Profile) {
         self.0.ports.iter().for_each(|port| keep_listener(profile, &port.address));
+        if let Some(directory) = &self.0.reservations {
+            profile.make_directory(directory);
+            profile.allow(directory, Access::Files);
+        }
     }
 
     fn line(&self, device_id: &str) -> String {
@@ -144,7 +155,7 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { ports, nqn, hosts, auth, queues, clients, .. } = &self.0;
+        let Config { ports, nqn, hosts, auth, reservations, queues, clients, .. } = &self.0;
         let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
         object(json!({
             "kind": KIND.name,
@@ -152,6 +163,7 @@ impl ExportConfig for NvmeTcpConfig {
             "nqn": nqn.as_str(),
             "hosts": hosts.iter().map(Nqn::as_str).collect::<Vec<_>>(),
             "authentication": auth.is_some(),
+            "reservations": reservations,
             "queues": queues,
             "clients": clients,
         }))

@@ -6,6 +6,7 @@
 use super::controller::MAX_EVENT_REQUESTS;
 use super::ports;
 use super::reading::Command;
+use super::reservations::{self, Change};
 use super::session::{Failure, Reply, Session};
 use super::subsystem::{MAX_ENTRIES, Namespace};
 use super::{IN_CAPSULE_BYTES, MAX_TRANSFER, log_pages};
@@ -16,8 +17,10 @@ use nvme::fabrics::{self, FabricsType};
 use nvme::identify::controller_data::{ControllerData, ControllerType, cmic, ctratt, oaes, oncs, sgls};
 use nvme::identify::lists::{ALL_NAMESPACES, NamespaceId, encode_descriptors, encode_namespaces};
 use nvme::identify::namespace_data::{NamespaceData, dlfeat, nsfeat};
+use nvme::reservation::{self, Happening};
 use nvme::{CommandSet, IDENTIFY_BYTES, IdentifyData, MIN_PAGE_BYTES, Status, SubmissionEntry};
 use std::future::poll_fn;
+use std::ops::RangeInclusive;
 
 /// VWC: a flush may name all namespaces (bits 2:1 are 11b).
 const FLUSH_ALL: u8 = 3 << 1;
@@ -56,7 +59,7 @@ impl Session {
                 self.reply_with(&entry, &page, link).await
             }
             admin::GET_FEATURES => self.get_features(&entry, link).await,
-            admin::SET_FEATURES => self.set_features(&entry),
+            admin::SET_FEATURES => self.set_features(&entry).await,
             admin::ASYNC_EVENT_REQUEST => self.wait_for_event().await,
             // Bit 0: the command was not aborted. None is slow for another reason than its device.
             admin::ABORT if !controller.is_discovery => Ok(Reply { result: 1, ..Reply::default() }),
@@ -185,7 +188,7 @@ impl Session {
         let namespaces = &self.controller().subsystem.namespaces;
         let all = |has: fn(&Namespace) -> bool| namespaces.iter().all(has);
         let is_cached = namespaces.iter().any(|namespace| namespace.limits.volatile_cache);
-        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY;
+        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY | oncs::RESERVATIONS;
         if all(|namespace| namespace.limits.max_write_zeroes > 0) {
             commands |= oncs::WRITE_ZEROES;
         }
@@ -226,12 +229,21 @@ impl Session {
                 controller.subsystem.namespaces.iter().any(|n| n.limits.volatile_cache).into()
             }
             feature::HOST_IDENTIFIER => return self.reply_with(entry, &controller.host.id, link).await,
+            feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE => {
+                let namespace =
+                    controller.subsystem.namespace(entry.nsid).ok_or(Status::INVALID_NAMESPACE)?;
+                match id {
+                    _ if is_default => 0,
+                    feature::RESERVATION_PERSISTENCE => namespace.reserved.persists().into(),
+                    _ => controller.notification_mask(namespace.id),
+                }
+            }
             _ => return Err(Status::INVALID_FIELD.into()),
         };
         Ok(Reply { result: value.into(), ..Reply::default() })
     }
 
-    fn set_features(&self, entry: &SubmissionEntry) -> Result<Reply, Failure> {
+    async fn set_features(&self, entry: &SubmissionEntry) -> Result<Reply, Failure> {
         let controller = self.controller();
         let value = entry.cdw[1];
         if entry.cdw[0] & SAVE != 0 {
@@ -252,12 +264,36 @@ impl Session {
                 return Err(Status::INVALID_FIELD.into());
             }
             feature::NUMBER_OF_QUEUES => self.queues().into(),
+            feature::RESERVATION_NOTIFICATION_MASK if value & !Happening::MASKS != 0 => {
+                return Err(Status::INVALID_FIELD.into());
+            }
+            feature::RESERVATION_NOTIFICATION_MASK => {
+                let meant = self.meant(entry.nsid)?;
+                meant.for_each(|nsid| controller.set_notification_mask(nsid, value));
+                0
+            }
+            feature::RESERVATION_PERSISTENCE => {
+                for nsid in self.meant(entry.nsid)? {
+                    let change = Change::Persist(value & 1 != 0);
+                    reservations::change(&controller.subsystem, nsid, &controller.host, change).await?;
+                }
+                0
+            }
             feature::VOLATILE_WRITE_CACHE | feature::HOST_IDENTIFIER => {
                 return Err(Status::FEATURE_NOT_CHANGEABLE.into());
             }
             _ => return Err(Status::INVALID_FIELD.into()),
         };
         Ok(Reply { result, ..Reply::default() })
+    }
+
+    /// The namespaces that a command names: one, or all.
+    pub(super) fn meant(&self, nsid: u32) -> Result<RangeInclusive<u32>, Status> {
+        let subsystem = &self.controller().subsystem;
+        match nsid {
+            ALL_NAMESPACES => Ok(1..=subsystem.namespaces.len() as u32),
+            _ => subsystem.namespace(nsid).map(|found| found.id..=found.id).ok_or(Status::INVALID_NAMESPACE),
+        }
     }
 
     /// I/O queues that there may be, as the feature says it: submission and completion queues, counted from 0.
@@ -297,6 +333,10 @@ fn namespace_data(namespace: &Namespace) -> NamespaceData {
         deallocate_granularity: units(limits.discard_alignment),
         deallocate_alignment: units(limits.discard_alignment),
         optimal_write: units(limits.optimal_io_size.max(limits.physical_block_size)),
+        reservations: match namespace.reserved.can_persist() {
+            true => reservation::CAPABILITIES | reservation::CAPABILITY_PERSISTS,
+            false => reservation::CAPABILITIES,
+        },
         is_write_protected: namespace.is_read_only,
         nguid: namespace.uuid,
         block_shift: namespace.block_shift() as u8,

@@ -3,26 +3,33 @@
 //! Its connections are served by any cores; what they share is locked, and is nothing that reads and writes need.
 
 use super::ports::Port;
+use super::reservations::Rights;
 use super::subsystem::{Refusal, Subsystem};
 use nvme::Status;
 use nvme::command::event::{CONFIG_ASYMMETRIC_ACCESS, CONFIG_NAMESPACE_ATTRIBUTES, Event};
 use nvme::fabrics::property::{Configuration, ControllerStatus};
 use nvme::fabrics::{InvalidParameter, Nqn};
-use std::collections::{BTreeMap, BTreeSet};
+use nvme::reservation::{Happening, NOTIFICATION_BYTES, Notification};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 /// Asynchronous event requests that may wait at a time.
 pub(super) const MAX_EVENT_REQUESTS: usize = 4;
+/// Notifications about reservations that wait to be read; older ones are lost.
+const MAX_NOTIFICATIONS: usize = 255;
+/// Bits of a controller's rights.
+const MAY_READ: u8 = 1;
+const MAY_WRITE: u8 = 2;
 /// Configuration.shutdown: none asked for.
 const NO_SHUTDOWN: u8 = 0;
 /// ControllerStatus.shutdown: done.
 const SHUTDOWN_COMPLETE: u8 = 2;
 
 /// Who a host is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Host {
     pub(super) nqn: Nqn,
     pub(super) id: [u8; 16],
@@ -36,6 +43,8 @@ pub(super) struct Controller {
     pub(super) subsystem: Arc<Subsystem>,
     /// Where its host came.
     pub(super) port: Arc<Port>,
+    /// What reservations let its host do, by namespace. Every command looks at it, hardly anybody writes it.
+    rights: Box<[AtomicU8]>,
     /// The host may be silent for so long; 0: for ever.
     keep_alive_ms: AtomicU32,
     /// The host was heard since somebody looked.
@@ -64,6 +73,12 @@ struct Events {
     /// The access state has changed since the host read of it; and it knows that.
     has_access_changed: bool,
     is_told_of_access: bool,
+    /// What happened to reservations since the host read the log page, and how often something did at all.
+    notifications: VecDeque<Notification>,
+    notified: u64,
+    is_told_of_reservations: bool,
+    /// Of which happenings the host does not want to hear, by namespace.
+    masks: BTreeMap<u32, u32>,
     /// Requests that wait.
     requests: usize,
     wakers: Vec<Waker>,
@@ -87,6 +102,7 @@ impl Controller {
             is_discovery,
             subsystem: subsystem.clone(),
             port: port.clone(),
+            rights: subsystem.namespaces.iter().map(|_| AtomicU8::new(MAY_READ | MAY_WRITE)).collect(),
             keep_alive_ms: AtomicU32::new(keep_alive_ms),
             was_heard: AtomicBool::new(true),
             shared: Mutex::new(Shared { queues, ..Shared::default() }),
@@ -179,6 +195,37 @@ impl Controller {
         Ok(())
     }
 
+    /// The host may do so much with a namespace from now on.
+    pub(super) fn set_rights(&self, nsid: u32, rights: Rights) {
+        let bits = if rights.read { MAY_READ } else { 0 } | if rights.write { MAY_WRITE } else { 0 };
+        // Whoever has to know that no core has the old value in use any more sends each a message after this.
+        self.rights[nsid as usize - 1].store(bits, Ordering::Relaxed);
+    }
+
+    /// Whether a command may read a namespace, which is there.
+    ///
+    /// # Errors
+    /// Somebody has reserved it.
+    #[inline]
+    pub(super) fn check_read(&self, nsid: u32) -> Result<(), Status> {
+        self.check_right(nsid, MAY_READ)
+    }
+
+    /// As [`Controller::check_read`], for one that changes something.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub(super) fn check_write(&self, nsid: u32) -> Result<(), Status> {
+        self.check_right(nsid, MAY_WRITE)
+    }
+
+    #[inline]
+    fn check_right(&self, nsid: u32, bit: u8) -> Result<(), Status> {
+        let rights = self.rights[nsid as usize - 1].load(Ordering::Relaxed);
+        if rights & bit != 0 { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) }
+    }
+
     /// The host may be silent for so long; 0: for ever.
     pub(super) fn keep_alive_ms(&self) -> u32 {
         self.keep_alive_ms.load(Ordering::Relaxed)
@@ -242,6 +289,42 @@ impl Controller {
         std::mem::take(&mut events.changed)
     }
 
+    /// Something has happened to a reservation, or a registration.
+    pub(super) fn note_reservation(&self, nsid: u32, what: Happening) {
+        let events = &mut self.shared().events;
+        if events.masks.get(&nsid).is_some_and(|mask| mask & what.mask() != 0) {
+            return;
+        }
+        events.notified += 1;
+        events.notifications.push_back(Notification { count: events.notified, what, nsid });
+        if events.notifications.len() > MAX_NOTIFICATIONS {
+            events.notifications.pop_front();
+        }
+        events.wake();
+    }
+
+    /// The log page with the oldest notification, empty when there is none; with `is_read` it is forgotten.
+    pub(super) fn notification(&self, is_read: bool) -> [u8; NOTIFICATION_BYTES] {
+        let events = &mut self.shared().events;
+        let oldest = events.notifications.front().copied();
+        let left = events.notifications.len().saturating_sub(1);
+        if is_read {
+            events.notifications.pop_front();
+            events.is_told_of_reservations = false;
+            events.wake();
+        }
+        oldest.map_or([0; NOTIFICATION_BYTES], |notification| notification.encode(left))
+    }
+
+    /// Of which happenings the host does not want to hear.
+    pub(super) fn notification_mask(&self, nsid: u32) -> u32 {
+        self.shared().events.masks.get(&nsid).copied().unwrap_or(0)
+    }
+
+    pub(super) fn set_notification_mask(&self, nsid: u32, mask: u32) {
+        self.shared().events.masks.insert(nsid, mask);
+    }
+
     /// One more request waits for an event; `false` when there are too many.
     pub(super) fn begin_event_request(&self) -> bool {
         let events = &mut self.shared().events;
@@ -266,6 +349,7 @@ impl Controller {
         }
         match due {
             Some(Event::ASYMMETRIC_ACCESS) => events.is_told_of_access = true,
+            Some(Event::RESERVATION) => events.is_told_of_reservations = true,
             _ => events.is_told = true,
         }
         Poll::Ready(due)
@@ -287,8 +371,11 @@ impl Events {
             return Some(Event::NAMESPACE_ATTRIBUTES);
         }
         let has_access_changed = !self.is_told_of_access && self.has_access_changed;
-        (has_access_changed && self.config & CONFIG_ASYMMETRIC_ACCESS != 0)
-            .then_some(Event::ASYMMETRIC_ACCESS)
+        if has_access_changed && self.config & CONFIG_ASYMMETRIC_ACCESS != 0 {
+            return Some(Event::ASYMMETRIC_ACCESS);
+        }
+        let has_notification = !self.is_told_of_reservations && !self.notifications.is_empty();
+        has_notification.then_some(Event::RESERVATION)
     }
 
     fn wake(&mut self) {

@@ -3,7 +3,9 @@
 //! Source: NVM Command Set Specification 1.0, 3.2; Base Specification 2.0, 7.
 
 use super::MAX_TRANSFER;
+use super::controller::Controller;
 use super::reading::Command;
+use super::reservations::{self, Change, Gate, Running};
 use super::session::{Failure, Reply, Session};
 use super::subsystem::Namespace;
 use crate::stream::Link;
@@ -11,7 +13,7 @@ use crate::target::Target;
 use block::{Flags, Op};
 use nvme::command::{BlockRange, dataset_management, opcode, parse_deallocate_range};
 use nvme::fabrics::{self, FabricsType};
-use nvme::identify::lists::ALL_NAMESPACES;
+use nvme::reservation::{Acquire, KEY_BYTES, KEYS_BYTES, Register, Release, Report};
 use nvme::{MAX_RANGES, Status, SubmissionEntry};
 
 /// Bytes that are compared or verified at a time.
@@ -23,6 +25,8 @@ const RANGE_BYTES: usize = 16;
 struct Place<'a> {
     namespace: &'a Namespace,
     target: &'a Target,
+    gate: &'a Gate,
+    controller: &'a Controller,
 }
 
 /// Bytes of a namespace.
@@ -38,6 +42,19 @@ impl Place<'_> {
         let end = lba.checked_add(blocks.into()).filter(|end| *end <= self.namespace.capacity() >> shift);
         end.ok_or(Status::LBA_OUT_OF_RANGE)?;
         Ok(Bytes { offset: lba << shift, len: u64::from(blocks) << shift })
+    }
+
+    /// Something is to be read, if no reservation is in the way.
+    #[inline]
+    fn admit_read(&self) -> Result<(), Status> {
+        self.controller.check_read(self.namespace.id)
+    }
+
+    /// As [`Place::admit_read`], for something that is to be written: right now, and until what is returned is dropped.
+    #[inline]
+    fn admit_write(&self) -> Result<Running, Status> {
+        self.controller.check_write(self.namespace.id)?;
+        Ok(self.gate.pass())
     }
 
     fn range(&self, range: &BlockRange) -> Result<Bytes, Status> {
@@ -61,6 +78,10 @@ impl Session {
             opcode::DATASET_MANAGEMENT => self.manage_dataset(&mut command, link).await?,
             opcode::COMPARE => self.compare(&mut command, link).await?,
             opcode::VERIFY => self.verify(&entry, link).await?,
+            opcode::RESERVATION_REPORT => return self.report(&entry, link).await,
+            opcode::RESERVATION_REGISTER | opcode::RESERVATION_ACQUIRE | opcode::RESERVATION_RELEASE => {
+                self.reserve(&mut command, link).await?;
+            }
             fabrics::OPCODE => match FabricsType::of(&entry) {
                 // The host hangs up when it has heard.
                 Some(FabricsType::Disconnect) => {}
@@ -73,8 +94,9 @@ impl Session {
     }
 
     fn place(&self, nsid: u32) -> Result<Place<'_>, Status> {
-        let namespace = self.controller().subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
-        Ok(Place { namespace, target: &self.targets()[nsid as usize - 1] })
+        let controller = self.controller();
+        let namespace = controller.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+        Ok(Place { namespace, target: &self.targets()[nsid as usize - 1], gate: self.gate(nsid), controller })
     }
 
     #[inline]
@@ -87,6 +109,7 @@ impl Session {
         if Session::room(entry)? != len as usize {
             return Err(Status::INVALID_SGL_LENGTH.into());
         }
+        place.admit_read()?;
         let memory = link.memory(len as usize).await;
         // SAFETY: the memory outlives the transfer, which is awaited here.
         let data = unsafe { memory.data() };
@@ -107,27 +130,30 @@ impl Session {
         let place = self.place(entry.nsid)?;
         let range = BlockRange::parse(&entry.cdw);
         let Bytes { offset, len } = place.range(&range)?;
+        place.admit_write()?; // before its data is asked for
         let incoming = self.incoming(command, len as usize, link).await?;
+        let running = match place.admit_write() {
+            Ok(running) => running,
+            Err(status) => {
+                incoming.release(link);
+                return Err(status.into());
+            }
+        };
         let flags = if range.fua { place.target.durable() } else { Flags::NONE };
         // SAFETY: the memory outlives the transfer, which is awaited here.
         let data = unsafe { incoming.memory.data() };
         let result = place.target.transfer(Op::Write, flags, offset, data).await;
+        drop(running);
         link.stats().count_request(Op::Write, len);
         incoming.release(link);
         Ok(result?)
     }
 
     async fn flush(&self, entry: &SubmissionEntry, link: &Link) -> Result<(), Failure> {
-        let one;
-        let targets = match entry.nsid {
-            ALL_NAMESPACES => self.targets(),
-            nsid => {
-                one = self.place(nsid)?;
-                std::slice::from_ref(one.target)
-            }
-        };
-        for target in targets {
-            target.flush().await?;
+        for nsid in self.meant(entry.nsid)? {
+            let place = self.place(nsid)?;
+            place.controller.check_write(nsid)?; // as the specification has it
+            place.target.flush().await?;
         }
         link.stats().count_request(Op::Flush, 0);
         Ok(())
@@ -139,6 +165,7 @@ impl Session {
         let Bytes { offset, len } = place.range(&range)?;
         let durable = if range.fua { place.target.durable() } else { Flags::NONE };
         let flags = if range.deallocate { durable } else { durable.with(Flags::NO_UNMAP) };
+        let _running = place.admit_write()?;
         link.stats().count_request(Op::WriteZeroes, len);
         Ok(place.target.write_zeroes(offset, len, flags).await?)
     }
@@ -153,6 +180,7 @@ impl Session {
         if !(len..=MAX_RANGES as usize * RANGE_BYTES).contains(&sent) {
             return Err(Status::INVALID_SGL_LENGTH.into());
         }
+        place.admit_write()?;
         let mut incoming = self.incoming(command, sent, link).await?;
         let mut list = Vec::with_capacity(MAX_RANGES as usize * RANGE_BYTES);
         incoming.memory.look(0, len, |piece| list.extend_from_slice(piece));
@@ -167,6 +195,7 @@ impl Session {
             .map(parse_deallocate_range)
             .map(|(lba, blocks)| place.bytes(lba, blocks))
             .collect::<Result<_, _>>()?;
+        let _running = place.admit_write()?;
         for Bytes { offset, len } in ranges.into_iter().filter(|range| range.len > 0) {
             link.stats().count_request(Op::Discard, len);
             place.target.discard(offset, len).await?;
@@ -205,6 +234,7 @@ impl Session {
         link: &Link,
         mut check: impl FnMut(usize, &[u8]) -> Result<(), Status>,
     ) -> Result<(), Failure> {
+        place.admit_read()?;
         link.stats().count_request(Op::Read, len);
         let mut bytes = Vec::with_capacity(PART);
         for at in (0..len as usize).step_by(PART) {
@@ -219,5 +249,46 @@ impl Session {
             check(at, &bytes)?;
         }
         Ok(())
+    }
+
+    /// Changes registrations or the reservation.
+    async fn reserve(&self, command: &mut Command, link: &Link) -> Result<(), Failure> {
+        let entry = command.entry;
+        let len = if entry.opcode == opcode::RESERVATION_RELEASE { KEY_BYTES } else { KEYS_BYTES };
+        // Linux has sent two keys with a release, too.
+        let sent = entry.sgl.len() as usize;
+        if !(len..=KEYS_BYTES).contains(&sent) {
+            return Err(Status::INVALID_SGL_LENGTH.into());
+        }
+        let mut incoming = self.incoming(command, sent, link).await?;
+        let mut keys = [0; KEYS_BYTES];
+        let mut at = 0;
+        incoming.memory.look(0, len, |piece| {
+            keys[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        });
+        incoming.release(link);
+        let change = match entry.opcode {
+            opcode::RESERVATION_REGISTER => Register::parse(&entry.cdw, &keys).map(Change::Register),
+            opcode::RESERVATION_ACQUIRE => Acquire::parse(&entry.cdw, &keys).map(Change::Acquire),
+            _ => keys.first_chunk().and_then(|key| Release::parse(&entry.cdw, key)).map(Change::Release),
+        };
+        let change = change.ok_or(Status::INVALID_FIELD)?;
+        let controller = self.controller();
+        Ok(reservations::change(&controller.subsystem, entry.nsid, &controller.host, change).await?)
+    }
+
+    async fn report(&self, entry: &SubmissionEntry, link: &Link) -> Result<Reply, Failure> {
+        let namespace = self.place(entry.nsid)?.namespace;
+        let (len, is_extended) = Report::parse_command(&entry.cdw);
+        if !is_extended {
+            return Err(Status::INCONSISTENT_HOST_ID.into());
+        }
+        if len > MAX_TRANSFER.into() {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        let mut report = namespace.reserved.report(&self.controller().subsystem).encode();
+        report.resize(len as usize, 0);
+        self.reply_with(entry, &report, link).await
     }
 }

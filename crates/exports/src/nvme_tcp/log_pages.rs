@@ -51,6 +51,7 @@ pub(super) fn read(
             }
             controller.port.log_page(controller.subsystem.namespaces.len() as u32, cdw[0] & ONLY_GROUPS != 0)
         }
+        log_page::RESERVATION_NOTIFICATION => controller.notification(is_read).to_vec(),
         log_page::COMMAND_EFFECTS if (entry.cdw[4] >> 24) as u8 == 0 => effects(),
         _ => return Err(Status::INVALID_LOG_PAGE),
     };
@@ -91,7 +92,16 @@ fn effects() -> Vec<u8> {
         admin::KEEP_ALIVE,
         fabrics::OPCODE,
     ];
-    const READING: [u8; 4] = [opcode::FLUSH, opcode::READ, opcode::COMPARE, opcode::VERIFY];
+    const READING: [u8; 8] = [
+        opcode::FLUSH,
+        opcode::READ,
+        opcode::COMPARE,
+        opcode::VERIFY,
+        opcode::RESERVATION_REGISTER,
+        opcode::RESERVATION_REPORT,
+        opcode::RESERVATION_ACQUIRE,
+        opcode::RESERVATION_RELEASE,
+    ];
     const CHANGING: [u8; 3] = [opcode::WRITE, opcode::WRITE_ZEROES, opcode::DATASET_MANAGEMENT];
     let mut page = vec![0; 4096];
     let mut put = |place: usize, opcode: u8, effect: u32| {

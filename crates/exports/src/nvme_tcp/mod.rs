@@ -20,6 +20,7 @@
 //! | [`subsystem`], [`controller`] | who may come, and what the queues of a host share |
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
+//! | [`reservations`] | which hosts may write where several share a namespace |
 //! | [`io`], [`admin`], [`log_pages`] | what the commands do |
 //!
 //! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP Transport Specification 1.0.
@@ -32,6 +33,7 @@ mod io;
 mod log_pages;
 mod ports;
 mod reading;
+mod reservations;
 mod session;
 mod subsystem;
 mod transfers;
@@ -48,7 +50,9 @@ use handshake::Handshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
 use ports::Port;
 use reactor::CoreRef;
+use reservations::{Registrar, Reserved};
 use session::Session;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use subsystem::{Namespace, Subsystem};
@@ -108,6 +112,8 @@ pub struct Config {
     pub hosts: Vec<Nqn>,
     /// How hosts prove who they are; none: their word is taken for it. Who only asks what there is never has to.
     pub auth: Option<Auth>,
+    /// The directory where reservations are kept that shall outlive a loss of power; none: they end with the export.
+    pub reservations: Option<PathBuf>,
     /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
     pub queues: u16,
     /// Connections at a time to each port, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
@@ -126,6 +132,7 @@ impl Config {
             read_only: false,
             hosts: Vec::new(),
             auth: None,
+            reservations: None,
             queues: DEFAULT_QUEUES,
             clients: DEFAULT_CLIENTS,
             core_map: Vec::new(),
@@ -196,13 +203,16 @@ impl NvmeTcp {
             .into_iter()
             .map(|place| cores[place].clone())
             .collect();
-        let namespaces = (1..).zip(namespaces).map(|(id, namespace)| namespace.open(id, &config)).collect();
+        let open = |(id, namespace): (u32, &NamespaceConfig)| namespace.open(id, &config);
+        let namespaces = (1..).zip(namespaces).map(open).collect::<Result<_, _>>()?;
+        let registrar = Registrar::new(serving.clone(), config.reservations.is_some())?;
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
         let Config { ports, hosts, auth, queues, .. } = config;
         let states = ports.iter().map(|port| port.state);
         let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
-        let subsystem = Subsystem::new(nqn, serial, of_states, namespaces, hosts, auth, queues, name.clone());
+        let subsystem =
+            Subsystem::new(nqn, serial, of_states, namespaces, hosts, auth, queues, name.clone(), registrar);
         let subsystem = Arc::new(subsystem);
         let (registry, stats) = (Registry::new(), Arc::new(Stats::new(serving.len())));
         let mut export = NvmeTcp { subsystem, registry, stats, cores: serving, lobbies: Vec::new() };
@@ -252,16 +262,18 @@ impl NvmeTcp {
 }
 
 impl NamespaceConfig {
-    fn open(&self, id: u32, config: &Config) -> Namespace {
+    fn open(&self, id: u32, config: &Config) -> Result<Namespace, Error> {
         let limits = self.device.limits();
-        Namespace {
+        let uuid = self.uuid.unwrap_or_else(|| identity(&[config.nqn.as_str(), self.device.name()]));
+        Ok(Namespace {
             id,
             device: self.device.clone(),
             capacity: AtomicU64::new(limits.capacity),
-            uuid: self.uuid.unwrap_or_else(|| identity(&[config.nqn.as_str(), self.device.name()])),
+            uuid,
             is_read_only: config.read_only || limits.read_only,
             limits,
-        }
+            reserved: Reserved::open(config.reservations.as_deref(), &config.nqn, &uuid)?,
+        })
     }
 }
 

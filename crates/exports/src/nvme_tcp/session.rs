@@ -3,6 +3,7 @@
 use super::controller::Controller;
 use super::handshake::Agreed;
 use super::reading::{Command, Found as Read, Reader, Rejected};
+use super::reservations::Gate;
 use super::subsystem::Membership;
 use super::transfers::{Ended, Transfers};
 use super::{MAX_TRANSFER, data_digest};
@@ -19,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 /// Bytes of a rejected PDU that fit behind a termination's header into the front of a parcel.
@@ -28,6 +30,8 @@ const REJECTED_BYTES: usize = 64;
 pub(super) struct Session {
     /// Devices, in the order of the namespaces; an admin queue has none.
     targets: Vec<Target>,
+    /// Where writes to them pass.
+    gates: Vec<Rc<Gate>>,
     queue_id: u16,
     entries: u16,
     /// Where the controller is in the submission queue.
@@ -89,16 +93,18 @@ impl Session {
     pub(super) fn open(agreed: Agreed, early: &[u8], socket: &Weak<OwnedFd>) -> Result<Session, Error> {
         let Agreed { admission, framing: (incoming, framing), head } = agreed;
         let controller = &admission.membership.controller;
-        let mut targets = Vec::new();
+        let (mut targets, mut gates) = (Vec::new(), Vec::new());
         if admission.queue_id != 0 {
             for namespace in &controller.subsystem.namespaces {
                 targets.push(Target::open(namespace.device.clone(), namespace.is_read_only)?);
+                gates.push(namespace.reserved.gate());
             }
         } else {
             current().spawn(listen(controller.clone(), socket.clone()));
         }
         Ok(Session {
             targets,
+            gates,
             queue_id: admission.queue_id,
             entries: admission.entries,
             head: Cell::new(head),
@@ -117,6 +123,11 @@ impl Session {
     /// The devices, in the order of their namespaces.
     pub(super) fn targets(&self) -> &[Target] {
         &self.targets
+    }
+
+    /// Where writes to a namespace pass.
+    pub(super) fn gate(&self, nsid: u32) -> &Gate {
+        &self.gates[nsid as usize - 1]
     }
 
     /// Waits for the `len` bytes of data that belong to a command, and asks for them if they did not come with it.

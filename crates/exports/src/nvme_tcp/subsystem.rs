@@ -4,6 +4,7 @@ use super::Auth;
 use super::authentication::Failures;
 use super::controller::{Controller, Host};
 use super::ports::Port;
+use super::reservations::{Registrar, Reserved};
 use block::{Device, Limits};
 use nvme::Status;
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, Nqn};
@@ -27,6 +28,7 @@ pub(super) struct Namespace {
     pub(super) capacity: AtomicU64,
     pub(super) uuid: [u8; 16],
     pub(super) is_read_only: bool,
+    pub(super) reserved: Reserved,
 }
 
 impl Namespace {
@@ -59,6 +61,8 @@ pub(super) struct Subsystem {
     pub(super) max_queues: u16,
     /// The export's name, for logs.
     pub(super) export: Arc<str>,
+    /// Who carries out changes of reservations.
+    pub(super) registrar: Registrar,
     controllers: Mutex<Controllers>,
 }
 
@@ -120,9 +124,22 @@ impl Subsystem {
         auth: Option<Auth>,
         max_queues: u16,
         export: Arc<str>,
+        registrar: Registrar,
     ) -> Subsystem {
         let (controllers, failures) = (Mutex::default(), Failures::default());
-        Subsystem { nqn, serial, ports, namespaces, hosts, auth, failures, max_queues, export, controllers }
+        Subsystem {
+            nqn,
+            serial,
+            ports,
+            namespaces,
+            hosts,
+            auth,
+            failures,
+            max_queues,
+            export,
+            registrar,
+            controllers,
+        }
     }
 
     /// The namespace with an identifier.
@@ -184,7 +201,7 @@ impl Subsystem {
         if wanted != ANY_CONTROLLER {
             return Err(InvalidParameter::CONTROLLER_ID.into());
         }
-        let mut controllers = self.controllers();
+        let mut controllers = self.lock();
         let after = |id: u16| if id >= MAX_CONTROLLER_ID { 1 } else { id + 1 };
         let mut id = after(controllers.last);
         while controllers.open.contains_key(&id) {
@@ -196,6 +213,13 @@ impl Subsystem {
         controllers.last = id;
         let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self, port));
         controllers.open.insert(id, controller.clone());
+        drop(controllers);
+        // Whoever changes them from here on finds the controller.
+        for namespace in &self.namespaces {
+            namespace.reserved.publish_rights(&controller.host, |rights| {
+                controller.set_rights(namespace.id, rights);
+            });
+        }
         Ok(controller)
     }
 
@@ -207,7 +231,7 @@ impl Subsystem {
         queue_id: u16,
         id: u16,
     ) -> Result<Arc<Controller>, Refusal> {
-        let controller = self.controllers().open.get(&id).cloned();
+        let controller = self.lock().open.get(&id).cloned();
         let is_its = |controller: &Arc<Controller>| {
             let is_hers = controller.host == *host && Arc::ptr_eq(&controller.port, port);
             is_hers && !controller.is_discovery && !is_discovery
@@ -222,7 +246,7 @@ impl Subsystem {
 
     /// A controller is gone.
     pub(super) fn forget(&self, id: u16) {
-        self.controllers().open.remove(&id);
+        self.lock().open.remove(&id);
     }
 
     /// Asks the devices for their sizes again, and tells hosts of those that changed.
@@ -230,20 +254,24 @@ impl Subsystem {
         for namespace in &self.namespaces {
             let capacity = namespace.device.limits().capacity;
             if namespace.capacity.swap(capacity, Ordering::Relaxed) != capacity {
-                let controllers: Vec<_> = self.controllers().open.values().cloned().collect();
-                controllers.iter().for_each(|controller| controller.note_change(namespace.id));
+                self.controllers().iter().for_each(|controller| controller.note_change(namespace.id));
             }
         }
     }
 
     /// Tells hosts that the access state of a port has changed.
     pub(super) fn note_access(&self, port: u16) {
-        let controllers: Vec<_> = self.controllers().open.values().cloned().collect();
+        let controllers = self.controllers();
         let of_port = controllers.iter().filter(|controller| controller.port.id == port);
         of_port.for_each(|controller| controller.note_access());
     }
 
-    fn controllers(&self) -> MutexGuard<'_, Controllers> {
+    /// The controllers that there are, in the order of their identifiers.
+    pub(super) fn controllers(&self) -> Vec<Arc<Controller>> {
+        self.lock().open.values().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Controllers> {
         self.controllers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

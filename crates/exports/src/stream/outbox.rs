@@ -219,7 +219,7 @@ mod tests {
         });
         reactor::run(async move {
             let store = Store::new(&reactor::current());
-            let (mut outbox, mut expected) = (Outbox::default(), Vec::new());
+            let (mut outbox, mut expected) = (Outbox::default(), Vec::<u8>::new());
             for (i, len) in lens.into_iter().enumerate() {
                 let bytes: Vec<u8> = (0..len).map(|at| (at / 3 + i) as u8).collect();
                 let mut memory = store.take(len);

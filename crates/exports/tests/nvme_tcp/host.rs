@@ -20,6 +20,8 @@ pub struct Host {
     pub address: String,
     pub framing: Framing,
     pub controller: u16,
+    /// Who it says that it is.
+    identity: (Nqn, [u8; 16]),
     next_id: u16,
     has_flow_control: bool,
 }
@@ -53,6 +55,7 @@ impl Host {
             address: address.to_owned(),
             framing: Framing::default(),
             controller: 0,
+            identity: (Nqn::new(HOST).unwrap(), HOST_ID),
             next_id: 0,
             has_flow_control: false,
         }
@@ -74,14 +77,20 @@ impl Host {
 
     /// An admin queue.
     pub fn admin(address: &str, subsystem: &str) -> Host {
-        let mut host = Host::initialized(address, false, false);
+        Host::admin_of(address, subsystem, (Nqn::new(HOST).unwrap(), HOST_ID))
+    }
+
+    /// An admin queue of somebody.
+    pub fn admin_of(address: &str, subsystem: &str, identity: (Nqn, [u8; 16])) -> Host {
+        let mut host = Host { identity, ..Host::initialized(address, false, false) };
         assert_eq!(host.connect(subsystem, 0, 32, ANY_CONTROLLER, 0).status, Status::SUCCESS);
         host
     }
 
     /// An I/O queue of this one's controller, with the same digests.
     pub fn io_queue(&self, queue: u16, entries: u32) -> Host {
-        let mut io = Host::initialized(&self.address, self.framing.header_digest, self.framing.data_digest);
+        let io = Host::initialized(&self.address, self.framing.header_digest, self.framing.data_digest);
+        let mut io = Host { identity: self.identity.clone(), ..io };
         let done = io.connect(crate::server::SUBSYSTEM, queue, entries, self.controller, 0);
         assert_eq!(done.status, Status::SUCCESS);
         io
@@ -98,10 +107,10 @@ impl Host {
         let attributes = Connect::NO_FLOW_CONTROL;
         let connect = Connect { record_format: 0, queue_id, entries, attributes, keep_alive_ms };
         let data = ConnectData {
-            host_id: HOST_ID,
+            host_id: self.identity.1,
             controller_id,
             subsystem: Nqn::new(subsystem).unwrap(),
-            host: Nqn::new(HOST).unwrap(),
+            host: self.identity.0.clone(),
         };
         self.connect_as(&connect, &data)
     }

@@ -11,4 +11,5 @@ mod ending;
 mod host;
 mod hostile;
 mod io;
+mod reservations;
 mod server;

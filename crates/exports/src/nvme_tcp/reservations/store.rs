@@ -1,0 +1,230 @@
+//! Registrations and reservation of a namespace in a file, for as long as they are to outlive a loss of power.
+//!
+//! A new file takes the old one's place only when it is whole and durable; so there is always one or the other.
+
+use super::super::controller::Host;
+use super::rules::{Held, MAX_REGISTRANTS, Reservations};
+use crate::Error;
+use nvme::fabrics::Nqn;
+use nvme::reservation::ReservationType;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The format that is written; others are refused.
+const VERSION: u32 = 1;
+/// Longer files are not ours.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Where it is kept.
+pub(super) struct Store {
+    path: PathBuf,
+    subsystem: Nqn,
+}
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    version: u32,
+    subsystem: String,
+    generation: u32,
+    /// Type, as the specification numbers it, and who took it.
+    reservation: Option<(u8, StoredHost)>,
+    registrants: Vec<(StoredHost, u64)>,
+}
+
+#[derive(Serialize, Deserialize, Clone)]
+#[serde(deny_unknown_fields)]
+struct StoredHost {
+    nqn: String,
+    /// HOSTID, 32 hexadecimal digits.
+    id: String,
+}
+
+impl Store {
+    /// The file of a namespace in a directory, which is made if it is not there; and what is in it.
+    ///
+    /// # Errors
+    /// When it cannot be read, or holds anything but what was written there for this subsystem.
+    pub(super) fn open(
+        directory: &Path,
+        subsystem: &Nqn,
+        uuid: &[u8; 16],
+    ) -> Result<(Store, Reservations), Error> {
+        let path = directory.join(format!("{}.json", super::super::hex(uuid)));
+        let failed = |error: io::Error| Error::Config(format!("reservations: {}: {error}", path.display()));
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+        let store = Store { path: path.clone(), subsystem: subsystem.clone() };
+        let state = match File::open(&path) {
+            Ok(file) => store.read(file).map_err(failed)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => Reservations::default(),
+            Err(error) => return Err(failed(error)),
+        };
+        Ok((store, state))
+    }
+
+    fn read(&self, file: File) -> io::Result<Reservations> {
+        if file.metadata()?.len() > MAX_BYTES {
+            return Err(invalid(format!("longer than {MAX_BYTES} bytes")));
+        }
+        let stored: Stored = serde_json::from_str(&io::read_to_string(file)?)?;
+        if stored.version != VERSION {
+            return Err(invalid(format!("version {}: only {VERSION} is known", stored.version)));
+        }
+        if stored.subsystem != self.subsystem.as_str() {
+            return Err(invalid(format!("it belongs to subsystem {}", stored.subsystem)));
+        }
+        let mut keys = BTreeMap::new();
+        for (host, key) in &stored.registrants {
+            let is_new = keys.insert(host.parse()?, *key).is_none();
+            if !is_new || *key == 0 || keys.len() > MAX_REGISTRANTS {
+                return Err(invalid(format!("{} with key {key:#x} cannot be registered", host.nqn)));
+            }
+        }
+        let held = match &stored.reservation {
+            None => None,
+            Some((number, holder)) => {
+                let kind = ReservationType::parse(*number);
+                let kind = kind.ok_or_else(|| invalid(format!("there is no reservation type {number}")))?;
+                Some(Held { kind, holder: holder.parse()? })
+            }
+        };
+        let is_registered = |held: &Held| match held.kind.is_held_by_all() {
+            true => !keys.is_empty(),
+            false => keys.contains_key(&held.holder),
+        };
+        match held.as_ref().is_none_or(is_registered) {
+            true => Ok(Reservations { generation: stored.generation, keys, held, persists: true }),
+            false => Err(invalid("the holder of the reservation is not registered".into())),
+        }
+    }
+
+    /// Makes `state` durable; what is not to persist is forgotten.
+    ///
+    /// # Errors
+    /// When that fails; then the file is as it was, or as it shall be.
+    pub(super) fn write(&self, state: &Reservations) -> io::Result<()> {
+        if !state.persists {
+            return match fs::remove_file(&self.path) {
+                Ok(()) => self.sync_directory(),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                Err(error) => Err(error),
+            };
+        }
+        let new = self.path.with_extension("new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&serde_json::to_vec_pretty(&self.stored(state))?)?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        self.sync_directory()
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    fn stored(&self, state: &Reservations) -> Stored {
+        let reservation = state.held.as_ref().map(|held| (held.kind as u8, StoredHost::of(&held.holder)));
+        Stored {
+            version: VERSION,
+            subsystem: self.subsystem.as_str().into(),
+            generation: state.generation,
+            reservation,
+            registrants: state.keys.iter().map(|(host, key)| (StoredHost::of(host), *key)).collect(),
+        }
+    }
+}
+
+impl StoredHost {
+    fn of(host: &Host) -> StoredHost {
+        StoredHost { nqn: host.nqn.as_str().into(), id: super::super::hex(&host.id) }
+    }
+
+    fn parse(&self) -> io::Result<Host> {
+        let nqn = Nqn::new(&self.nqn).map_err(|error| invalid(format!("{}: {error}", self.nqn)))?;
+        let is_hex = self.id.len() == 32 && self.id.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let id = u128::from_str_radix(&self.id, 16).ok().filter(|_| is_hex);
+        let id =
+            id.ok_or_else(|| invalid(format!("host identifier {:?}: want 32 hexadecimal digits", self.id)))?;
+        Ok(Host { nqn, id: id.to_be_bytes() })
+    }
+}
+
+fn invalid(fault: String) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: [u8; 16] = [0xab; 16];
+
+    fn subsystem() -> Nqn {
+        Nqn::new("nqn.2014-08.org.example:disk").unwrap()
+    }
+
+    fn state() -> Reservations {
+        let host = |id| Host { nqn: Nqn::new("nqn.2014-08.org.example:host").unwrap(), id: [id; 16] };
+        Reservations {
+            generation: 7,
+            keys: BTreeMap::from([(host(1), 0x10), (host(0xfe), u64::MAX)]),
+            held: Some(Held { kind: ReservationType::WriteExclusiveRegistrantsOnly, holder: host(1) }),
+            persists: true,
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_there_again_until_it_is_not_to_persist() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("a/b");
+        let open = || Store::open(&folder, &subsystem(), &UUID).unwrap();
+        let (store, found) = open();
+        assert_eq!(found, Reservations::default());
+        store.write(&state()).unwrap();
+        assert_eq!(open().1, state());
+        // Half of a successor, when the power went.
+        fs::write(store.path.with_extension("new"), "{").unwrap();
+        assert_eq!(open().1, state());
+        let next = Reservations { held: None, generation: 8, ..state() };
+        store.write(&next).unwrap();
+        assert_eq!(open().1, next);
+        store.write(&Reservations { persists: false, ..next }).unwrap();
+        assert_eq!(open().1, Reservations::default());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn what_nobody_has_written_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(folder.path(), &subsystem(), &UUID).unwrap();
+        store.write(&state()).unwrap();
+        let good = fs::read_to_string(&store.path).unwrap();
+        let twice = format!("\"id\": \"{}\"", "01".repeat(16));
+        for (bad, fault) in [
+            (String::new(), "EOF"),
+            (good.replace("\"version\": 1", "\"version\": 2"), "version 2: only 1 is known"),
+            (good.replace(":disk", ":other"), "it belongs to subsystem nqn.2014-08.org.example:other"),
+            (good.replace("generation", "count"), "unknown field `count`"),
+            (good.replace(" 16\n", " 0\n"), "cannot be registered"),
+            (good.replace(&"fe".repeat(16), &"01".repeat(16)), "cannot be registered"),
+            (good.replace(&"fe".repeat(16), "fe"), "host identifier \"fe\": want 32"),
+            (good.replace(&"fe".repeat(16), &format!("+{}", "f".repeat(31))), "want 32 hexadecimal digits"),
+            (
+                good.replacen(&twice, &twice.replace("01", "02"), 1),
+                "the holder of the reservation is not registered",
+            ),
+            (good.replacen("    3,", "    9,", 1), "there is no reservation type 9"),
+            (" ".repeat(MAX_BYTES as usize + 1), "longer than"),
+        ] {
+            assert_ne!(bad, good, "{fault}");
+            fs::write(&store.path, bad).unwrap();
+            let error = Store::open(folder.path(), &subsystem(), &UUID).map(drop).unwrap_err().to_string();
+            assert!(error.contains(fault) && error.contains("abababab"), "{fault}: {error}");
+        }
+    }
+}
