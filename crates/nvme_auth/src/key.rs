@@ -45,7 +45,7 @@ pub enum KeyError {
     #[error("the secret is not base64")]
     Base64,
     /// It has another length than secrets can have.
-    #[error("the secret has {0} bytes: want 32, 48 or 64")]
+    #[error("the secret has {0} bytes: want 32, or 48 or 64 for DH-HMAC-CHAP")]
     Length(usize),
     /// Its checksum is wrong.
     #[error("the secret's checksum is wrong: a character was lost or changed")]
@@ -97,16 +97,7 @@ impl Key {
             "03" => Some(Hash::Sha512),
             _ => return Err(KeyError::Hash),
         };
-        let mut secret = Zeroizing::new(STANDARD.decode(base64).map_err(|_| KeyError::Base64)?);
-        let len = secret.len().saturating_sub(CRC_BYTES);
-        if !matches!(len, 32 | 48 | 64) {
-            return Err(KeyError::Length(len));
-        }
-        if secret[len..] != crc32fast::hash(&secret[..len]).to_le_bytes() {
-            return Err(KeyError::Checksum);
-        }
-        secret.truncate(len);
-        Ok(Key { hash, secret })
+        Ok(Key { hash, secret: decode(base64, &[32, 48, 64])? })
     }
 
     /// Reads the file that holds one secret, and nothing else but white space.
@@ -125,6 +116,20 @@ impl Key {
             None => self.secret.clone(),
         }
     }
+}
+
+/// What is written as base64 with a checksum behind it, and has one of these lengths.
+pub(crate) fn decode(base64: &str, lengths: &[usize]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+    let mut secret = Zeroizing::new(STANDARD.decode(base64).map_err(|_| KeyError::Base64)?);
+    let len = secret.len().saturating_sub(CRC_BYTES);
+    if !lengths.contains(&len) {
+        return Err(KeyError::Length(len));
+    }
+    if secret[len..] != crc32fast::hash(&secret[..len]).to_le_bytes() {
+        return Err(KeyError::Checksum);
+    }
+    secret.truncate(len);
+    Ok(secret)
 }
 
 /// Reads a file with secrets, and warns when everybody can.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Most bytes of the file: some three thousand hosts.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The secrets between the target and one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +70,12 @@ pub enum Fault {
     Same,
 }
 
+/// The lines of a file that say something, with their numbers from 1 on.
+pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let trimmed = (1..).zip(text.lines().map(str::trim));
+    trimmed.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
 impl Keys {
     /// Reads a file.
     ///
@@ -78,12 +84,9 @@ impl Keys {
     pub fn read(path: &Path) -> Result<Keys, KeysError> {
         let text = read_secret(path, MAX_FILE_BYTES)?;
         let mut keys = Keys::default();
-        for (number, line) in (1..).zip(text.lines()) {
-            let wrong = |fault| KeysError::Line { path: path.to_owned(), line: number, fault };
-            let line = line.trim();
-            if !line.is_empty() && !line.starts_with('#') {
-                keys.insert(line).map_err(wrong)?;
-            }
+        for (line, text) in lines(&text) {
+            let wrong = |fault| KeysError::Line { path: path.to_owned(), line, fault };
+            keys.insert(text).map_err(wrong)?;
         }
         if keys.0.is_empty() {
             return Err(KeysError::Empty(path.to_owned()));

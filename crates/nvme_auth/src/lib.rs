@@ -1,4 +1,5 @@
-//! NVMe in-band authentication by DH-HMAC-CHAP: keys, calculations, and who says what when, for both sides.
+//! NVMe in-band authentication by DH-HMAC-CHAP: keys, calculations, and who says what when, for both sides; and the keys
+//! of TLS.
 //!
 //! A host and a controller prove to each other that they know a secret, without saying it: the one sends random bytes,
 //! the other a keyed hash of them. With a Diffie-Hellman group beside it, who listens cannot even try secrets at leisure.
@@ -7,6 +8,7 @@
 //! |---|---|
 //! | [`key`] | a secret as people hand it around (`DHHC-1:…`) |
 //! | [`keys`] | the secrets of many hosts, in a file |
+//! | [`tls_key`] | likewise keys for TLS |
 //! | [`group`], `primes` | Diffie-Hellman |
 //! | [`response`] | what is sent as a proof |
 //! | [`controller`], [`host`] | the two sides, as state machines without side effects |
@@ -26,12 +28,14 @@ pub mod key;
 pub mod keys;
 mod primes;
 pub mod response;
+pub mod tls_key;
 
 pub use controller::{Choices, Controller};
 pub use host::Host;
 pub use key::{Key, KeyError};
 pub use keys::{HostKeys, Keys, KeysError};
 pub use nvme::fabrics::auth::{Failure, Group, Hash};
+pub use tls_key::{TlsKey, TlsKeys};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -3,8 +3,11 @@
 
 use crate::Error;
 use crate::certificates::read_secret;
-use openssl::ssl::SslContextBuilder;
+use openssl::error::ErrorStack;
+use openssl::ex_data::Index;
+use openssl::ssl::{Ssl, SslContextBuilder, SslRef};
 use std::path::Path;
+use std::sync::OnceLock;
 use zeroize::Zeroizing;
 
 /// Longest name of a key: what every TLS library takes.
@@ -73,12 +76,30 @@ fn from_hex(hex: &str) -> Option<Zeroizing<Vec<u8>>> {
 /// Takes whoever has one of the keys.
 pub(crate) fn accept(context: &mut SslContextBuilder, keys: Vec<Key>) -> Result<(), Error> {
     suites(context)?;
-    context.set_psk_server_callback(move |_, identity, to| {
+    let named = index()?;
+    context.set_psk_server_callback(move |ssl, identity, to| {
         let found = keys.iter().find(|key| Some(key.identity.as_bytes()) == identity);
         // No bytes: nobody of this name, and the handshake fails.
-        Ok(found.map_or(0, |key| put(&key.secret, to)))
+        let Some(key) = found else { return Ok(0) };
+        ssl.set_ex_data(named, key.identity.as_str().into());
+        Ok(put(&key.secret, to))
     });
     Ok(())
+}
+
+/// Whose key the other side has, once the handshake is over.
+pub(crate) fn identity(ssl: &SslRef) -> Option<&str> {
+    ssl.ex_data(index().ok()?).map(|identity| &**identity)
+}
+
+/// Where sessions keep that.
+fn index() -> Result<Index<Ssl, Box<str>>, ErrorStack> {
+    static INDEX: OnceLock<Index<Ssl, Box<str>>> = OnceLock::new();
+    match INDEX.get() {
+        Some(index) => Ok(*index),
+        // Two at once make two, of which one is used.
+        None => Ssl::new_ex_index().map(|index| *INDEX.get_or_init(|| index)),
+    }
 }
 
 /// Has one key.

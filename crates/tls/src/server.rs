@@ -1,12 +1,14 @@
 //! The side that is connected to.
 
 use crate::certificates::{self, AUTHORITY, within};
+use crate::psk::Key;
 use crate::session::{Session, Side};
 use crate::{Error, SessionError, psk};
 use openssl::ssl::{SslContext, SslContextBuilder, SslMethod, SslMode, SslOptions, SslSessionCacheMode};
 use openssl::ssl::{SslVerifyMode, SslVersion};
 use std::fmt;
 use std::path::Path;
+use zeroize::Zeroizing;
 
 /// Who we are to those who connect, and whom we let in. Clones share it.
 #[derive(Clone)]
@@ -38,6 +40,20 @@ impl Server {
     pub fn with_keys(file: &Path) -> Result<Server, Error> {
         let mut context = context(SslMethod::tls_server())?;
         psk::accept(&mut context, psk::read_keys(file)?)?;
+        Ok(Server { context: context.build() })
+    }
+
+    /// With keys that others have made, by the identities that go with them; TLS 1.3 only. A client must have one of them.
+    ///
+    /// # Errors
+    /// When a key cannot be used.
+    pub fn with_secrets(
+        secrets: impl IntoIterator<Item = (String, Zeroizing<Vec<u8>>)>,
+    ) -> Result<Server, Error> {
+        let mut context = context(SslMethod::tls_server())?;
+        context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
+        let keys = secrets.into_iter().map(|(identity, secret)| Key { identity, secret }).collect();
+        psk::accept(&mut context, keys)?;
         Ok(Server { context: context.build() })
     }
 

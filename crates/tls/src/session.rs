@@ -1,7 +1,7 @@
 //! One connection's TLS: bytes in, bytes out.
 
 use crate::error::reasons;
-use crate::{Plain, SessionError};
+use crate::{Plain, SessionError, psk};
 use openssl::error::ErrorStack;
 use openssl::ssl::{self, ErrorCode, Ssl, SslContext, SslStream};
 use openssl::x509::X509VerifyResult;
@@ -166,6 +166,11 @@ impl Session {
             pipe.outgoing.clear();
             pipe.sent = 0;
         }
+    }
+
+    /// Whose key the peer has, where a server took it by its key and the handshake is over.
+    pub fn peer(&self) -> Option<&str> {
+        psk::identity(self.stream.ssl()).filter(|_| self.is_established)
     }
 
     /// What was agreed on, for people: version and cipher suite.

@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+import blkio
 from lab import needs_freestone
 from nvmet import PROOFS
 from ublk_server import UblkServer
@@ -21,6 +22,7 @@ EXPORT = f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN},hosts={HOST}"
 SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
 LOAD_IOPS = 800
 LOAD_MIB = 36
+TLS_KILLS = 5  # what a recovery has to do is the same as without TLS
 SECOND_ADDRESS = "10.9.9.1"
 
 
@@ -252,6 +254,34 @@ def hosts_that_share_a_disk_agree_on_who_writes(lab):
     assert "reservation conflict" in said.lower() or "critical nexus" in said, said
 
 
+@needs_freestone
+def the_stock_initiator_comes_through_tls(lab):
+    blkio.require_trixie()
+    guest = _boot(lab)
+    nvme, key = f"{blkio.TRIXIE_BIN}/nvme", f"{blkio.TRIXIE_BIN}/nvme gen-tls-key --hmac=1"
+    key = guest.sh(f"modprobe tls; key=$({key}); umask 077; echo '{HOST}' $key >/run/keys; echo $key").strip()
+    guest.sh("echo -e '[authenticate]\nkeyrings=.nvme' >/run/tlshd.conf")
+    guest.start("tlshd", f"exec {blkio.TRIXIE_BIN}/tlshd -s -c /run/tlshd.conf")
+    server = UblkServer(guest, f"{SLOW_FILE} {EXPORT},tls-keys=/run/keys --cores 0,1")
+    server.start()
+    code, output = guest.sh(_connect(), check=False)
+    assert code != 0, f"a host may come without TLS: {output}"
+    guest.sh("dmesg -C")
+    for identity in 0, 1:  # those of version 1.0 of the transport's specification, and of the next
+        guest.sh(f"nvme disconnect -n {NQN}")
+        guest.sh(f"{nvme} check-tls-key --identity={identity} --keydata={key} --hostnqn={HOST} --subsysnqn={NQN} --insert")
+        guest.sh(_connect("--tls -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600", nvme=nvme))
+        disk = f"/dev/{_disk(guest, 1)}"
+        guest.sh(fio_verify(disk, "4m", "--bsrange=512-256k --bs_unaligned=0 --ba=512"))
+    assert guest.sh("cat /run/server.out").count("TLSv1.3") == 6, "three queues, twice"
+    file = (disk, "8m", f"--rate_iops={LOAD_IOPS}")
+    load = guest.start("load", "trap '' PIPE; " + fio_verify_until_enough(*file))
+    kill_under_load(server, load, TLS_KILLS, every_s=1, down_s=0.5, disk=os.path.basename(disk))
+    guest.sh(f"nvme disconnect -n {NQN}")
+    server.stop()
+    guest.sh("dmesg -C")
+
+
 def _host(number):
     return f"nqn.2014-08.org.nvmexpress:uuid:{_host_id(number)}"
 
@@ -282,8 +312,8 @@ def _until(condition, seconds):
     return f"for i in $(seq {10 * seconds}); do {condition} && exit 0; sleep 0.1; done; exit 1"
 
 
-def _connect(options="", host=HOST, at=AT):
-    return f"nvme connect {at} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
+def _connect(options="", host=HOST, at=AT, nvme="nvme"):
+    return f"{nvme} connect {at} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
 
 
 def _connect_to(guest, options):

@@ -3,7 +3,8 @@
 use super::{CORES, ExportConfig, keep_listener, object};
 use block::Device;
 use exports::nvme_tcp::{
-    AccessState, Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp, PortConfig,
+    AccessState, Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp,
+    PortConfig, Security, TlsKeys,
 };
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
@@ -39,6 +40,12 @@ pub(super) static KIND: Kind = Kind {
             "with which DH groups, the preferred first [ffdhe2048+…+ffdhe8192+null]",
         ),
         key(
+            "tls-keys",
+            "FILE",
+            "TLS 1.3 with the keys in it: HOSTNQN KEY a line (nvme gen-tls-key makes keys)",
+        ),
+        key("tls", "require|allow", "whether hosts without a key may come in the clear [require]"),
+        key(
             "reservations",
             "DIR",
             "keep reservations in files there, over restarts and losses of power, where hosts ask for that (Linux does) \
@@ -70,6 +77,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let hosts: Option<String> = spec.get("hosts")?;
     config.hosts = hosts.iter().flat_map(|list| list.split('+')).map(nqn).collect::<Result<_, _>>()?;
     config.auth = auth(spec)?;
+    config.tls = security(spec)?;
     config.reservations = spec.get::<String>("reservations")?.map(PathBuf::from);
     config.serial = spec.get("serial")?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
@@ -109,6 +117,24 @@ fn auth(spec: &Spec) -> Result<Option<Auth>, SpecError> {
         choices.groups = choose(&text, Group::ALL, Group::name).map_err(|fault| spec.refuse(fault))?;
     }
     Ok(Some(Auth { keys: Arc::new(keys), choices: Arc::new(choices) }))
+}
+
+/// TLS. The keys are read now: later on nothing can be.
+fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
+    let mode: Option<String> = spec.get("tls")?;
+    let Some(file) = spec.get::<String>("tls-keys")? else {
+        return match mode {
+            Some(_) => Err(spec.refuse("tls needs tls-keys=FILE")),
+            None => Ok(None),
+        };
+    };
+    let is_required = match mode.as_deref() {
+        None | Some("require") => true,
+        Some("allow") => false,
+        Some(mode) => return Err(spec.refuse(format!("tls: {mode:?} is none of require, allow"))),
+    };
+    let keys = TlsKeys::read(Path::new(&file)).map_err(|error| spec.refuse(format!("tls-keys: {error}")))?;
+    Ok(Some(Security { keys: Arc::new(keys), is_required }))
 }
 
 /// Those of `all` whose names are in `text`, in its order.
@@ -155,7 +181,7 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { ports, nqn, hosts, auth, reservations, queues, clients, .. } = &self.0;
+        let Config { ports, nqn, hosts, auth, tls, reservations, queues, clients, .. } = &self.0;
         let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
         object(json!({
             "kind": KIND.name,
@@ -163,6 +189,11 @@ impl ExportConfig for NvmeTcpConfig {
             "nqn": nqn.as_str(),
             "hosts": hosts.iter().map(Nqn::as_str).collect::<Vec<_>>(),
             "authentication": auth.is_some(),
+            "tls": match tls {
+                None => "off",
+                Some(Security { is_required: true, .. }) => "require",
+                Some(_) => "allow",
+            },
             "reservations": reservations,
             "queues": queues,
             "clients": clients,
@@ -214,6 +245,23 @@ mod tests {
         assert!(refusal("nvme-tcp:listen=l:1,nqn=x").contains("x: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,hosts=nqn.a+y").contains("y: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,queues=many").contains("queues"));
+    }
+
+    #[test]
+    fn keys_for_tls_are_read_at_once_too() {
+        const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        let text = format!("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,tls-keys={}", path.display());
+        assert!(refusal(&text).contains("tls-keys: ") && refusal(&text).contains("No such file"));
+        std::fs::write(&path, format!("nqn.a {KEY}\n")).unwrap();
+        for (more, mode) in [("", "require"), (",tls=require", "require"), (",tls=allow", "allow")] {
+            let plan = ExportPlan::parse(&format!("{text}{more}")).unwrap();
+            assert_eq!(plan.config.fields()["tls"], mode);
+            assert!(!format!("{plan:?}").contains("AAEC"));
+        }
+        assert!(refusal(&format!("{text},tls=off")).contains("\"off\" is none of require, allow"));
+        assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,tls=allow").contains("needs tls-keys"));
     }
 
     #[test]

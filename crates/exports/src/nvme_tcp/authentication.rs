@@ -137,7 +137,7 @@ impl Authentication {
             (Step::Leave, _) => {
                 tracing::warn!(export, peer, host, queue, "a host says too much before it proves who it is");
             }
-            (Step::More | Step::Secure, _) => {}
+            (Step::More | Step::Secure | Step::Secured, _) => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use super::subsystem::{Admission, Refusal, Subsystem};
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA};
 use crate::stream::{Step, Talk};
 use nvme::fabrics::{
-    CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter,
+    CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter, Nqn,
 };
 use nvme::tcp::{
     C2hData, COMMAND_BYTES, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Fatal,
@@ -17,13 +17,19 @@ use nvme::tcp::{
     TermReq,
 };
 use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
+use nvme_auth::tls_key::named_by;
 use std::sync::Arc;
+
+/// The first byte of a connection that begins with TLS (RFC 8446, 5.1); that of an ICReq is 0.
+const TLS_HANDSHAKE: u8 = 0x16;
 
 /// A talk with one newcomer.
 pub(super) struct Handshake {
     subsystem: Arc<Subsystem>,
     /// Where the host came.
     port: Arc<Port>,
+    /// Whose key a newcomer has that speaks TLS: host, and subsystem that it has the key for.
+    proven: Option<(Nqn, Nqn)>,
     /// Agreed once the ICReq has come: how we are spoken to, and how we speak.
     framing: Option<(Framing, Framing)>,
     admission: Option<Admission>,
@@ -52,8 +58,16 @@ struct Rejected {
 
 impl Handshake {
     pub(super) fn new(subsystem: Arc<Subsystem>, port: Arc<Port>, peer: &str) -> Handshake {
-        let peer = peer.into();
-        Handshake { subsystem, port, framing: None, admission: None, authentication: None, head: 0, peer }
+        Handshake {
+            subsystem,
+            port,
+            proven: None,
+            framing: None,
+            admission: None,
+            authentication: None,
+            head: 0,
+            peer: peer.into(),
+        }
     }
 
     /// What was agreed, once the talk has come to [`Step::Serve`].
@@ -62,6 +76,17 @@ impl Handshake {
     }
 
     fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), Rejected> {
+        let is_new = self.framing.is_none() && self.proven.is_none();
+        if let (true, Some(security), Some(first)) = (is_new, &self.subsystem.tls, input.first()) {
+            if *first == TLS_HANDSHAKE {
+                return Ok((0, Step::Secured));
+            }
+            if security.is_required {
+                let (export, peer) = (&*self.subsystem.export, &*self.peer);
+                tracing::warn!(export, peer, "a host comes without TLS, which is required");
+                return Ok((0, Step::Leave));
+            }
+        }
         let Some(common) = input.first_chunk::<COMMON_BYTES>() else { return Ok((0, Step::More)) };
         let incoming = self.framing.map_or(Framing::default(), |(incoming, _)| incoming);
         let reject = |fatal: Fatal| Rejected { fatal, pdu: input[..input.len().min(COMMAND_BYTES)].to_vec() };
@@ -173,7 +198,27 @@ impl Handshake {
         if self.subsystem.failures.are_too_many(&self.peer) {
             return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         }
-        self.subsystem.connect(&self.port, &Connect::parse(&entry.cdw), &parsed?)
+        let data = parsed?;
+        self.check_proof(&data)?;
+        self.subsystem.connect(&self.port, &Connect::parse(&entry.cdw), &data)
+    }
+}
+
+impl Handshake {
+    /// Whether a newcomer may say that it is this host: one that has a key has shown it.
+    fn check_proof(&self, data: &ConnectData) -> Result<(), Refusal> {
+        let has_key = |host| self.subsystem.tls.as_ref().is_some_and(|security| security.keys.have(host));
+        let is_right = match &self.proven {
+            Some((host, subsystem)) => *host == data.host && *subsystem == data.subsystem,
+            // In the clear anybody may ask what there is.
+            None => data.subsystem.is_discovery() || !has_key(&data.host),
+        };
+        if is_right {
+            return Ok(());
+        }
+        let (export, host, is_tls) = (&*self.subsystem.export, data.host.as_str(), self.proven.is_some());
+        tracing::warn!(export, host, is_tls, "a host has not shown the key for its name and this subsystem");
+        Err(Status::CONNECT_INVALID_HOST.into())
     }
 }
 
@@ -184,6 +229,10 @@ fn data_digest(data: &[u8]) -> [u8; DIGEST_BYTES] {
 }
 
 impl Talk for Handshake {
+    fn secured(&mut self, identity: Option<&str>) {
+        self.proven = identity.and_then(named_by);
+    }
+
     fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String> {
         let mut used = 0;
         loop {

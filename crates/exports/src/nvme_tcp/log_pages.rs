@@ -1,9 +1,12 @@
 //! Log pages (Base 5.16): what they hold, and the part that a host asks for.
 
 use super::controller::Controller;
+use super::subsystem::Subsystem;
 use crate::stream::Link;
 use nvme::command::{admin, log_page, opcode};
-use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader};
+use nvme::fabrics::discovery::{
+    DiscoveryEntry, DiscoveryHeader, SECURITY_TLS, TREQ_NOT_REQUIRED, TREQ_REQUIRED,
+};
 use nvme::fabrics::{self, Nqn};
 use nvme::identify::lists::encode_namespaces;
 use nvme::{Status, SubmissionEntry};
@@ -120,11 +123,12 @@ fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
     let address = SockRef::from(link.socket()).local_addr().ok().and_then(|address| address.as_socket());
     let may_come = subsystem.allows(&controller.host.nqn);
     let entries = |here: SocketAddr| {
-        let own = DiscoveryEntry::tcp(here, Nqn::discovery());
+        let own = with_security(subsystem, DiscoveryEntry::tcp(here, Nqn::discovery()));
         let ways = subsystem.ports.iter().filter(move |_| may_come).filter_map(move |port| {
             let is_this = Arc::ptr_eq(port, &controller.port);
             let address = if is_this { here } else { port.address(here)? };
-            Some(DiscoveryEntry { port_id: port.id, ..DiscoveryEntry::tcp(address, subsystem.nqn.clone()) })
+            let way = with_security(subsystem, DiscoveryEntry::tcp(address, subsystem.nqn.clone()));
+            Some(DiscoveryEntry { port_id: port.id, ..way })
         });
         std::iter::once(DiscoveryEntry { port_id: controller.port.id, ..own }).chain(ways)
     };
@@ -133,4 +137,16 @@ fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
     let mut page = header.encode().to_vec();
     entries.iter().for_each(|entry| page.extend(entry.encode()));
     page
+}
+
+/// Says whether there is TLS, and whether hosts have to use it.
+fn with_security(subsystem: &Subsystem, entry: DiscoveryEntry) -> DiscoveryEntry {
+    match &subsystem.tls {
+        None => entry,
+        Some(tls) => DiscoveryEntry {
+            security: SECURITY_TLS,
+            requirements: if tls.is_required { TREQ_REQUIRED } else { TREQ_NOT_REQUIRED },
+            ..entry
+        },
+    }
 }

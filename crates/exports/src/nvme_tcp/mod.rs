@@ -40,7 +40,7 @@ mod transfers;
 
 pub use crate::stream::Address;
 pub use nvme::fabrics::{Nqn, NqnError};
-pub use nvme_auth::{Choices, Group, Hash, Keys};
+pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
 use crate::stream::{Guest, Host, Lobby, Memory, Parts, Registry};
@@ -97,6 +97,15 @@ pub struct Auth {
     pub choices: Arc<Choices>,
 }
 
+/// TLS for hosts that have a key.
+#[derive(Clone, Debug)]
+pub struct Security {
+    /// Their keys. A host that has one may not come without TLS.
+    pub keys: Arc<TlsKeys>,
+    /// Hosts without a key may not come at all.
+    pub is_required: bool,
+}
+
 /// How the subsystem looks to its hosts and which cores serve it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -112,6 +121,8 @@ pub struct Config {
     pub hosts: Vec<Nqn>,
     /// How hosts prove who they are; none: their word is taken for it. Who only asks what there is never has to.
     pub auth: Option<Auth>,
+    /// TLS; none: everybody comes in the clear.
+    pub tls: Option<Security>,
     /// The directory where reservations are kept that shall outlive a loss of power; none: they end with the export.
     pub reservations: Option<PathBuf>,
     /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
@@ -132,6 +143,7 @@ impl Config {
             read_only: false,
             hosts: Vec::new(),
             auth: None,
+            tls: None,
             reservations: None,
             queues: DEFAULT_QUEUES,
             clients: DEFAULT_CLIENTS,
@@ -205,14 +217,25 @@ impl NvmeTcp {
             .collect();
         let open = |(id, namespace): (u32, &NamespaceConfig)| namespace.open(id, &config);
         let namespaces = (1..).zip(namespaces).map(open).collect::<Result<_, _>>()?;
+        let server = config.tls.as_ref().map(|tls| tls.server(&config.nqn)).transpose()?;
         let registrar = Registrar::new(serving.clone(), config.reservations.is_some())?;
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
-        let Config { ports, hosts, auth, queues, .. } = config;
+        let Config { ports, hosts, auth, tls, queues, .. } = config;
         let states = ports.iter().map(|port| port.state);
         let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
-        let subsystem =
-            Subsystem::new(nqn, serial, of_states, namespaces, hosts, auth, queues, name.clone(), registrar);
+        let subsystem = Subsystem::new(
+            nqn,
+            serial,
+            of_states,
+            namespaces,
+            hosts,
+            auth,
+            tls,
+            queues,
+            name.clone(),
+            registrar,
+        );
         let subsystem = Arc::new(subsystem);
         let (registry, stats) = (Registry::new(), Arc::new(Stats::new(serving.len())));
         let mut export = NvmeTcp { subsystem, registry, stats, cores: serving, lobbies: Vec::new() };
@@ -220,6 +243,7 @@ impl NvmeTcp {
             let reception = Reception {
                 subsystem: export.subsystem.clone(),
                 port: port.clone(),
+                tls: server.clone(),
                 registry,
                 stats: export.stats.clone(),
                 cores: export.cores.clone(),
@@ -258,6 +282,15 @@ impl NvmeTcp {
             self.subsystem.note_access(port);
         }
         true
+    }
+}
+
+impl Security {
+    /// What speaks TLS with those hosts that have a key: for the subsystem, and where they ask what there is.
+    fn server(&self, subsystem: &Nqn) -> Result<tls::Server, Error> {
+        let secrets = self.keys.secrets(&[subsystem, &Nqn::discovery()]);
+        let secrets = secrets.into_iter().map(|secret| (secret.identity, secret.key));
+        tls::Server::with_secrets(secrets).map_err(|error| Error::Config(format!("TLS: {error}")))
     }
 }
 
@@ -325,6 +358,7 @@ impl Drop for NvmeTcp {
 struct Reception {
     subsystem: Arc<Subsystem>,
     port: Arc<Port>,
+    tls: Option<tls::Server>,
     registry: Registry,
     stats: Arc<Stats>,
     cores: Vec<CoreRef>,
@@ -341,7 +375,7 @@ impl Host for Reception {
     }
 
     fn tls(&self) -> Option<tls::Server> {
-        None
+        self.tls.clone()
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {
@@ -364,6 +398,7 @@ impl Host for Reception {
             controller = controller.id,
             port = self.port.id,
             queue,
+            tls = guest.wire.agreed(),
             core = place,
             "host connected"
         );

@@ -1,10 +1,10 @@
 //! What hosts connect to: the subsystem with its namespaces, who may come, and the controllers that there are.
 
-use super::Auth;
 use super::authentication::Failures;
 use super::controller::{Controller, Host};
 use super::ports::Port;
 use super::reservations::{Registrar, Reserved};
+use super::{Auth, Security};
 use block::{Device, Limits};
 use nvme::Status;
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, Nqn};
@@ -55,6 +55,8 @@ pub(super) struct Subsystem {
     pub(super) hosts: Vec<Nqn>,
     /// How hosts prove who they are, if they have to.
     pub(super) auth: Option<Auth>,
+    /// TLS for those who have a key.
+    pub(super) tls: Option<Security>,
     /// Who could not of late.
     pub(super) failures: Failures,
     /// I/O queues that a controller may have.
@@ -122,6 +124,7 @@ impl Subsystem {
         namespaces: Vec<Namespace>,
         hosts: Vec<Nqn>,
         auth: Option<Auth>,
+        tls: Option<Security>,
         max_queues: u16,
         export: Arc<str>,
         registrar: Registrar,
@@ -134,6 +137,7 @@ impl Subsystem {
             namespaces,
             hosts,
             auth,
+            tls,
             failures,
             max_queues,
             export,

@@ -43,6 +43,11 @@ pub(crate) trait Talk: Send + 'static {
     /// # Errors
     /// What the newcomer did wrong, for the log: the connection ends, what was added before is not sent.
     fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String>;
+
+    /// From here on everything goes through TLS; `identity` is whose key the newcomer has, if it came by a key.
+    fn secured(&mut self, identity: Option<&str>) {
+        let _ = identity;
+    }
 }
 
 /// How a talk goes on.
@@ -52,6 +57,8 @@ pub(crate) enum Step {
     More,
     /// With what comes through TLS, once what there is to say has been sent. What came and was not used came too early.
     Secure,
+    /// With what comes through TLS, which has begun already: what came and was not used belongs to it.
+    Secured,
     /// It is over: the client is to be served. What came and was not used is its first requests.
     Serve,
     /// It is over: the client leaves when it has been told what there is to say.
@@ -172,6 +179,8 @@ struct Newcomer<T> {
     /// What makes a session when the talk wants one.
     tls: Option<tls::Server>,
     session: Option<Box<Session>>,
+    /// The talk knows that there is a session.
+    is_told: bool,
     peer: String,
     talk: T,
     unread: Vec<u8>,
@@ -243,6 +252,7 @@ impl<H: Host> Reception<H> {
                 stream: connection.socket.into(),
                 tls: self.host.tls(),
                 session: None,
+                is_told: false,
                 peer: connection.peer,
                 unread: Vec::new(),
                 unsent: Vec::new(),
@@ -282,7 +292,7 @@ impl<H: Host> Reception<H> {
                 let gone = self.newcomers.swap_remove(place);
                 match gone.step {
                     Step::Serve => self.admit(gone),
-                    Step::More | Step::Secure | Step::Leave => {
+                    Step::More | Step::Secure | Step::Secured | Step::Leave => {
                         tracing::debug!(
                             export = self.name,
                             peer = gone.peer,
@@ -339,6 +349,10 @@ impl<T: Talk> Newcomer<T> {
         loop {
             let may_talk = self.session.as_ref().is_none_or(|session| session.is_established());
             if self.step == Step::More && may_talk {
+                if let Some(session) = self.session.as_ref().filter(|_| !self.is_told) {
+                    self.talk.secured(session.peer());
+                    self.is_told = true;
+                }
                 let (used, step) = self.talk.advance(&self.unread, &mut self.unsent)?;
                 self.unread.drain(..used);
                 self.step = step;
@@ -356,6 +370,10 @@ impl<T: Talk> Newcomer<T> {
             match self.step {
                 Step::More => {}
                 Step::Secure => self.secure()?,
+                Step::Secured => {
+                    self.secure()?;
+                    continue;
+                }
                 Step::Serve | Step::Leave => return Ok(true),
             }
             match self.receive()? {
@@ -374,8 +392,10 @@ impl<T: Talk> Newcomer<T> {
         let server = self.tls.as_ref().filter(|_| self.session.is_none());
         let session =
             server.ok_or("there is no TLS to be had")?.session().map_err(|error| error.to_string())?;
-        self.session = Some(Box::new(session));
+        let session = self.session.insert(Box::new(session));
         self.step = Step::More;
+        session.feed(&std::mem::take(&mut self.unread));
+        session.handshake().map_err(|error| error.to_string())?;
         Ok(())
     }
 

@@ -75,6 +75,11 @@ impl Host {
         host
     }
 
+    /// The same, who says to be somebody else.
+    pub fn of(self, identity: (Nqn, [u8; 16])) -> Host {
+        Host { identity, ..self }
+    }
+
     /// An admin queue.
     pub fn admin(address: &str, subsystem: &str) -> Host {
         Host::admin_of(address, subsystem, (Nqn::new(HOST).unwrap(), HOST_ID))
@@ -82,7 +87,7 @@ impl Host {
 
     /// An admin queue of somebody.
     pub fn admin_of(address: &str, subsystem: &str, identity: (Nqn, [u8; 16])) -> Host {
-        let mut host = Host { identity, ..Host::initialized(address, false, false) };
+        let mut host = Host::initialized(address, false, false).of(identity);
         assert_eq!(host.connect(subsystem, 0, 32, ANY_CONTROLLER, 0).status, Status::SUCCESS);
         host
     }
@@ -90,7 +95,7 @@ impl Host {
     /// An I/O queue of this one's controller, with the same digests.
     pub fn io_queue(&self, queue: u16, entries: u32) -> Host {
         let io = Host::initialized(&self.address, self.framing.header_digest, self.framing.data_digest);
-        let mut io = Host { identity: self.identity.clone(), ..io };
+        let mut io = io.of(self.identity.clone());
         let done = io.connect(crate::server::SUBSYSTEM, queue, entries, self.controller, 0);
         assert_eq!(done.status, Status::SUCCESS);
         io

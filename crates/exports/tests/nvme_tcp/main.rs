@@ -13,3 +13,4 @@ mod hostile;
 mod io;
 mod reservations;
 mod server;
+mod tls;

@@ -49,6 +49,10 @@ pub const SUBTYPE_REFERRAL: u8 = 1;
 pub const SUBTYPE_NVM: u8 = 2;
 /// SUBTYPE of the discovery subsystem that is asked.
 pub const SUBTYPE_THIS_DISCOVERY: u8 = 3;
+/// TREQ: a secure channel is required.
+pub const TREQ_REQUIRED: u8 = 1;
+/// SECTYPE, of TCP: TLS 1.3.
+pub const SECURITY_TLS: u8 = 2;
 /// TREQ: a secure channel is not required.
 pub const TREQ_NOT_REQUIRED: u8 = 2;
 

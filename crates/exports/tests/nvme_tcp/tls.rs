@@ -1,0 +1,177 @@
+//! Hosts that come through TLS, and those that should.
+
+use crate::host::{HOST, HOST_ID, Host};
+use crate::server::{MIB, SUBSYSTEM, Server};
+use exports::nvme_tcp::{Config, Nqn, Security, TlsKeys};
+use nvme::command::log_page;
+use nvme::fabrics::discovery::{DiscoveryEntry, SECURITY_TLS, TREQ_NOT_REQUIRED, TREQ_REQUIRED};
+use nvme::fabrics::nqn;
+use nvme::{Command, Status};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+const OTHER: &str = "nqn.2014-08.org.example:other";
+
+fn name(text: &str) -> Nqn {
+    Nqn::new(text).unwrap()
+}
+
+fn key() -> nvme_auth::TlsKey {
+    let text = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    nvme_auth::TlsKey::parse(text).unwrap()
+}
+
+/// A subsystem that has a key of the host HOST.
+fn server(is_required: bool) -> Server {
+    let keys = Arc::new(TlsKeys::of_hosts([(name(HOST), key())]));
+    Server::with(8 * MIB, |config| Config { tls: Some(Security { keys, is_required }), ..config })
+}
+
+/// Has everything that comes to the address that is returned go through TLS to `to`: with the key that `host` has for
+/// `subsystem`, derived in the way with this number.
+fn through_tls(to: &str, host: &str, subsystem: &str, way: usize) -> String {
+    let secret = key().secrets(&name(host), &name(subsystem)).swap_remove(way);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let hex: String = secret.key.iter().map(|byte| format!("{byte:02x}")).collect();
+    std::fs::write(file.path(), format!("{}:{hex}\n", secret.identity)).unwrap();
+    let client = ::tls::Client::with_key(file.path(), None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, to) = (listener.local_addr().unwrap().to_string(), to.to_owned());
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let (near, far) = (near.unwrap(), TcpStream::connect(&to).unwrap());
+            far.set_nodelay(true).unwrap();
+            let session = Arc::new(Mutex::new(client.session("target").unwrap()));
+            std::thread::spawn(move || relay(&near, &far, &session));
+        }
+    });
+    address
+}
+
+/// Ends both when either does.
+fn relay(near: &TcpStream, far: &TcpStream, session: &Mutex<::tls::Session>) {
+    let send = |session: &mut ::tls::Session| {
+        let sent = (&*far).write_all(session.unsent());
+        let len = session.unsent().len();
+        session.sent(len);
+        sent
+    };
+    let hang_up = || [near, far].into_iter().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+    let mut bytes = vec![0; 64 << 10];
+    loop {
+        let mut session = session.lock().unwrap();
+        let is_done = session.handshake();
+        if send(&mut session).is_err() || is_done.is_err() {
+            return hang_up();
+        }
+        if matches!(is_done, Ok(true)) {
+            break;
+        }
+        match (&*far).read(&mut bytes) {
+            Ok(len @ 1..) => session.feed(&bytes[..len]),
+            _ => return hang_up(),
+        }
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = vec![0; 64 << 10];
+            while let Ok(len @ 1..) = (&*near).read(&mut bytes) {
+                let mut session = session.lock().unwrap();
+                if session.write(&bytes[..len]).is_err() || send(&mut session).is_err() {
+                    break;
+                }
+            }
+            hang_up();
+        });
+        let mut plain = vec![0; 64 << 10];
+        'whole: while let Ok(len @ 1..) = (&*far).read(&mut bytes) {
+            session.lock().unwrap().feed(&bytes[..len]);
+            loop {
+                let came = session.lock().unwrap().read(&mut plain);
+                match came {
+                    Ok(::tls::Plain::Bytes(len)) if (&*near).write_all(&plain[..len]).is_ok() => {}
+                    Ok(::tls::Plain::Nothing) => break,
+                    _ => break 'whole,
+                }
+            }
+        }
+        hang_up();
+    });
+}
+
+/// Connects an admin queue, and returns how that went.
+fn connect(address: &str, subsystem: &str, host: &str) -> (Host, Status) {
+    let mut admin = Host::initialized(address, false, false).of((name(host), HOST_ID));
+    let status = admin.connect(subsystem, 0, 32, nvme::fabrics::ANY_CONTROLLER, 0).status;
+    (admin, status)
+}
+
+#[test]
+fn a_host_with_a_key_has_its_blocks_through_tls_however_it_derived_it() {
+    let server = server(true);
+    for way in 0..3 {
+        let address = through_tls(server.address(), HOST, SUBSYSTEM, way);
+        let (mut admin, status) = connect(&address, SUBSYSTEM, HOST);
+        assert_eq!(status, Status::SUCCESS, "{way}");
+        admin.enable();
+        let mut io = admin.io_queue(1, 32);
+        for len in [512, 16384, 100_352, MIB as usize] {
+            let data: Vec<u8> = (0..len).map(|i| (i / 7 + way) as u8).collect();
+            assert_eq!(io.write(8, &data), Status::SUCCESS, "{len}");
+            assert!(io.read(8, len as u32 / 512) == data, "{len}");
+        }
+    }
+}
+
+#[test]
+fn a_key_is_good_for_its_host_and_its_subsystem_only() {
+    let server = server(true);
+    let disk = through_tls(server.address(), HOST, SUBSYSTEM, 0);
+    let discovery = through_tls(server.address(), HOST, nqn::DISCOVERY, 0);
+    assert_eq!(connect(&disk, SUBSYSTEM, OTHER).1, Status::CONNECT_INVALID_HOST);
+    assert_eq!(connect(&disk, nqn::DISCOVERY, HOST).1, Status::CONNECT_INVALID_HOST);
+    assert_eq!(connect(&discovery, SUBSYSTEM, HOST).1, Status::CONNECT_INVALID_HOST);
+    let (mut admin, status) = connect(&discovery, nqn::DISCOVERY, HOST);
+    assert_eq!(status, Status::SUCCESS);
+    admin.enable();
+    assert_eq!(security(&mut admin), (SECURITY_TLS, TREQ_REQUIRED));
+    // Nobody has such a key here: the handshake fails.
+    let stranger = through_tls(server.address(), OTHER, SUBSYSTEM, 0);
+    assert!(Host::silent(&stranger).is_hung_up_on());
+}
+
+#[test]
+fn where_tls_is_required_nobody_is_spoken_with_in_the_clear() {
+    let server = server(true);
+    let mut host = Host::silent(server.address());
+    let request = nvme::tcp::IcReq { align_bytes: 4, header_digest: false, data_digest: false, max_r2t: 1 };
+    host.stream.write_all(&request.encode()).unwrap();
+    let mut answer = Vec::new();
+    let _ = host.stream.read_to_end(&mut answer); // it may be reset
+    assert!(answer.is_empty(), "{answer:?}");
+}
+
+#[test]
+fn where_tls_is_allowed_those_without_a_key_come_without_it() {
+    let server = server(false);
+    let (mut admin, status) = connect(server.address(), SUBSYSTEM, OTHER);
+    assert_eq!(status, Status::SUCCESS);
+    admin.enable();
+    assert_eq!(admin.io_queue(1, 32).write(0, &[1; 512]), Status::SUCCESS);
+    assert_eq!(connect(server.address(), SUBSYSTEM, HOST).1, Status::CONNECT_INVALID_HOST, "it has a key");
+    let (mut admin, status) = connect(server.address(), nqn::DISCOVERY, HOST);
+    assert_eq!(status, Status::SUCCESS);
+    admin.enable();
+    assert_eq!(security(&mut admin), (SECURITY_TLS, TREQ_NOT_REQUIRED));
+    let address = through_tls(server.address(), HOST, SUBSYSTEM, 0);
+    assert_eq!(connect(&address, SUBSYSTEM, HOST).1, Status::SUCCESS);
+}
+
+/// What the discovery log says of the subsystem.
+fn security(admin: &mut Host) -> (u8, u8) {
+    let page = admin.run(&Command::get_log_page(0, log_page::DISCOVERY, 0, 4096), 4096);
+    let entry = DiscoveryEntry::parse(page.data[2048..3072].try_into().unwrap()).unwrap();
+    assert_eq!(entry.subsystem.as_str(), SUBSYSTEM);
+    (entry.security, entry.requirements)
+}

@@ -1,0 +1,348 @@
+//! Keys of TLS for NVMe/TCP, which a host and a target have beforehand: as they are handed around
+//! (`NVMeTLSkey-1:01:base64 of key and CRC-32:`), in a file, and as TLS wants them.
+//!
+//! `nvme gen-tls-key` makes them. The two digits say by which hash the key is bound to the name of the host that has it.
+//! What TLS calls the key's identity names host and subsystem, so that a session says who is there.
+//!
+//! Hosts derive in three ways from what was handed around, and a target has to know each:
+//!
+//! | identity | who | labels of HKDF |
+//! |---|---|---|
+//! | `NVMe1R01 host subsystem digest` | as specified | with the lengths of RFC 8446 |
+//! | the same with another digest | libnvme 1.13 and others of its time | without |
+//! | `NVMe0R01 host subsystem` | the same, asked for the older identity | without |
+//!
+//! Only keys for SHA-256 can be used: what the `openssl` crate has binds every key to that hash (RFC 8446, 4.2.11).
+//!
+//! Source: NVMe/TCP Transport Specification 1.0, 3.6.1.3 to 3.6.1.5; RFC 5869, RFC 8446 section 7.1; the older labels were
+//! found by looking at what nvme-cli 2.13 put into the kernel's keyring.
+
+use crate::key::{FileError, decode, read_secret};
+use crate::response::mac;
+use crate::{KeyError, keys};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use nvme::fabrics::auth::Hash;
+use nvme::fabrics::{Nqn, NqnError};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
+
+/// What a key's text starts with.
+const PREFIX: &str = "NVMeTLSkey-1:";
+/// Bytes of a key for SHA-256, however it was derived.
+const KEY_BYTES: usize = 32;
+
+/// A key between a target and one host.
+#[derive(Clone)]
+pub struct TlsKey {
+    /// It is bound to the host's name by SHA-256, rather than not at all.
+    is_bound: bool,
+    key: Zeroizing<Vec<u8>>,
+}
+
+/// Why something is no key, or none that can be used. The text itself is not repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TlsKeyError {
+    /// It does not have the form.
+    #[error("a key looks like NVMeTLSkey-1:01:…: (nvme gen-tls-key makes one)")]
+    Form,
+    /// It is for another hash.
+    #[error("the key is for SHA-384 or something unknown: only 00 and 01 (SHA-256) can be used")]
+    Hash,
+    /// Base64, length or checksum is wrong.
+    #[error("{0}")]
+    Content(KeyError),
+}
+
+/// What TLS wants: who is meant, and the key.
+pub struct TlsSecret {
+    /// The identity.
+    pub identity: String,
+    /// The key.
+    pub key: Zeroizing<Vec<u8>>,
+}
+
+/// How HKDF-Expand-Label writes its label down.
+#[derive(Clone, Copy)]
+enum Labels {
+    /// As RFC 8446 has it.
+    Specified,
+    /// As libnvme had it before it was found out: the length in the machine's order, and no others.
+    Older,
+}
+
+impl Labels {
+    fn expand(self, key: &[u8], label: &str, context: &[u8]) -> Zeroizing<Vec<u8>> {
+        let extracted = mac(Hash::Sha256, &[0; KEY_BYTES], &[key]);
+        let length = KEY_BYTES as u16;
+        // One block of the hash is all there is to be had.
+        match self {
+            Labels::Specified => {
+                let label = format!("tls13 {label}");
+                let (label_len, context_len) = ([label.len() as u8], [context.len() as u8]);
+                let parts =
+                    [&length.to_be_bytes()[..], &label_len, label.as_bytes(), &context_len, context, &[1]];
+                mac(Hash::Sha256, &extracted, &parts)
+            }
+            Labels::Older => {
+                let parts = [&length.to_le_bytes()[..], b"tls13 ", label.as_bytes(), context, &[1]];
+                mac(Hash::Sha256, &extracted, &parts)
+            }
+        }
+    }
+}
+
+impl TlsKey {
+    /// Reads a key's text.
+    ///
+    /// # Errors
+    /// When it is none, or cannot be used.
+    pub fn parse(text: &str) -> Result<TlsKey, TlsKeyError> {
+        let rest = text.strip_prefix(PREFIX).ok_or(TlsKeyError::Form)?;
+        let (hash, rest) = rest.split_once(':').ok_or(TlsKeyError::Form)?;
+        let base64 = rest.strip_suffix(':').ok_or(TlsKeyError::Form)?;
+        let is_bound = match hash {
+            "00" => false,
+            "01" => true,
+            _ => return Err(TlsKeyError::Hash),
+        };
+        let key = decode(base64, &[KEY_BYTES]).map_err(TlsKeyError::Content)?;
+        Ok(TlsKey { is_bound, key })
+    }
+
+    /// What TLS wants, for each way in which a host may have derived it.
+    pub fn secrets(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsSecret> {
+        let names = format!("{host} {subsystem}");
+        let derive = |labels: Labels| {
+            let retained = match self.is_bound {
+                true => labels.expand(&self.key, "HostNQN", host.as_str().as_bytes()),
+                false => self.key.clone(),
+            };
+            let digest = mac(Hash::Sha256, &retained, &[names.as_bytes(), b" NVMe-over-Fabrics"]);
+            let digest = STANDARD.encode(&*digest);
+            let context = format!("01 {digest}");
+            let key = labels.expand(&retained, "nvme-tls-psk", context.as_bytes());
+            (retained, TlsSecret { identity: format!("NVMe1R01 {names} {digest}"), key })
+        };
+        let (_, specified) = derive(Labels::Specified);
+        let (retained, older) = derive(Labels::Older);
+        let identity = format!("NVMe0R01 {names}");
+        let key = Labels::Older.expand(&retained, "nvme-tls-psk", identity.as_bytes());
+        let mut secrets = vec![specified, TlsSecret { identity, key }];
+        // Of a key that is bound to nobody the digests are the same, and the specification counts.
+        if older.identity != secrets[0].identity {
+            secrets.push(older);
+        }
+        secrets
+    }
+}
+
+impl std::fmt::Debug for TlsKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsKey(…)")
+    }
+}
+
+/// The host and the subsystem that an identity names, if it is one of [`TlsKey::secrets`].
+pub fn named_by(identity: &str) -> Option<(Nqn, Nqn)> {
+    let mut words = identity.split(' ');
+    words.next().filter(|kind| matches!(*kind, "NVMe0R01" | "NVMe1R01"))?;
+    Some((Nqn::new(words.next()?).ok()?, Nqn::new(words.next()?).ok()?))
+}
+
+/// The keys of all hosts.
+#[derive(Clone, Debug, Default)]
+pub struct TlsKeys(BTreeMap<Nqn, TlsKey>);
+
+/// Why a file is no list of keys.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsKeysError {
+    /// It cannot be read.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A line is wrong.
+    #[error("{path}, line {line}: {fault}", path = .path.display())]
+    Line {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1 on.
+        line: usize,
+        /// What is wrong.
+        fault: TlsFault,
+    },
+    /// It names nobody.
+    #[error("{path}: no host is in it", path = .0.display())]
+    Empty(PathBuf),
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TlsFault {
+    /// Not two words.
+    #[error("want the host's NQN and its key, with a space between")]
+    Words,
+    /// The first is no name. It is not repeated: it may be a key.
+    #[error("the host's name: {0}")]
+    Name(NqnError),
+    /// The host has a line already.
+    #[error("the host {0} has a line already")]
+    Twice(Nqn),
+    /// The second is no key.
+    #[error(transparent)]
+    Key(TlsKeyError),
+}
+
+impl TlsKeys {
+    /// Reads a file: lines `HOSTNQN KEY`; empty ones and those that begin with `#` say nothing.
+    ///
+    /// # Errors
+    /// When it cannot be read, or a line of it is wrong.
+    pub fn read(path: &Path) -> Result<TlsKeys, TlsKeysError> {
+        let text = read_secret(path, keys::MAX_FILE_BYTES)?;
+        let mut keys = TlsKeys::default();
+        for (line, text) in keys::lines(&text) {
+            let wrong = |fault| TlsKeysError::Line { path: path.to_owned(), line, fault };
+            keys.insert(text).map_err(wrong)?;
+        }
+        if keys.0.is_empty() {
+            return Err(TlsKeysError::Empty(path.to_owned()));
+        }
+        Ok(keys)
+    }
+
+    fn insert(&mut self, line: &str) -> Result<(), TlsFault> {
+        let mut words = line.split_whitespace();
+        let (Some(host), Some(key), None) = (words.next(), words.next(), words.next()) else {
+            return Err(TlsFault::Words);
+        };
+        let host = Nqn::new(host).map_err(TlsFault::Name)?;
+        let key = TlsKey::parse(key).map_err(TlsFault::Key)?;
+        match self.0.insert(host.clone(), key) {
+            None => Ok(()),
+            Some(_) => Err(TlsFault::Twice(host)),
+        }
+    }
+
+    /// The keys of these hosts.
+    pub fn of_hosts(hosts: impl IntoIterator<Item = (Nqn, TlsKey)>) -> TlsKeys {
+        TlsKeys(hosts.into_iter().collect())
+    }
+
+    /// Whether a host has a key.
+    pub fn have(&self, host: &Nqn) -> bool {
+        self.0.contains_key(host)
+    }
+
+    /// What TLS wants, for all hosts and any of these subsystems.
+    pub fn secrets(&self, subsystems: &[&Nqn]) -> Vec<TlsSecret> {
+        let of_host = |(host, key): (&Nqn, &TlsKey)| {
+            subsystems.iter().flat_map(|subsystem| key.secrets(host, subsystem)).collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(of_host).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUND: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn nqn(text: &str) -> Nqn {
+        Nqn::new(text).unwrap()
+    }
+
+    /// The older ways: what nvme-cli 2.13 (libnvme 1.13) put into a kernel's keyring. The specified one: calculated
+    /// from the formulas by another program.
+    #[test]
+    fn secrets_are_what_others_have_made_of_the_same_key() {
+        let derived = |text: &str| -> Vec<(String, String)> {
+            let secrets = TlsKey::parse(text).unwrap().secrets(&nqn("nqn.host"), &nqn("nqn.sub"));
+            secrets.iter().map(|secret| (secret.identity.clone(), hex(&secret.key))).collect()
+        };
+        let expect = |identity: &str, key: &str| (identity.to_owned(), key.to_owned());
+        assert_eq!(
+            derived(BOUND),
+            [
+                expect(
+                    "NVMe1R01 nqn.host nqn.sub gEqCzkl04JXNNRhlec5POtT02lIVWjYjIzXBKFW3oOw=",
+                    "ec9341b612c08e42032cfc8892288692fac1bcd6491aff5b7f68b85b9a41d1c7"
+                ),
+                expect(
+                    "NVMe0R01 nqn.host nqn.sub",
+                    "d1a79448d09b39cba34ab734db9a72d4abb80cb7dfb168fcce9b256385c355c9"
+                ),
+                expect(
+                    "NVMe1R01 nqn.host nqn.sub a0GofTg9YIYsEBBtbHd3kZG2Xu9iYHBumDqEOh+WXmI=",
+                    "9c09551defc7ed3738fbd985662eb2e2aeb9430f649379ddfaf09333b97c2fbe"
+                ),
+            ]
+        );
+        let unbound = derived(&BOUND.replace(":01:", ":00:"));
+        assert_eq!(unbound.len(), 2);
+        assert_eq!(
+            unbound[1],
+            expect(
+                "NVMe0R01 nqn.host nqn.sub",
+                "d82dd0760fc274afa145a45fdf18df44d485f7b04c188fa355dc0e6e51377c01"
+            )
+        );
+    }
+
+    #[test]
+    fn identities_name_host_and_subsystem() {
+        let key = TlsKey::parse(BOUND).unwrap();
+        let (host, subsystem) = (nqn("nqn.host"), nqn("nqn.sub"));
+        for secret in key.secrets(&host, &subsystem) {
+            assert_eq!(named_by(&secret.identity), Some((host.clone(), subsystem.clone())));
+        }
+        assert_eq!(named_by("alice"), None);
+        assert_eq!(named_by("NVMe0R02 nqn.host nqn.sub"), None);
+        let keys = TlsKeys::of_hosts([(host.clone(), key)]);
+        assert_eq!(keys.secrets(&[&subsystem, &Nqn::discovery()]).len(), 6);
+        assert!(keys.have(&host) && !keys.have(&subsystem));
+        assert_eq!(format!("{keys:?}"), "TlsKeys({Nqn(\"nqn.host\"): TlsKey(…)})");
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused_and_not_quoted() {
+        for (text, why) in [
+            ("", TlsKeyError::Form),
+            ("NVMeTLSkey-1:01:AAEC", TlsKeyError::Form),
+            ("DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:", TlsKeyError::Form),
+            (&BOUND.replace(":01:", ":02:"), TlsKeyError::Hash),
+            (&BOUND.replace("AAEC", "AAED"), TlsKeyError::Content(KeyError::Checksum)),
+            ("NVMeTLSkey-1:01:AAECAwQF:", TlsKeyError::Content(KeyError::Length(2))),
+            ("NVMeTLSkey-1:01:!:", TlsKeyError::Content(KeyError::Base64)),
+        ] {
+            assert_eq!(TlsKey::parse(text).err(), Some(why), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_a_line_for_each_host() {
+        let read = |text: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            TlsKeys::read(file.path()).map_err(|error| error.to_string())
+        };
+        let keys = read(&format!("# ours\n\n nqn.a  {BOUND}\nnqn.b {BOUND}\n")).unwrap();
+        assert!(keys.have(&nqn("nqn.a")) && keys.have(&nqn("nqn.b")));
+        for (text, fault) in [
+            (String::new(), ": no host is in it"),
+            ("nqn.a".into(), ", line 1: want the host's NQN and its key"),
+            (format!("nqn.a {BOUND} x"), ", line 1: want the host's NQN"),
+            (format!("{BOUND} nqn.a"), ", line 1: the host's name"),
+            (format!("\nnqn.a {BOUND}\nnqn.a {BOUND}"), ", line 3: the host nqn.a has a line already"),
+            ("nqn.a NVMeTLSkey-1:".into(), ", line 1: a key looks like"),
+        ] {
+            let error = read(&text).unwrap_err();
+            assert!(error.contains(fault) && !error.contains("AAEC"), "{error}");
+        }
+    }
+}
