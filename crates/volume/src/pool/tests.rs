@@ -1,0 +1,306 @@
+//! Pools: what can be done, what is refused, and what a loss of power leaves.
+
+use super::*;
+use block::{IoFuture, IoResult, MemoryRegion, Op};
+use conformance::Suite;
+use drivers::mem::{MemDevice, Options};
+use std::rc::Rc;
+
+const MIB: u64 = 1 << 20;
+
+fn name(text: &str) -> Name {
+    Name::new(text).unwrap()
+}
+
+fn disk(size: u64) -> Arc<dyn Device> {
+    Arc::new(MemDevice::new(&Options::new(size)).unwrap())
+}
+
+fn pool(device: &Arc<dyn Device>) -> Pool {
+    Pool::create(device.clone(), name("data")).unwrap()
+}
+
+fn pieces(pool: &Pool) -> Vec<(String, u64, usize)> {
+    pool.volumes().iter().map(|info| (info.name.to_string(), info.size, info.pieces)).collect()
+}
+
+#[test]
+fn volumes_are_made_found_again_grown_renamed_and_removed() {
+    let device = disk(64 * MIB);
+    let pool = pool(&device);
+    assert_eq!(pool.room(), (60 * MIB, 60 * MIB));
+    let one = pool.create_volume(name("one"), 10 * MIB).unwrap();
+    pool.create_volume(name("two"), 5 * MIB + 512).unwrap();
+    assert_eq!(pool.room().1, 44 * MIB);
+    assert_eq!(pool.rename_volume("two", name("other")).unwrap().name, name("other"));
+    assert_eq!(pool.rename_volume("other", name("other")).unwrap().size, 5 * MIB + 512);
+    // Behind it there is another; the last of all has room behind it.
+    assert_eq!(pool.grow_volume("one", 12 * MIB).unwrap().pieces, 2);
+    assert_eq!(pool.grow_volume("one", 13 * MIB).unwrap().pieces, 2);
+    assert_eq!(pool.grow_volume("other", 6 * MIB).unwrap().pieces, 1, "its last unit had room");
+    let before = pool.volumes();
+    drop(pool);
+    let pool = Pool::open(device).unwrap();
+    assert_eq!((pool.volumes(), pool.identity().0), (before, name("data")));
+    assert_eq!(pool.delete_volume(&one.uuid.to_string()).unwrap().name, name("one"));
+    assert_eq!(pieces(&pool), [("other".to_owned(), 6 * MIB, 1)]);
+    assert_eq!(pool.room().1, 54 * MIB);
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
+    let device = disk(16 * MIB);
+    let said = |result: Result<Info, PoolError>| result.unwrap_err().to_string();
+    let no_pool = Pool::open(device.clone()).err().unwrap().to_string();
+    assert_eq!(no_pool, "mem: no pool is there");
+    let pool = pool(&device);
+    pool.create_volume(name("one"), MIB).unwrap();
+    let before = pool.volumes();
+    assert_eq!(said(pool.create_volume(name("one"), MIB)), "there is a volume one already");
+    assert_eq!(said(pool.create_volume(name("x"), 12 * MIB)), "12582912 bytes: 11534336 are free");
+    assert_eq!(said(pool.create_volume(name("x"), 0)), "a volume of 0 bytes: there is nothing in it");
+    assert!(said(pool.create_volume(name("x"), 1000)).ends_with("the device has blocks of 512 bytes"));
+    assert!(said(pool.create_volume(name("x"), u64::MAX - 511)).ends_with("11534336 are free"));
+    assert_eq!(said(pool.grow_volume("one", MIB)), "a volume of 1048576 bytes: one has 1048576 already");
+    assert_eq!(said(pool.grow_volume("x", MIB)), "there is no volume \"x\"");
+    assert_eq!(said(pool.delete_volume("")), "there is no volume \"\"");
+    pool.create_volume(name("two"), MIB).unwrap();
+    assert_eq!(said(pool.rename_volume("two", name("one"))), "there is a volume one already");
+    let open = pool.open_volume("one").unwrap();
+    assert_eq!(said(pool.delete_volume("one")), "volume one is in use");
+    drop(open);
+    pool.delete_volume("two").unwrap();
+    assert_eq!(pool.volumes(), before);
+    let again = Pool::create(device, name("x")).err().unwrap().to_string();
+    assert_eq!(again, "mem: the pool data is there");
+    let small = Pool::create(disk(4 * MIB), name("x")).err().unwrap().to_string();
+    assert_eq!(small, "mem has 4194304 bytes: a pool needs 5242880");
+}
+
+#[test]
+fn a_device_that_has_become_smaller_than_its_pool_is_not_opened() {
+    let device = Arc::new(MemDevice::new(&Options::new(64 * MIB)).unwrap());
+    let base: Arc<dyn Device> = device.clone();
+    drop(pool(&base));
+    device.resize(63 * MIB).unwrap();
+    let refusal = Pool::open(base).err().unwrap().to_string();
+    assert_eq!(refusal, "mem has 66060288 bytes: a pool needs 67108864");
+}
+
+#[test]
+fn units_are_whole_stripes() {
+    let unit = |optimal_io_size| unit_of(&Limits { optimal_io_size, ..Limits::new(MIB) });
+    assert_eq!(
+        [0, 4096, 256 << 10, 320 << 10, 3 << 20, 1000].map(unit),
+        [MIB, MIB, MIB, (320 << 10) * 4, 3 * MIB, MIB]
+    );
+}
+
+#[test]
+fn a_volume_in_one_piece_passes_the_suite_and_grows_in_place() {
+    let pool = pool(&disk(64 * MIB));
+    pool.create_volume(name("one"), 32 * MIB).unwrap();
+    let volume = pool.open_volume("one").unwrap();
+    Suite::new(volume).on_grow(move || drop(pool.grow_volume("one", 40 * MIB).unwrap())).run();
+}
+
+#[test]
+fn a_volume_in_many_pieces_passes_the_suite_and_grows_to_another_place() {
+    let pool = pool(&disk(128 * MIB));
+    // Every other unit is somebody else's.
+    for number in 0..40 {
+        pool.create_volume(name(&format!("v{number}")), MIB).unwrap();
+    }
+    (0..40).step_by(2).for_each(|number| drop(pool.delete_volume(&format!("v{number}")).unwrap()));
+    let rest = pool.room().1 - 20 * MIB;
+    pool.create_volume(name("rest"), rest).unwrap();
+    assert_eq!(pool.create_volume(name("one"), 18 * MIB).unwrap().pieces, 18);
+    let volume = pool.open_volume("one").unwrap();
+    Suite::new(volume).on_grow(move || drop(pool.grow_volume("one", 20 * MIB).unwrap())).run();
+}
+
+/// Reads or writes a block of a device.
+fn transfer(device: &Arc<dyn Device>, op: Op, offset: u64, fill: u8) -> (IoResult, u8) {
+    let device = device.clone();
+    reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        let mut buffer = reactor::BufferPool::default().take(512).await;
+        buffer.as_mut_slice().fill(fill);
+        let (buffer, result) = buffer.transfer(&*channel, op, block::Flags::NONE, offset).await;
+        (result, buffer.as_slice()[0])
+    })
+}
+
+#[test]
+fn who_has_a_volume_open_shares_its_bytes_and_sees_nobody_elses() {
+    let device = disk(32 * MIB);
+    let pool = pool(&device);
+    for volume in ["one", "two"] {
+        pool.create_volume(name(volume), 4 * MIB).unwrap();
+    }
+    let [one, same, two] = ["one", "one", "two"].map(|key| pool.open_volume(key).unwrap() as Arc<dyn Device>);
+    assert_eq!(transfer(&one, Op::Write, 4 * MIB - 512, 7), (Ok(()), 7));
+    assert_eq!(transfer(&same, Op::Read, 4 * MIB - 512, 0), (Ok(()), 7));
+    assert_eq!(transfer(&two, Op::Read, 0, 1), (Ok(()), 0));
+    assert_eq!(transfer(&one, Op::Write, 4 * MIB, 7).0, Err(IoError::OutOfRange));
+    pool.grow_volume("one", 5 * MIB).unwrap();
+    assert_eq!((one.limits().capacity, same.limits().capacity), (5 * MIB, 5 * MIB));
+    assert_eq!(transfer(&same, Op::Read, 4 * MIB, 1), (Ok(()), 0));
+    // What was another's is zeroes for who gets it next.
+    drop((one, same));
+    pool.delete_volume("one").unwrap();
+    pool.create_volume(name("new"), 9 * MIB).unwrap();
+    let new: Arc<dyn Device> = pool.open_volume("new").unwrap();
+    for offset in (0..9 * MIB).step_by(512 << 10) {
+        assert_eq!(transfer(&new, Op::Read, offset, 1), (Ok(()), 0));
+    }
+    assert_eq!(transfer(&new, Op::Read, 4 * MIB - 512, 1), (Ok(()), 0));
+}
+
+/// A device with a volatile cache that remembers in which order it was written.
+struct Recorder {
+    limits: Limits,
+    log: Arc<Mutex<Vec<Entry>>>,
+}
+
+#[derive(Clone)]
+enum Entry {
+    Write(u64, Vec<u8>),
+    Flush,
+}
+
+struct RecorderChannel {
+    limits: Limits,
+    log: Arc<Mutex<Vec<Entry>>>,
+}
+
+/// What a device holds after these entries, of which those that were not flushed may be lost or torn, as `choose` says: how
+/// many bytes of each have arrived.
+fn image(log: &[Entry], len: u64, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
+    let flushed = log.iter().rposition(|entry| matches!(entry, Entry::Flush)).unwrap_or(0);
+    let mut bytes = vec![0xee; len as usize];
+    for (place, entry) in log.iter().enumerate() {
+        if let Entry::Write(offset, data) = entry {
+            let arrived = if place < flushed { data.len() } else { choose(data.len()) };
+            bytes[*offset as usize..][..arrived].copy_from_slice(&data[..arrived]);
+        }
+    }
+    bytes
+}
+
+impl Device for Recorder {
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(RecorderChannel { limits: self.limits.clone(), log: self.log.clone() }))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, _region: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _region: &MemoryRegion) {}
+}
+
+impl Channel for RecorderChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let mut log = self.log.lock().unwrap();
+        let mut bytes = vec![0; req.len as usize];
+        match req.op {
+            Op::Flush => log.push(Entry::Flush),
+            Op::Write => {
+                req.data.copy_to(&mut bytes);
+                log.push(Entry::Write(offset, bytes));
+            }
+            Op::WriteZeroes => log.push(Entry::Write(offset, bytes)),
+            Op::Read => {
+                let now = image(&log, self.limits.capacity, |len| len);
+                req.data.copy_from(&now[offset as usize..][..bytes.len()]);
+            }
+            Op::Discard => {}
+        }
+        IoFuture::ready(Ok(()))
+    }
+}
+
+/// Whatever of what was not flushed is lost, the pool is what it was before the change or after it, and what was
+/// acknowledged is there; and a volume never shows what its units held before.
+#[test]
+fn a_loss_of_power_at_any_moment_leaves_the_old_or_the_new_table() {
+    const LEN: u64 = 8 * MIB;
+    let limits = Limits { volatile_cache: true, ..Limits::new(LEN) };
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let device: Arc<dyn Device> = Arc::new(Recorder { limits, log: log.clone() });
+    let pool = pool(&device);
+    let steps: [(&str, &dyn Fn()); 6] = [
+        ("create", &|| drop(pool.create_volume(name("one"), MIB).unwrap())),
+        ("create", &|| drop(pool.create_volume(name("two"), MIB).unwrap())),
+        ("grow", &|| drop(pool.grow_volume("one", 2 * MIB).unwrap())),
+        ("rename", &|| drop(pool.rename_volume("one", name("other")).unwrap())),
+        ("delete", &|| drop(pool.delete_volume("two").unwrap())),
+        ("create", &|| drop(pool.create_volume(name("three"), 2 * MIB).unwrap())),
+    ];
+    let mut state = 11u64; // xorshift64
+    let mut below = move |limit: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % limit
+    };
+    let mut crashes = 0;
+    for (what, step) in steps {
+        let (first, before) = (log.lock().unwrap().len(), pool.volumes());
+        step();
+        let (entries, after) = (log.lock().unwrap().clone(), pool.volumes());
+        for end in first..=entries.len() {
+            for round in 0..6 {
+                let bytes = image(&entries[..end], LEN, |len| match (round, below(3)) {
+                    (0, _) | (1.., 0) => 0,
+                    (1, _) | (2.., 1) => len,
+                    _ => below(len as u64 / 512) as usize * 512,
+                });
+                let left = Pool::open(ram(&bytes)).unwrap();
+                crashes += 1;
+                let found = left.volumes();
+                assert!(found == before || found == after, "{what}, {end}: {found:?}");
+                assert!(end < entries.len() || found == after, "{what}: acknowledged, and lost");
+                if found == after {
+                    for info in &after {
+                        let volume: Arc<dyn Device> = left.open_volume(info.name.as_str()).unwrap();
+                        for offset in (0..info.size).step_by(256 << 10) {
+                            assert_eq!(transfer(&volume, Op::Read, offset, 1), (Ok(()), 0), "{what}, {end}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(crashes > 100, "{crashes}");
+}
+
+/// A device in memory that holds these bytes.
+fn ram(bytes: &[u8]) -> Arc<dyn Device> {
+    let device = disk(bytes.len() as u64);
+    let (base, bytes) = (device.clone(), bytes.to_vec());
+    reactor::run(async move {
+        let channel = base.open_channel().unwrap();
+        let pool = reactor::BufferPool::default();
+        for (number, part) in bytes.chunks(reactor::MAX_BUFFER).enumerate() {
+            let mut buffer = pool.take(part.len()).await;
+            buffer.as_mut_slice().copy_from_slice(part);
+            let at = (number * reactor::MAX_BUFFER) as u64;
+            buffer.transfer(&*channel, Op::Write, block::Flags::NONE, at).await.1.unwrap();
+        }
+    });
+    device
+}
