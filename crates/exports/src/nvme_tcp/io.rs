@@ -109,8 +109,12 @@ impl Session {
         if Session::room(entry)? != len as usize {
             return Err(Status::INVALID_SGL_LENGTH.into());
         }
-        place.admit_read()?;
         let memory = link.memory(len as usize).await;
+        // Now that nothing is waited for any more.
+        if let Err(status) = place.admit_read() {
+            link.release(Some(memory));
+            return Err(status.into());
+        }
         // SAFETY: the memory outlives the transfer, which is awaited here.
         let data = unsafe { memory.data() };
         let result = place.target.transfer(Op::Read, Flags::NONE, offset, data).await;

@@ -220,7 +220,7 @@ pub(super) async fn change(
     };
     let is_to_wait = subsystem.registrar.run(work).await.unwrap_or(Err(Status::INTERNAL_ERROR))?;
     let (export, host) = (&*subsystem.export, host.nqn.as_str());
-    tracing::info!(export, namespace = nsid, host, ?change, "reservations have changed");
+    tracing::debug!(export, namespace = nsid, host, ?change, "reservations have changed");
     if is_to_wait {
         fence::wait_for_writes(number, &subsystem.registrar.cores).await;
     }
