@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Most bytes of the file: some three thousand hosts.
-pub(crate) const MAX_FILE_BYTES: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The secrets between the target and one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,9 +29,9 @@ pub struct HostKeys {
 #[derive(Clone, Debug, Default)]
 pub struct Keys(BTreeMap<Nqn, Arc<HostKeys>>);
 
-/// Why a file is no list of secrets.
+/// Why a file is no list of secrets, one line for each host; `F`: what can be wrong with a line.
 #[derive(Debug, thiserror::Error)]
-pub enum KeysError {
+pub enum KeysError<F = Fault> {
     /// It cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
@@ -43,7 +43,7 @@ pub enum KeysError {
         /// Which line, from 1 on.
         line: usize,
         /// What is wrong.
-        fault: Fault,
+        fault: F,
     },
     /// It names nobody.
     #[error("{path}: no host is in it", path = .0.display())]
@@ -70,10 +70,21 @@ pub enum Fault {
     Same,
 }
 
-/// The lines of a file that say something, with their numbers from 1 on.
-pub(crate) fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let trimmed = (1..).zip(text.lines().map(str::trim));
-    trimmed.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+/// Reads a file, each line of which `insert` takes: empty ones and those that begin with `#` say nothing.
+pub(crate) fn read_lines<F>(
+    path: &Path,
+    mut insert: impl FnMut(&str) -> Result<(), F>,
+) -> Result<(), KeysError<F>> {
+    let text = read_secret(path, MAX_FILE_BYTES)?;
+    let mut is_empty = true;
+    for (number, line) in (1..).zip(text.lines().map(str::trim)) {
+        if !line.is_empty() && !line.starts_with('#') {
+            let wrong = |fault| KeysError::Line { path: path.to_owned(), line: number, fault };
+            insert(line).map_err(wrong)?;
+            is_empty = false;
+        }
+    }
+    if is_empty { Err(KeysError::Empty(path.to_owned())) } else { Ok(()) }
 }
 
 impl Keys {
@@ -82,15 +93,8 @@ impl Keys {
     /// # Errors
     /// When it cannot be read, or a line of it is wrong.
     pub fn read(path: &Path) -> Result<Keys, KeysError> {
-        let text = read_secret(path, MAX_FILE_BYTES)?;
         let mut keys = Keys::default();
-        for (line, text) in lines(&text) {
-            let wrong = |fault| KeysError::Line { path: path.to_owned(), line, fault };
-            keys.insert(text).map_err(wrong)?;
-        }
-        if keys.0.is_empty() {
-            return Err(KeysError::Empty(path.to_owned()));
-        }
+        read_lines(path, |line| keys.insert(line))?;
         Ok(keys)
     }
 

@@ -17,15 +17,16 @@
 //! Source: NVMe/TCP Transport Specification 1.0, 3.6.1.3 to 3.6.1.5; RFC 5869, RFC 8446 section 7.1; the older labels were
 //! found by looking at what nvme-cli 2.13 put into the kernel's keyring.
 
-use crate::key::{FileError, decode, read_secret};
+use crate::KeyError;
+use crate::key::decode;
+use crate::keys::{KeysError, read_lines};
 use crate::response::mac;
-use crate::{KeyError, keys};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nvme::fabrics::auth::Hash;
 use nvme::fabrics::{Nqn, NqnError};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use zeroize::Zeroizing;
 
 /// What a key's text starts with.
@@ -155,27 +156,6 @@ pub fn named_by(identity: &str) -> Option<(Nqn, Nqn)> {
 #[derive(Clone, Debug, Default)]
 pub struct TlsKeys(BTreeMap<Nqn, TlsKey>);
 
-/// Why a file is no list of keys.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsKeysError {
-    /// It cannot be read.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A line is wrong.
-    #[error("{path}, line {line}: {fault}", path = .path.display())]
-    Line {
-        /// Which file.
-        path: PathBuf,
-        /// Which line, from 1 on.
-        line: usize,
-        /// What is wrong.
-        fault: TlsFault,
-    },
-    /// It names nobody.
-    #[error("{path}: no host is in it", path = .0.display())]
-    Empty(PathBuf),
-}
-
 /// What is wrong with a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsFault {
@@ -198,16 +178,9 @@ impl TlsKeys {
     ///
     /// # Errors
     /// When it cannot be read, or a line of it is wrong.
-    pub fn read(path: &Path) -> Result<TlsKeys, TlsKeysError> {
-        let text = read_secret(path, keys::MAX_FILE_BYTES)?;
+    pub fn read(path: &Path) -> Result<TlsKeys, KeysError<TlsFault>> {
         let mut keys = TlsKeys::default();
-        for (line, text) in keys::lines(&text) {
-            let wrong = |fault| TlsKeysError::Line { path: path.to_owned(), line, fault };
-            keys.insert(text).map_err(wrong)?;
-        }
-        if keys.0.is_empty() {
-            return Err(TlsKeysError::Empty(path.to_owned()));
-        }
+        read_lines(path, |line| keys.insert(line))?;
         Ok(keys)
     }
 
