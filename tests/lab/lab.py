@@ -11,7 +11,7 @@ import paths
 import workload
 from runner import Skipped
 from server import QemuStorageDaemon, Server
-from vm import Disk, Guest, Stalled
+from vm import Disk, EmulatorError, Guest
 
 IMAGE_MIB = 256
 FEATURE_RING_PACKED = 34  # VIRTIO_F_RING_PACKED, virtio 1.2 section 6
@@ -79,7 +79,7 @@ class Lab:
         """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
         errors = workload.kernel_errors(self.guest)
         if errors and self.guest.has_stalled() and all("Call Trace" in line for line in errors.splitlines()):
-            raise Stalled(f"the guest's kernel was stalled:\n{errors}")
+            raise EmulatorError(f"the guest's kernel was stalled:\n{errors}")
         assert not errors, f"the guest's kernel complains:\n{errors}"
         refused = self.guest.sh(f"grep -hs '{workload.REFUSED}' /run/*.out || true")
         assert not refused, f"a server in the guest: {refused}"

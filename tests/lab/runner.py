@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 
-from vm import Stalled, die_with_parent, exit_on_sigterm
+from vm import EmulatorError, die_with_parent, exit_on_sigterm
 
 TEST_TIMEOUT_S = 900  # a test takes 10 to 60 s on a quiet machine, many times that on a busy one
 
@@ -54,21 +54,21 @@ class Outcome:
 
 
 def run_test(test, make, kind):
-    """Run one test, and once more if its guest was stalled; returns its Outcome."""
+    """Run one test, and once more if the emulator failed; returns its Outcome."""
     started = time.monotonic()
     try:
         return attempt(test, make, kind)
-    except Stalled as stall:
-        first = f"once more after {time.monotonic() - started:.0f} s, in which its guest was stalled: {stall}\n"
+    except EmulatorError as error:
+        first = f"once more after {time.monotonic() - started:.0f} s, in which the emulator failed: {error}\n"
     try:
         again = attempt(test, make, kind)
-    except Stalled as stall:
-        again = Outcome("failed", time.monotonic() - started, str(stall), f"stalled again: {stall}")
+    except EmulatorError as error:
+        again = Outcome("failed", time.monotonic() - started, str(error), f"the emulator failed again: {error}")
     return dataclasses.replace(again, details=first + again.details)
 
 
 def attempt(test, make, kind):
-    """Run one test; returns its Outcome. Raises Stalled when it says nothing."""
+    """Run one test; returns its Outcome. Raises EmulatorError when it says nothing."""
     started = time.monotonic()
     subject = make(test.__name__, kind)
     shutil.rmtree(subject.directory, ignore_errors=True)
@@ -81,7 +81,7 @@ def attempt(test, make, kind):
         return Outcome("passed", took(), note or "")
     except Skipped as reason:
         return Outcome("skipped", took(), str(reason))
-    except Stalled:
+    except EmulatorError:
         raise
     except Exception as error:  # whatever it is, the test failed, and the others still run
         details = traceback.format_exc(limit=-3) + subject.logs()

@@ -30,7 +30,7 @@ import paths
 from qmp import Qmp
 
 BOOT_TIMEOUT_S = 90  # 5 s on a quiet machine; a busy one emulates slowly
-# Emulating several processors, QEMU 10 now and then fails an assertion of its own (iotlb_to_section), or loses a timer, while
+# Emulating several processors, QEMU 10 now and then fails an assertion of its own (RACE), or loses a timer, while
 # the kernel starts. The drivers of what is tested are loaded later, and nothing has been written by then.
 BOOT_ATTEMPTS = 3
 MEMORY_MIB = 768
@@ -46,12 +46,14 @@ class GuestError(Exception):
     """The guest did not boot, died, ran out of time, or a command failed in it. Guest.logs may say why."""
 
 
-class Stalled(GuestError):
-    """The guest's kernel complains that something could not run for 21 s and more, and a command ran out of time or nothing
-    else is wrong. An emulated processor that loses a timer or an interrupt does that; the test is worth another attempt."""
+class EmulatorError(GuestError):
+    """It was the emulator: the test is worth another attempt. Either QEMU has failed an assertion that emulated processors
+    race for; or the guest's kernel complains that something could not run for 21 s and more, as when a processor loses a
+    timer or an interrupt, and a command ran out of time or nothing else is wrong."""
 
 
 STALL = re.compile(r"rcu: .*(detected|self-detected) .*stall")  # Documentation/RCU/stallwarn.rst
+RACE = "iotlb_to_section: Assertion"  # of QEMU 10 with several processors
 
 
 @dataclasses.dataclass
@@ -195,7 +197,7 @@ class Guest:
 
     def out_of_time(self, doing):
         """What is to be raised when the guest does not answer in time."""
-        return (Stalled if self.has_stalled() else GuestError)(f"out of time: {doing}")
+        return (EmulatorError if self.has_stalled() else GuestError)(f"out of time: {doing}")
 
     def close(self):
         if self.process is not None and self.process.poll() is None:
@@ -280,7 +282,8 @@ class Guest:
     def _fail_if_dead(self, doing):
         code = self.process.poll()
         if code is not None:
-            raise GuestError(f"QEMU ended with code {code}: {doing}")
+            is_race = RACE in paths.tail(os.path.join(self.directory, "qemu.log"))
+            raise (EmulatorError if is_race else GuestError)(f"QEMU ended with code {code}: {doing}")
 
 
 def parse_disk(text):
