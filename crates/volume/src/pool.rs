@@ -1,7 +1,7 @@
 //! A pool: a device, and the volumes on it.
 //!
-//! Everything here waits for the device, on a core of its own: it is for control threads, not for cores. A change is
-//! durable when it returns; one that fails has not happened.
+//! Everything here waits for the device, which a core is asked to work with: it is for control threads, not for cores. A
+//! change is durable when it returns; one that fails has not happened.
 
 use crate::device::{Shared, Volume};
 use crate::extents::{Extent, allocate};
@@ -9,8 +9,8 @@ use crate::name::{Name, Uuid};
 use crate::store::{self, RESERVED, ReadError};
 use crate::table::{ALIGNMENT, DecodeError, Record, Table};
 use block::{Channel, Device, DeviceError, IoError, Limits, Request};
+use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The least that a unit should have: a thousand volumes on a hundred terabytes are a table of a few kilobytes.
@@ -19,6 +19,8 @@ const UNIT: u64 = 1 << 20;
 /// A device with volumes on it.
 pub struct Pool {
     device: Arc<dyn Device>,
+    /// Who reads and writes the table. It is there as long as the device: arrays stay with the core that had them first.
+    core: CoreRef,
     state: Mutex<State>,
 }
 
@@ -76,6 +78,9 @@ pub enum PoolError {
     /// The device failed.
     #[error("{0}: {1}")]
     Io(String, IoError),
+    /// The core that works with the device has ended.
+    #[error(transparent)]
+    Core(#[from] CoreStopped),
     /// The system gave no random bytes.
     #[error("no UUID can be made: {0}")]
     Random(std::io::Error),
@@ -101,9 +106,9 @@ impl Pool {
     ///
     /// # Errors
     /// When the device has one already, is too small, or fails. What else may be on it is for the caller to find out.
-    pub fn create(device: Arc<dyn Device>, name: Name) -> Result<Pool, PoolError> {
+    pub fn create(device: Arc<dyn Device>, name: Name, core: CoreRef) -> Result<Pool, PoolError> {
         let (limits, of) = (device.limits(), device.name().to_owned());
-        match read(&device) {
+        match read(&device, &core) {
             Ok(table) => return Err(PoolError::Exists(of, table.name)),
             Err(PoolError::Read(_, ReadError::Decode(DecodeError::None | DecodeError::Checksum))) => {}
             Err(error) => return Err(error),
@@ -119,22 +124,22 @@ impl Pool {
         for sequence in [1, 2] {
             let table =
                 Table { pool, name: name.clone(), sequence, unit, data_offset, units, volumes: Vec::new() };
-            write(&device, &table)?;
+            write(&device, &core, &table)?;
         }
-        Pool::open(device)
+        Pool::open(device, core)
     }
 
     /// Opens the pool on a device.
     ///
     /// # Errors
     /// When there is none, or the device is smaller than the pool.
-    pub fn open(device: Arc<dyn Device>) -> Result<Pool, PoolError> {
-        let table = read(&device)?;
+    pub fn open(device: Arc<dyn Device>, core: CoreRef) -> Result<Pool, PoolError> {
+        let table = read(&device, &core)?;
         let (needs, has) = (table.data_offset + table.unit * table.units, device.limits().capacity);
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
         }
-        Ok(Pool { device, state: Mutex::new(State { table, open: HashMap::new() }) })
+        Ok(Pool { device, core, state: Mutex::new(State { table, open: HashMap::new() }) })
     }
 
     /// Its name and its identity.
@@ -283,14 +288,14 @@ impl Pool {
             .map(|extent| (table.data_offset + extent.start * table.unit, extent.len * table.unit))
             .collect();
         let limits = self.device.limits();
-        on(&self.device, async move |channel: &dyn Channel| {
+        on(&self.device, &self.core, async move |channel: &dyn Channel| {
             for (offset, len) in ranges {
                 store::zero(channel, &limits, offset, len).await?;
             }
             // Before the table: a volume must never show what was there before.
             channel.submit(&Request::flush(), 0).await
         })?;
-        write(&self.device, &table)?;
+        write(&self.device, &self.core, &table)?;
         state.table = table;
         Ok(())
     }
@@ -331,30 +336,27 @@ fn room_for(table: &Table, units: u64, after: Option<u64>) -> Result<Vec<Extent>
     allocate(&table.holes(), units, after).ok_or_else(full)
 }
 
-fn read(device: &Arc<dyn Device>) -> Result<Table, PoolError> {
-    let base = device.clone();
-    let table = reactor::run(async move {
-        let channel = base.open_channel()?;
-        Ok::<_, DeviceError>(store::read(&*channel).await)
-    })?;
+fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Table, PoolError> {
+    let table = on(device, core, async |channel: &dyn Channel| Ok(store::read(channel).await))?;
     table.map_err(|error| PoolError::Read(device.name().to_owned(), error))
 }
 
-fn write(device: &Arc<dyn Device>, table: &Table) -> Result<(), PoolError> {
+fn write(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result<(), PoolError> {
     let (bytes, sequence) = (table.encode().map_err(PoolError::TooMany)?, table.sequence);
-    on(device, async move |channel| store::write(channel, &bytes, sequence).await)
+    on(device, core, async move |channel: &dyn Channel| store::write(channel, &bytes, sequence).await)
 }
 
-/// Runs `work` with a channel of the device, on a core that lasts as long.
-fn on<F>(device: &Arc<dyn Device>, work: F) -> Result<(), PoolError>
+/// Runs `work` with a channel of the device, on the core.
+fn on<R, F>(device: &Arc<dyn Device>, core: &CoreRef, work: F) -> Result<R, PoolError>
 where
-    F: AsyncFnOnce(&dyn Channel) -> Result<(), IoError> + 'static,
+    R: Send + 'static,
+    F: AsyncFnOnce(&dyn Channel) -> Result<R, IoError> + Send + 'static,
 {
     let base = device.clone();
-    let result = reactor::run(async move {
-        let channel: Rc<dyn Channel> = base.open_channel()?;
+    let result = core.block_on(move |_| async move {
+        let channel = base.open_channel()?;
         Ok::<_, DeviceError>(work(&*channel).await)
-    })?;
+    })??;
     result.map_err(|error| PoolError::Io(device.name().to_owned(), error))
 }
 

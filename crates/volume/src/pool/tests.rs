@@ -4,6 +4,7 @@ use super::*;
 use block::{IoFuture, IoResult, MemoryRegion, Op};
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
+use reactor::{CoreConfig, Cores};
 use std::rc::Rc;
 
 const MIB: u64 = 1 << 20;
@@ -16,8 +17,18 @@ fn disk(size: u64) -> Arc<dyn Device> {
     Arc::new(MemDevice::new(&Options::new(size)).unwrap())
 }
 
+/// The core that all tests share.
+fn core() -> CoreRef {
+    static CORES: std::sync::OnceLock<Cores> = std::sync::OnceLock::new();
+    CORES.get_or_init(|| Cores::start(&[CoreConfig::default()]).unwrap()).get(0)
+}
+
+fn open(device: Arc<dyn Device>) -> Result<Pool, PoolError> {
+    Pool::open(device, core())
+}
+
 fn pool(device: &Arc<dyn Device>) -> Pool {
-    Pool::create(device.clone(), name("data")).unwrap()
+    Pool::create(device.clone(), name("data"), core()).unwrap()
 }
 
 fn pieces(pool: &Pool) -> Vec<(String, u64, usize)> {
@@ -40,7 +51,7 @@ fn volumes_are_made_found_again_grown_renamed_and_removed() {
     assert_eq!(pool.grow_volume("other", 6 * MIB).unwrap().pieces, 1, "its last unit had room");
     let before = pool.volumes();
     drop(pool);
-    let pool = Pool::open(device).unwrap();
+    let pool = open(device).unwrap();
     assert_eq!((pool.volumes(), pool.identity().0), (before, name("data")));
     assert_eq!(pool.delete_volume(&one.uuid.to_string()).unwrap().name, name("one"));
     assert_eq!(pieces(&pool), [("other".to_owned(), 6 * MIB, 1)]);
@@ -51,7 +62,7 @@ fn volumes_are_made_found_again_grown_renamed_and_removed() {
 fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
     let device = disk(16 * MIB);
     let said = |result: Result<Info, PoolError>| result.unwrap_err().to_string();
-    let no_pool = Pool::open(device.clone()).err().unwrap().to_string();
+    let no_pool = open(device.clone()).err().unwrap().to_string();
     assert_eq!(no_pool, "mem: no pool is there");
     let pool = pool(&device);
     pool.create_volume(name("one"), MIB).unwrap();
@@ -71,9 +82,9 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
     drop(open);
     pool.delete_volume("two").unwrap();
     assert_eq!(pool.volumes(), before);
-    let again = Pool::create(device, name("x")).err().unwrap().to_string();
+    let again = Pool::create(device, name("x"), core()).err().unwrap().to_string();
     assert_eq!(again, "mem: the pool data is there");
-    let small = Pool::create(disk(4 * MIB), name("x")).err().unwrap().to_string();
+    let small = Pool::create(disk(4 * MIB), name("x"), core()).err().unwrap().to_string();
     assert_eq!(small, "mem has 4194304 bytes: a pool needs 5242880");
 }
 
@@ -83,7 +94,7 @@ fn a_device_that_has_become_smaller_than_its_pool_is_not_opened() {
     let base: Arc<dyn Device> = device.clone();
     drop(pool(&base));
     device.resize(63 * MIB).unwrap();
-    let refusal = Pool::open(base).err().unwrap().to_string();
+    let refusal = open(base).err().unwrap().to_string();
     assert_eq!(refusal, "mem has 66060288 bytes: a pool needs 67108864");
 }
 
@@ -122,13 +133,14 @@ fn a_volume_in_many_pieces_passes_the_suite_and_grows_to_another_place() {
 /// Reads or writes a block of a device.
 fn transfer(device: &Arc<dyn Device>, op: Op, offset: u64, fill: u8) -> (IoResult, u8) {
     let device = device.clone();
-    reactor::run(async move {
+    let transfer = move |_| async move {
         let channel = device.open_channel().unwrap();
         let mut buffer = reactor::BufferPool::default().take(512).await;
         buffer.as_mut_slice().fill(fill);
         let (buffer, result) = buffer.transfer(&*channel, op, block::Flags::NONE, offset).await;
         (result, buffer.as_slice()[0])
-    })
+    };
+    core().block_on(transfer).unwrap()
 }
 
 #[test]
@@ -269,7 +281,7 @@ fn a_loss_of_power_at_any_moment_leaves_the_old_or_the_new_table() {
                     (1, _) | (2.., 1) => len,
                     _ => below(len as u64 / 512) as usize * 512,
                 });
-                let left = Pool::open(ram(&bytes)).unwrap();
+                let left = open(ram(&bytes)).unwrap();
                 crashes += 1;
                 let found = left.volumes();
                 assert!(found == before || found == after, "{what}, {end}: {found:?}");
@@ -292,7 +304,7 @@ fn a_loss_of_power_at_any_moment_leaves_the_old_or_the_new_table() {
 fn ram(bytes: &[u8]) -> Arc<dyn Device> {
     let device = disk(bytes.len() as u64);
     let (base, bytes) = (device.clone(), bytes.to_vec());
-    reactor::run(async move {
+    let fill = move |_| async move {
         let channel = base.open_channel().unwrap();
         let pool = reactor::BufferPool::default();
         for (number, part) in bytes.chunks(reactor::MAX_BUFFER).enumerate() {
@@ -301,6 +313,7 @@ fn ram(bytes: &[u8]) -> Arc<dyn Device> {
             let at = (number * reactor::MAX_BUFFER) as u64;
             buffer.transfer(&*channel, Op::Write, block::Flags::NONE, at).await.1.unwrap();
         }
-    });
+    };
+    core().block_on(fill).unwrap();
     device
 }
