@@ -47,9 +47,10 @@ class GuestError(Exception):
 
 
 class EmulatorError(GuestError):
-    """It was the emulator: the test is worth another attempt. Either QEMU has failed an assertion that emulated processors
-    race for; or the guest's kernel complains that something could not run for 21 s and more, as when a processor loses a
-    timer or an interrupt, and a command ran out of time or nothing else is wrong."""
+    """It was the emulator: the test is worth another attempt. QEMU has failed an assertion that emulated processors race
+    for; or the guest's kernel complains that something could not run for 21 s and more, as when a processor loses a timer or
+    an interrupt, and a command ran out of time or nothing else is wrong; or the kernel has panicked while a program had a PCI
+    function behind an emulated IOMMU: such a program has no way to the kernel's memory unless the IOMMU lets it through."""
 
 
 STALL = re.compile(r"rcu: .*(detected|self-detected) .*stall")  # Documentation/RCU/stallwarn.rst
@@ -193,7 +194,7 @@ class Guest:
         return "".join(f"--- {name}\n{text}\n" for name, text in tails if text)
 
     def has_stalled(self):
-        return STALL.search(paths.tail(os.path.join(self.directory, "console.log"), 10000)) is not None
+        return STALL.search(self._said("console.log")) is not None
 
     def out_of_time(self, doing):
         """What is to be raised when the guest does not answer in time."""
@@ -282,8 +283,13 @@ class Guest:
     def _fail_if_dead(self, doing):
         code = self.process.poll()
         if code is not None:
-            is_race = RACE in paths.tail(os.path.join(self.directory, "qemu.log"))
-            raise (EmulatorError if is_race else GuestError)(f"QEMU ended with code {code}: {doing}")
+            is_race = RACE in self._said("qemu.log")
+            is_let_through = any("iommu" in argument for argument in self.process.args) and "Kernel panic" in self._said("console.log")
+            kind = EmulatorError if is_race or is_let_through else GuestError
+            raise kind(f"QEMU ended with code {code}: {doing}")
+
+    def _said(self, log):
+        return paths.tail(os.path.join(self.directory, log), 10000)
 
 
 def parse_disk(text):
