@@ -197,15 +197,18 @@ impl StackPlan {
 }
 
 impl DevicePlan {
-    /// Opens the device and puts its layers on it.
+    /// Opens the device and puts its layers on it. A leaf that is in use is waited for; an array waits for its members
+    /// itself, for all of them together.
     ///
     /// # Errors
     /// What driver or layer say.
     pub fn open(&self) -> Result<Stack, DeviceError> {
-        let mut inside = Inside::default();
-        let device = self.open_inside(&mut inside)?;
-        let Inside { stats, arrays } = inside;
-        Ok(Stack { id: self.id.clone(), device, stats, arrays })
+        patiently(is_in_use, || {
+            let mut inside = Inside::default();
+            let device = self.open_inside(&mut inside)?;
+            let Inside { stats, arrays } = inside;
+            Ok(Stack { id: self.id.clone(), device, stats, arrays })
+        })
     }
 
     /// Whether what `has` asks holds for one of the leaves.
@@ -252,7 +255,7 @@ impl DevicePlan {
 
     fn open_inside(&self, inside: &mut Inside) -> Result<Arc<dyn Device>, DeviceError> {
         let base: Arc<dyn Device> = match &self.base {
-            Base::Leaf(config) => patiently(is_in_use, || config.open())?,
+            Base::Leaf(config) => config.open()?,
             Base::Join(config, children) => config
                 .join(children.iter().map(|child| child.open_inside(inside)).collect::<Result<_, _>>()?)?,
             Base::Array(config, children) => {
