@@ -53,7 +53,7 @@ class EmulatorError(GuestError):
     function behind an emulated IOMMU: such a program has no way to the kernel's memory unless the IOMMU lets it through."""
 
 
-STALL = re.compile(r"rcu: .*(detected|self-detected) .*stall")  # Documentation/RCU/stallwarn.rst
+STALL = re.compile(r"rcu: .*detected .*stall")  # Documentation/RCU/stallwarn.rst
 RACE = "iotlb_to_section: Assertion"  # of QEMU 10 with several processors
 
 

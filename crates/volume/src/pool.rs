@@ -124,7 +124,10 @@ impl Pool {
         for sequence in [1, 2] {
             let table =
                 Table { pool, name: name.clone(), sequence, unit, data_offset, units, volumes: Vec::new() };
-            write(&device, &core, &table)?;
+            let bytes = table.encode().map_err(PoolError::TooMany)?;
+            on(&device, &core, async move |channel: &dyn Channel| {
+                store::write(channel, &bytes, sequence).await
+            })?;
         }
         Pool::open(device, core)
     }
@@ -166,7 +169,7 @@ impl Pool {
     /// When the name is taken, there is no room, or the device fails.
     pub fn create_volume(&self, name: Name, size: u64) -> Result<Info, PoolError> {
         let mut state = self.lock();
-        if state.table.find(name.as_str()).is_some() {
+        if state.table.position(name.as_str()).is_some() {
             return Err(PoolError::Taken(name));
         }
         self.check_size(size)?;
@@ -282,20 +285,22 @@ impl Pool {
     fn commit(&self, state: &mut State, mut table: Table, added: &[Extent]) -> Result<(), PoolError> {
         table.sequence = state.table.sequence + 1;
         // What it cannot hold is found out before anything is written.
-        table.encode().map_err(PoolError::TooMany)?;
+        let bytes = table.encode().map_err(PoolError::TooMany)?;
         let ranges: Vec<(u64, u64)> = added
             .iter()
             .map(|extent| (table.data_offset + extent.start * table.unit, extent.len * table.unit))
             .collect();
-        let limits = self.device.limits();
+        let (limits, sequence) = (self.device.limits(), table.sequence);
         on(&self.device, &self.core, async move |channel: &dyn Channel| {
-            for (offset, len) in ranges {
-                store::zero(channel, &limits, offset, len).await?;
+            for (offset, len) in &ranges {
+                store::zero(channel, &limits, *offset, *len).await?;
             }
-            // Before the table: a volume must never show what was there before.
-            channel.submit(&Request::flush(), 0).await
+            if !ranges.is_empty() {
+                // Before the table: a volume must never show what was there before.
+                channel.submit(&Request::flush(), 0).await?;
+            }
+            store::write(channel, &bytes, sequence).await
         })?;
-        write(&self.device, &self.core, &table)?;
         state.table = table;
         Ok(())
     }
@@ -323,8 +328,7 @@ fn unit_of(limits: &Limits) -> u64 {
 }
 
 fn place(table: &Table, key: &str) -> Result<usize, PoolError> {
-    let found = table.find(key).ok_or_else(|| PoolError::NoVolume(key.into()))?.uuid;
-    Ok(table.volumes.iter().position(|volume| volume.uuid == found).expect("it was found"))
+    table.position(key).ok_or_else(|| PoolError::NoVolume(key.into()))
 }
 
 fn free(table: &Table) -> u64 {
@@ -339,11 +343,6 @@ fn room_for(table: &Table, units: u64, after: Option<u64>) -> Result<Vec<Extent>
 fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Table, PoolError> {
     let table = on(device, core, async |channel: &dyn Channel| Ok(store::read(channel).await))?;
     table.map_err(|error| PoolError::Read(device.name().to_owned(), error))
-}
-
-fn write(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result<(), PoolError> {
-    let (bytes, sequence) = (table.encode().map_err(PoolError::TooMany)?, table.sequence);
-    on(device, core, async move |channel: &dyn Channel| store::write(channel, &bytes, sequence).await)
 }
 
 /// Runs `work` with a channel of the device, on the core.

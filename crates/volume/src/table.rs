@@ -79,10 +79,10 @@ pub enum DecodeError {
 }
 
 impl Table {
-    /// The volume with this name or UUID.
-    pub fn find(&self, key: &str) -> Option<&Record> {
+    /// The place of the volume with this name or UUID.
+    pub fn position(&self, key: &str) -> Option<usize> {
         let uuid = Uuid::parse(key);
-        self.volumes.iter().find(|volume| Some(volume.uuid) == uuid || volume.name.as_str() == key)
+        self.volumes.iter().position(|volume| Some(volume.uuid) == uuid || volume.name.as_str() == key)
     }
 
     /// What is free, in units.

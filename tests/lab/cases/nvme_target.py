@@ -222,7 +222,8 @@ def hosts_that_share_a_disk_agree_on_who_writes(lab):
     server.start()
     options = "-i 2 --reconnect-delay 1 --ctrl-loss-tmo 600"
     for number, address in (1, "127.0.0.1"), (2, SECOND_ADDRESS):
-        guest.sh(f"nvme connect -t tcp -a {address} -s 4420 -n {NQN} --hostnqn {_host(number)} --hostid {_host_id(number)} {options}")
+        at = f"-t tcp -a {address} -s 4420"
+        guest.sh(_connect(options, host=_host(number), host_id=_host_id(number), at=at))
     guest.sh(_until("[ $(ls -d /dev/nvme[01]n* | wc -l) = 2 ]", 20))
     disks = guest.sh("ls /sys/block | grep nvme").split()
     one, two = (f"/dev/{next(disk for disk in disks if disk.startswith(f'nvme{n}'))}" for n in (0, 1))
@@ -261,8 +262,8 @@ def hosts_that_share_a_disk_agree_on_who_writes(lab):
 def the_stock_initiator_comes_through_tls(lab):
     blkio.require_trixie()
     guest = _boot(lab)
-    nvme, key = f"{blkio.TRIXIE_BIN}/nvme", f"{blkio.TRIXIE_BIN}/nvme gen-tls-key --hmac=1"
-    key = guest.sh(f"modprobe tls; key=$({key}); umask 077; echo '{HOST}' $key >/run/keys; echo $key").strip()
+    nvme = f"{blkio.TRIXIE_BIN}/nvme"
+    key = guest.sh(f"modprobe tls; key=$({nvme} gen-tls-key --hmac=1); umask 077; echo '{HOST}' $key >/run/keys; echo $key").strip()
     guest.sh("echo -e '[authenticate]\nkeyrings=.nvme' >/run/tlshd.conf")
     guest.start("tlshd", f"exec {blkio.TRIXIE_BIN}/tlshd -s -c /run/tlshd.conf")
     server = UblkServer(guest, f"{SLOW_FILE} {EXPORT},tls-keys=/run/keys --cores 0,1")
@@ -315,8 +316,8 @@ def _until(condition, seconds):
     return f"for i in $(seq {10 * seconds}); do {condition} && exit 0; sleep 0.1; done; exit 1"
 
 
-def _connect(options="", host=HOST, at=AT, nvme="nvme"):
-    return f"{nvme} connect {at} -n {NQN} --hostnqn {host} --hostid {HOST_ID} {options}"
+def _connect(options="", host=HOST, host_id=HOST_ID, at=AT, nvme="nvme"):
+    return f"{nvme} connect {at} -n {NQN} --hostnqn {host} --hostid {host_id} {options}"
 
 
 def _connect_to(guest, options):

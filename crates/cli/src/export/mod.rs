@@ -122,6 +122,15 @@ fn object(fields: Value) -> Map<String, Value> {
     }
 }
 
+/// How an export that `requires` TLS, or has it, or not, is described.
+fn tls_mode(requires: Option<bool>) -> &'static str {
+    match requires {
+        None => "off",
+        Some(false) => "allow",
+        Some(true) => "require",
+    }
+}
+
 /// A device's id as the serial number of a virtio-blk disk: as much of it as fits.
 fn serial_of(id: &str) -> String {
     const MAX: usize = 20; // virtio-blk's GET_ID

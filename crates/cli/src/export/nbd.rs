@@ -1,6 +1,6 @@
 //! `--export nbd:…`.
 
-use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object};
+use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object, tls_mode};
 use block::Device;
 use exports::nbd::{Address, Config, Nbd, Security};
 use exports::{Error, Export};
@@ -169,11 +169,7 @@ impl ExportConfig for NbdConfig {
             "name": name,
             "description": description,
             "clients": clients,
-            "tls": match tls {
-                None => "off",
-                Some(Security { is_required: false, .. }) => "allow",
-                Some(Security { is_required: true, .. }) => "require",
-            },
+            "tls": tls_mode(tls.as_ref().map(|tls| tls.is_required)),
         }))
     }
 

@@ -1,6 +1,6 @@
 //! `--export nvme-tcp:…`.
 
-use super::{CORES, ExportConfig, keep_listener, object};
+use super::{CORES, ExportConfig, keep_listener, object, tls_mode};
 use block::Device;
 use exports::nvme_tcp::{
     AccessState, Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp,
@@ -189,11 +189,7 @@ impl ExportConfig for NvmeTcpConfig {
             "nqn": nqn.as_str(),
             "hosts": hosts.iter().map(Nqn::as_str).collect::<Vec<_>>(),
             "authentication": auth.is_some(),
-            "tls": match tls {
-                None => "off",
-                Some(Security { is_required: true, .. }) => "require",
-                Some(_) => "allow",
-            },
+            "tls": tls_mode(tls.as_ref().map(|tls| tls.is_required)),
             "reservations": reservations,
             "queues": queues,
             "clients": clients,

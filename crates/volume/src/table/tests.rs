@@ -47,8 +47,9 @@ fn a_table_is_read_as_it_was_written() {
     assert_eq!((bytes[192 + 16 + 2], &bytes[192 + 40..192 + 43]), (0x30, &b"v1\0"[..]));
     bytes.extend([0xff; 100]);
     assert_eq!(Table::decode(&bytes), Ok(table()));
-    assert_eq!(table().find("v2"), table().find(&Uuid([2; 16]).to_string()));
-    assert_eq!(table().find("v3"), None);
+    assert_eq!(table().position("v2"), Some(1));
+    assert_eq!(table().position("v2"), table().position(&Uuid([2; 16]).to_string()));
+    assert_eq!(table().position("v3"), None);
     assert_eq!(table().holes().iter().map(|hole| hole.len).sum::<u64>(), 95);
 }
 

@@ -93,12 +93,9 @@ impl Store {
                 Some(Held { kind, holder: holder.parse()? })
             }
         };
-        let is_registered = |held: &Held| match held.kind.is_held_by_all() {
-            true => !keys.is_empty(),
-            false => keys.contains_key(&held.holder),
-        };
-        match held.as_ref().is_none_or(is_registered) {
-            true => Ok(Reservations { generation: stored.generation, keys, held, persists: true }),
+        let state = Reservations { generation: stored.generation, keys, held, persists: true };
+        match state.held.is_none() || state.keys.keys().any(|host| state.is_holder(host)) {
+            true => Ok(state),
             false => Err(invalid("the holder of the reservation is not registered".into())),
         }
     }
