@@ -1,7 +1,7 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit simulate soak mutants python fuzz lab capi clients install bench clean
+.PHONY: help build run test check unit simulate soak mutants python fuzz lab capi clients daemon web install bench clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
@@ -11,14 +11,14 @@ PREFIX ?= /usr/local
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## The release binaries, target/release/freestone and libblkio.so
-	cargo build --release --locked -p freestone -p blkio -p benches -p drivers --lib \
-	    --bin freestone --bin hot-path --example virtio_blk_check --example nvme_check
+build: ## The release binaries, target/release/freestone, freestoned and libblkio.so
+	cargo build --release --locked -p freestone -p daemon -p blkio -p benches -p drivers --lib \
+	    --bin freestone --bin freestoned --bin hot-path --example virtio_blk_check --example nvme_check
 
-run: ## The main job: a Linux guest works on a Freestone disk while its server is killed
+run: ## The main job: freestoned with an array, a volume and its page; a guest loses a disk of it. ONCE=1: and ends
 	tests/lab/setup
 	$(MAKE) build
-	tests/lab/demo
+	tests/lab/demo $(if $(ONCE),--once)
 
 check: ## Fast part: format, lints, structure, unit and conformance tests (under 10 minutes)
 	cargo fmt --all --check
@@ -64,9 +64,24 @@ capi: ## A test for every sentence of the C API, on every driver that this host 
 	tests/lab/setup
 	tests/capi/run
 
-install: ## The C library under PREFIX (/usr/local), with DESTDIR before it
+daemon: ## freestoned: its command line, its API against its document, a thousand volumes
+	$(MAKE) build
+	tests/daemon/run
+
+web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
+	$(MAKE) build
+	tests/web/run
+
+install: ## The C library, the programs, their manual pages and units under PREFIX (/usr/local), with DESTDIR before it
 	cargo build --release --locked -p blkio
 	crates/blkio/install $(PREFIX)
+	cargo build --release --locked -p freestone -p daemon --bin freestone --bin freestoned
+	install -D -t $(DESTDIR)$(PREFIX)/bin target/release/freestone target/release/freestoned
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system crates/daemon/systemd/freestoned.service crates/daemon/systemd/freestoned.socket
+	sed -i 's,/usr/bin,$(PREFIX)/bin,' $(DESTDIR)$(PREFIX)/lib/systemd/system/freestoned.service
+	target/release/freestone man $(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	target/release/freestone completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/freestone
 
 clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.so
 	tests/lab/setup
@@ -85,6 +100,9 @@ test: ## Everything: installs what is missing, passes all tests
 	$(MAKE) python
 	$(MAKE) fuzz
 	tests/clients/run
+	tests/daemon/run
+	tests/web/run --jobs 2
+	tests/lab/demo --once --listen 127.0.0.1:0
 	tests/lab/run --jobs 2
 
 bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/

@@ -17,6 +17,7 @@ MDADM = os.path.join(LAB, "root", "sbin", "mdadm")
 KERNEL, NEW_KERNEL = (os.path.join(LAB, name) for name in ("kernel", "kernel-new"))
 RELEASE = os.path.join(REPO, "target", "release")
 FREESTONE = os.environ.get("FREESTONE", os.path.join(RELEASE, "freestone"))
+FREESTONED = os.environ.get("FREESTONED", os.path.join(os.path.dirname(FREESTONE), "freestoned"))
 # Built with it.
 VIRTIO_BLK_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "virtio_blk_check")
 NVME_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "nvme_check")
@@ -28,8 +29,9 @@ def require_setup():
 
 
 def require_freestone():
-    if not os.access(FREESTONE, os.X_OK):
-        sys.exit(f"no program {FREESTONE}: run `make build`, or name another in the variable FREESTONE")
+    for program, variable in ((FREESTONE, "FREESTONE"), (FREESTONED, "FREESTONED")):
+        if not os.access(program, os.X_OK):
+            sys.exit(f"no program {program}: run `make build`, or name another in the variable {variable}")
 
 
 def accelerator():

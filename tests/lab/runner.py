@@ -140,13 +140,15 @@ def run_tests(tests, make, kind, options):
     return report
 
 
-def parse_arguments(description, kinds_option, kinds):
+def parse_arguments(description, kinds_option=None, kinds=(None,)):
     """The command line of a suite; kinds_option chooses what `make` of main() gets, the first of kinds by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="run the tests whose file or name contains one of these")
     parser.add_argument("--list", action="store_true", help="print the tests' names and stop")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument(kinds_option, dest="kind", choices=kinds, default=kinds[0])
+    parser.set_defaults(kind=kinds[0])
+    if kinds_option:
+        parser.add_argument(kinds_option, dest="kind", choices=kinds)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N tests at a time")
     return parser.parse_args()
 

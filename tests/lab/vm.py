@@ -49,8 +49,7 @@ class GuestError(Exception):
 class EmulatorError(GuestError):
     """It was the emulator: the test is worth another attempt. QEMU has failed an assertion that emulated processors race
     for; or the guest's kernel complains that something could not run for 21 s and more, as when a processor loses a timer or
-    an interrupt, and a command ran out of time or nothing else is wrong; or the kernel has panicked while a program had a PCI
-    function behind an emulated IOMMU: such a program has no way to the kernel's memory unless the IOMMU lets it through."""
+    an interrupt, and a command ran out of time or nothing else is wrong."""
 
 
 STALL = re.compile(r"rcu: .*detected .*stall")  # Documentation/RCU/stallwarn.rst
@@ -284,9 +283,7 @@ class Guest:
         code = self.process.poll()
         if code is not None:
             is_race = RACE in self._said("qemu.log")
-            is_let_through = any("iommu" in argument for argument in self.process.args) and "Kernel panic" in self._said("console.log")
-            kind = EmulatorError if is_race or is_let_through else GuestError
-            raise kind(f"QEMU ended with code {code}: {doing}")
+            raise (EmulatorError if is_race else GuestError)(f"QEMU ended with code {code}: {doing}")
 
     def _said(self, log):
         return paths.tail(os.path.join(self.directory, log), 10000)

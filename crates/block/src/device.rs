@@ -21,7 +21,8 @@ pub trait Channel {
 
 /// A block device as all cores share it: identity, limits, control. Never on the data path.
 pub trait Device: Send + Sync {
-    /// A name for people, e.g. `io_uring:disk.img`; log lines and errors carry it.
+    /// A name, e.g. `io_uring:disk.img`: log lines and errors carry it, and exports know a disk again by it, so it is the same
+    /// whenever the device is opened.
     fn name(&self) -> &str;
 
     /// What the device promises now.

@@ -2,8 +2,11 @@
 
 use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
+use crate::daemon::{
+    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, JobArgs, ManArgs, SupportArgs,
+    TopArgs, VolumeArgs,
+};
 use crate::discover::DiscoverArgs;
-use crate::export;
 use crate::info::InfoArgs;
 use crate::serve::ServeArgs;
 use crate::ublk::UblkArgs;
@@ -11,6 +14,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use graph::kinds;
 use graph::spec::{CpuList, Value};
 use reactor::{CoreConfig, PollWindow};
+use serving::export;
 
 /// Block devices for virtual machines, served fast.
 #[derive(Debug, Parser)]
@@ -34,6 +38,28 @@ pub enum Command {
     Discover(DiscoverArgs),
     /// Make RAID arrays, look after them, look into them
     Array(ArrayArgs),
+    /// Volumes of a daemon: make, grow, limit, remove them
+    Volume(VolumeArgs),
+    /// Exports of a daemon: what clients attach to
+    Export(ExportArgs),
+    /// Devices of a daemon: files, drives, network storage
+    Device(DeviceArgs),
+    /// Groups of a daemon's volumes that share limits
+    Group(GroupArgs),
+    /// Jobs of a daemon: rebuilds, scrubs
+    Job(JobArgs),
+    /// Cores of a daemon
+    Core(CoreArgs),
+    /// Events of a daemon: what has happened
+    Event(EventArgs),
+    /// Collect what somebody who is to help wants to know of a daemon
+    Support(SupportArgs),
+    /// Watch a daemon's volumes
+    Top(TopArgs),
+    /// Print what a shell needs to complete these commands
+    Completion(CompletionArgs),
+    /// Write manual pages
+    Man(ManArgs),
     /// Disks of this machine's kernel, /dev/ublkbN: make, list, remove them
     Ublk(UblkArgs),
 }

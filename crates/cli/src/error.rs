@@ -32,6 +32,9 @@ pub enum Error {
     /// What serving does not need cannot be given up.
     #[error("sandbox: {0}")]
     Sandbox(#[from] sandbox::Error),
+    /// An array, or its control socket.
+    #[error(transparent)]
+    Serving(#[from] serving::Error),
     /// A core has ended before its time.
     #[error(transparent)]
     Core(#[from] reactor::CoreStopped),
@@ -51,6 +54,7 @@ impl Error {
             Error::Device(_)
             | Error::Export { .. }
             | Error::Sandbox(_)
+            | Error::Serving(_)
             | Error::Core(_)
             | Error::Runtime(_) => EXIT_FAILURE,
         })

@@ -2,12 +2,13 @@
 
 use crate::args::CommonArgs;
 use crate::error::Error;
-use crate::output::{Output, human_bytes};
+use crate::output::Output;
 use crate::stack::StackArgs;
 use block::Limits;
 use clap::ArgMatches;
 use graph::Stack;
 use serde_json::{Value, json};
+use serving::text::human_bytes;
 
 /// The arguments of `freestone info`.
 #[derive(clap::Args, Debug)]

@@ -1,6 +1,7 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
+//!   args ─► daemon ─► freestoned (volume, export, device, group, job, core, event, top)
 //!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | discover | array | ublk
 //! ```
 //!
@@ -13,9 +14,9 @@
 mod args;
 mod array;
 mod bench;
+mod daemon;
 mod discover;
 mod error;
-mod export;
 mod info;
 mod logging;
 mod output;
@@ -27,6 +28,7 @@ mod ublk;
 use args::{Cli, Command, CommonArgs};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
+use daemon::DaemonArgs;
 use error::{EXIT_USAGE, Error};
 use std::process::ExitCode;
 
@@ -65,6 +67,10 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
     let (_, matches) = matches.subcommand().expect("clap asks for a command");
     let start_logs =
         |common: &CommonArgs, default| logging::start(common.log.as_deref(), default, common.json);
+    let ask = |daemon: &DaemonArgs, run: &dyn Fn() -> Result<(), Error>| {
+        start_logs(&daemon.common, "warn")?;
+        run()
+    };
     match cli.command {
         Command::Serve(args) => {
             start_logs(&args.common, "info")?;
@@ -86,6 +92,20 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
             start_logs(&args.common, "warn")?;
             array::run(&args)
         }
+        Command::Device(args) => ask(&args.daemon, &|| args.run()),
+        Command::Volume(args) => ask(&args.daemon, &|| args.run()),
+        Command::Group(args) => ask(&args.daemon, &|| args.run()),
+        Command::Export(args) => ask(&args.daemon, &|| args.run()),
+        Command::Job(args) => ask(&args.daemon, &|| args.run()),
+        Command::Core(args) => ask(&args.daemon, &|| args.run()),
+        Command::Event(args) => ask(&args.daemon, &|| args.run()),
+        Command::Support(args) => ask(&args.daemon, &|| args.run()),
+        Command::Top(args) => ask(&args.daemon, &|| args.run()),
+        Command::Completion(args) => {
+            daemon::complete(&args);
+            Ok(())
+        }
+        Command::Man(args) => daemon::write_pages(&args),
         Command::Ublk(args) => {
             start_logs(&args.common, if args.command.is_serving() { "info" } else { "warn" })?;
             ublk::run(args, matches)

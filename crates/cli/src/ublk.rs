@@ -5,12 +5,13 @@
 
 use crate::args::CommonArgs;
 use crate::error::Error;
-use crate::output::{Output, human_bytes};
+use crate::output::Output;
 use crate::serve::{self, ServeArgs, ServeOptions};
 use crate::stack::StackArgs;
 use clap::ArgMatches;
 use exports::ublk::{Control, DeviceInfo};
 use serde_json::json;
+use serving::text::human_bytes;
 use std::path::Path;
 
 /// The arguments of `freestone ublk`.

@@ -26,13 +26,24 @@ use target::Target;
 
 /// A running export of any kind. Dropping it ends its clients' sessions and the export: requests in flight are completed
 /// first. Not to be done on a core.
-pub trait Export: Send {
+pub trait Export: Send + Sync {
     /// Counters since the start.
     fn stats(&self) -> &Stats;
 
     /// The device's limits have changed (it grew): clients are told where their protocol can say it. Returns what
     /// they will find. Not to be called on a core.
     fn notify_resize(&self) -> Limits;
+
+    /// Queues go round these cores (places among those of the start; none: all) from now on, those that are busy too; but
+    /// connections over a stream stay where they are, and go there when they are made again. Not to be called on a core.
+    ///
+    /// # Errors
+    /// When there is no such core, or exports of this kind cannot do that; then nothing has changed.
+    fn remap(&self, cores: &[usize]) -> Result<(), Error>;
+
+    /// Clients stay for the next server that starts this export, and wait, where that is possible; else nothing happens.
+    /// What is left to do is to drop it. Not to be called on a core.
+    fn hand_over(&self) {}
 }
 
 /// The core that serves each queue: those of `map` in turn, or all of them.

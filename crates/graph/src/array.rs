@@ -1,8 +1,10 @@
 //! Opening arrays: members that were named, members that a directory holds.
 
-use crate::kinds::raid::{RaidConfig, member_at};
+use crate::kinds::device::DeviceConfig;
+use crate::kinds::raid::{RaidConfig, member, member_at};
 use crate::patience::patiently;
 use block::{Device, DeviceError};
+use raid::Uuid;
 use raid::admin::open::{Candidate, OpenError, Selection, Wanted, is_of, select};
 use raid::array::Array;
 use raid::metadata::{Found, Label, read_superblock};
@@ -79,17 +81,47 @@ pub fn scan(
     direct: bool,
     read_only: bool,
 ) -> Result<Vec<Candidate>, ArrayError> {
-    let candidate = |path: PathBuf| {
-        let role = role(&path, array)?;
-        Some(Candidate {
-            name: path.display().to_string(),
-            device: member_at(path, direct, read_only).open(),
-            // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be waiting
-            // for another array.
-            is_named: role == Role::Member,
+    let found = |path: PathBuf| {
+        let name = path.display().to_string();
+        candidate(name, array, |is_looking| member_at(&path, direct && !is_looking, read_only || is_looking))
+    };
+    Ok(disks_in(directory)?.into_iter().filter_map(found).collect())
+}
+
+/// Opens those of the devices (paths or device specifications) that say that they belong to `array` (a name or UUID). All
+/// are looked at, for reading only. What cannot be looked at is passed over.
+pub fn find(devices: &[String], array: &str, direct: bool) -> Vec<Candidate> {
+    let found = |text: &String| {
+        member(text, direct, true).ok()?;
+        candidate(text.clone(), array, |is_looking| {
+            member(text, direct && !is_looking, is_looking).expect("it made sense before")
         })
     };
-    Ok(disks_in(directory)?.into_iter().filter_map(candidate).collect())
+    devices.iter().filter_map(found).collect()
+}
+
+/// A device that belongs to the array, open; `config` says how it is looked at (`true`) and opened.
+fn candidate(name: String, array: &str, config: impl Fn(bool) -> DeviceConfig) -> Option<Candidate> {
+    let role = role(&config(true), array)?;
+    // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be waiting for another
+    // array.
+    Some(Candidate { name, device: config(false).open(), is_named: role == Role::Member })
+}
+
+/// The members of arrays in a directory: where each is, and its array's name and UUID. All files and block devices are looked
+/// at, for reading only.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn labels(directory: &Path) -> Result<Vec<(PathBuf, String, Uuid)>, ArrayError> {
+    let member = |path: PathBuf| match label(&member_at(&path, false, true))? {
+        Label::Member(superblock) => {
+            let config = &superblock.table.config;
+            Some((path, config.name.clone(), config.uuid))
+        }
+        Label::Spare(_) => None,
+    };
+    Ok(disks_in(directory)?.into_iter().filter_map(member).collect())
 }
 
 /// What a file or block device is to an array.
@@ -103,18 +135,23 @@ fn is_disk(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
-/// What a file or block device says that it is to the array. What cannot be read says nothing.
-fn role(path: &Path, array: &str) -> Option<Role> {
-    let device = member_at(path, false, true).open().ok()?;
-    let array = array.to_owned();
+/// What a device says that it is to the array.
+fn role(config: &DeviceConfig, array: &str) -> Option<Role> {
+    let label = label(config)?;
+    let role = match label {
+        Label::Member(_) => Role::Member,
+        Label::Spare(_) => Role::Spare,
+    };
+    is_of(&label, array).then_some(role)
+}
+
+/// What a device says that it is. What cannot be read says nothing.
+fn label(config: &DeviceConfig) -> Option<Label> {
+    let device = config.open().ok()?;
     reactor::run(async move {
         let channel = device.open_channel().ok()?;
         let found = read_superblock("", &*channel, device.limits().capacity).await.ok()?;
-        let role = match found.label {
-            Label::Member(_) => Role::Member,
-            Label::Spare(_) => Role::Spare,
-        };
-        is_of(&found.label, &array).then_some(role)
+        Some(found.label)
     })
 }
 

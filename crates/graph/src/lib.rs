@@ -18,5 +18,5 @@ pub mod spec;
 mod stack;
 pub mod text;
 
-pub use stack::{Base, DevicePlan, MAX_DEPTH, MAX_DEVICES, Stack, StackPlan};
+pub use stack::{Base, DevicePlan, MAX_DEPTH, MAX_DEVICES, Stack, StackPlan, is_in_use};
 pub use text::{GraphError, parse};

@@ -301,7 +301,7 @@ fn check_depth(depth: usize) -> Result<(), String> {
 }
 
 /// Whether a device cannot be opened because somebody else has it: a file's lock, the claim of a block device.
-fn is_in_use(error: &DeviceError) -> bool {
+pub fn is_in_use(error: &DeviceError) -> bool {
     let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy))
 }

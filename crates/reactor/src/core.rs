@@ -15,6 +15,7 @@ use std::io;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// How a core runs.
 #[derive(Clone, Debug, Default)]
@@ -53,8 +54,19 @@ struct Inner {
     next_generation: Cell<u64>,
     poll: PollWindow,
     turns: Cell<u64>,
+    /// The last reading of the clock in this turn; `u64::MAX`: there is none.
+    recent_ns: Cell<u64>,
     sleeps: Cell<u64>,
+    /// Since when turns have found nothing to do, as far as that is counted; `u64::MAX`: they have.
+    idle_since_ns: Cell<u64>,
     is_stopping: Cell<bool>,
+}
+
+/// When a request began ([`Core::stopwatch`]).
+#[derive(Clone, Copy, Debug)]
+pub struct Stopwatch {
+    start_ns: u64,
+    turn: u64,
 }
 
 /// Turns between two looks at the clock while there is work: idle sources and timers wait that much longer.
@@ -157,7 +169,9 @@ impl Core {
             next_generation: Cell::new(0),
             poll,
             turns: Cell::new(0),
+            recent_ns: Cell::new(u64::MAX),
             sleeps: Cell::new(0),
+            idle_since_ns: Cell::new(u64::MAX),
             is_stopping: Cell::new(false),
         }))
     }
@@ -181,7 +195,33 @@ impl Core {
     /// Nanoseconds on the core's clock.
     #[inline]
     pub fn now_ns(&self) -> u64 {
-        self.0.clock.now_ns()
+        let now_ns = self.0.clock.now_ns();
+        self.0.recent_ns.set(now_ns);
+        now_ns
+    }
+
+    /// Starts to measure how long a request takes, for far less than two looks at the clock: what begins or ends in one
+    /// turn shares a look, so that a time may be too long or too short by about a turn.
+    #[inline]
+    pub fn stopwatch(&self) -> Stopwatch {
+        Stopwatch { start_ns: self.recent_ns(), turn: self.0.turns.get() }
+    }
+
+    /// Nanoseconds since a stopwatch of this core was started.
+    #[inline]
+    pub fn elapsed_ns(&self, stopwatch: &Stopwatch) -> u64 {
+        // What ends in the turn in which it began has taken some of its time.
+        let is_same = stopwatch.turn == self.0.turns.get();
+        let now_ns = if is_same { self.now_ns() } else { self.recent_ns() };
+        now_ns.saturating_sub(stopwatch.start_ns)
+    }
+
+    #[inline]
+    fn recent_ns(&self) -> u64 {
+        match self.0.recent_ns.get() {
+            u64::MAX => self.now_ns(),
+            recent_ns => recent_ns,
+        }
     }
 
     /// A random number from the core's injected source; not for secrets.
@@ -328,9 +368,23 @@ impl Core {
     }
 
     fn turn_or_sleep(&self) {
-        let is_busy = self.turn_entered();
-        if !is_busy && self.0.active.borrow().is_empty() && self.0.ready.borrow().is_empty() {
+        if self.turn_entered() {
+            self.0.idle_since_ns.set(u64::MAX);
+        } else if self.0.active.borrow().is_empty() && self.0.ready.borrow().is_empty() {
+            self.0.idle_since_ns.set(u64::MAX);
             self.sleep_until_event();
+        } else if self.0.turns.get().is_multiple_of(TURNS_PER_TICK) {
+            self.note_idle();
+        }
+    }
+
+    /// Counts the time since the last tick, if no turn since has found anything to do.
+    fn note_idle(&self) {
+        let now_ns = self.now_ns();
+        if let Some(ns) = now_ns.checked_sub(self.0.idle_since_ns.replace(now_ns)) {
+            // Only this core writes.
+            let polled_ns = &self.0.inbox.polled_ns;
+            polled_ns.store(polled_ns.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
         }
     }
 
@@ -339,6 +393,7 @@ impl Core {
         let inner = &*self.0;
         let turns = inner.turns.get() + 1;
         inner.turns.set(turns);
+        inner.recent_ns.set(u64::MAX);
         let mut is_busy = false;
         if !inner.inbox.is_empty() {
             is_busy |= self.run_messages();
@@ -621,6 +676,76 @@ mod tests {
         });
         ringer.join().unwrap();
         assert!(sleeps >= 5, "slept {sleeps} times");
+    }
+
+    /// A source that never has anything.
+    struct Nothing;
+
+    impl Source for Nothing {
+        fn flush(&self) {}
+        fn poll(&self) -> usize {
+            0
+        }
+        fn event_fd(&self) -> Option<RawFd> {
+            None
+        }
+        fn arm(&self) -> bool {
+            true
+        }
+        fn disarm(&self) {}
+    }
+
+    #[test]
+    fn a_stopwatch_measures_what_takes_turns_and_what_takes_none() {
+        run_simulated(1, |_| async {
+            let core = current();
+            let stopwatch = core.stopwatch();
+            assert_eq!(core.elapsed_ns(&stopwatch), 0);
+            core.sleep(80_000).await;
+            let (other, elapsed_ns) = (core.stopwatch(), core.elapsed_ns(&stopwatch));
+            assert_eq!((elapsed_ns, core.elapsed_ns(&other)), (80_000, 0));
+        });
+        run(async {
+            let core = current();
+            for _ in 0..3 {
+                let stopwatch = core.stopwatch();
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                let ns = core.elapsed_ns(&stopwatch);
+                assert!((2_000_000..1_000_000_000).contains(&ns), "{ns}: it took the thread's time");
+            }
+        });
+    }
+
+    #[test]
+    fn polling_is_counted_and_neither_work_nor_sleep() {
+        const MS: u64 = 1_000_000;
+        let poll = PollWindow::up_to(u64::MAX);
+        let cores = Cores::start(&[CoreConfig { poll, ..CoreConfig::default() }]).unwrap();
+        let (core, before) = (cores.get(0), Cell::new(0));
+        let polled = || core.polled_ns() - before.replace(core.polled_ns());
+        core.block_on(|core| async move { core.sleep(60 * MS).await }).unwrap();
+        assert_eq!(polled(), 0, "it slept");
+        core.block_on(|core| async move {
+            let source: Rc<dyn Source> = Rc::new(Nothing);
+            let handle = core.register(&source);
+            core.sleep(60 * MS).await;
+            drop((handle, source));
+        })
+        .unwrap();
+        let ns = polled();
+        assert!(ns >= 30 * MS, "it polled for {ns} ns");
+        core.block_on(|core| async move {
+            let source: Rc<dyn Source> = Rc::new(Nothing);
+            let handle = core.register(&source);
+            let begin_ns = core.now_ns();
+            while core.now_ns() - begin_ns < 60 * MS {
+                crate::yield_now().await;
+            }
+            drop((handle, source));
+        })
+        .unwrap();
+        let ns = polled();
+        assert!(ns < 20 * MS, "it worked, and polled for {ns} ns");
     }
 
     #[test]

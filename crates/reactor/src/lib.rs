@@ -34,7 +34,7 @@ mod timer;
 
 pub use buffer::{Buffer, BufferPool, MAX_BUFFER};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
-pub use core::{Core, CoreConfig, current, run, run_simulated};
+pub use core::{Core, CoreConfig, Stopwatch, current, run, run_simulated};
 pub use cores::{Cores, bind_thread};
 pub use park::{Park, UringPark, VirtualPark};
 pub use permits::{Acquire, Permits};

@@ -5,7 +5,7 @@ use crate::task::Body;
 use crossbeam_queue::ArrayQueue;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
 /// Messages that wait at most; a sender finds the inbox full before memory does.
@@ -18,11 +18,14 @@ pub(crate) struct Inbox {
     body: &'static Body,
     /// The core has ended: nothing will be read any more.
     is_closed: AtomicBool,
+    /// Not a message, but for other threads, too: nanoseconds that the core has polled for work and found none.
+    pub(crate) polled_ns: AtomicU64,
 }
 
 impl Inbox {
     pub(crate) fn new(body: &'static Body) -> Arc<Inbox> {
-        Arc::new(Inbox { messages: ArrayQueue::new(INBOX), body, is_closed: AtomicBool::new(false) })
+        let (messages, is_closed) = (ArrayQueue::new(INBOX), AtomicBool::new(false));
+        Arc::new(Inbox { messages, body, is_closed, polled_ns: AtomicU64::new(0) })
     }
 
     #[inline]
@@ -112,6 +115,11 @@ impl CoreRef {
             self.inbox.close(); // nobody else drops what came too late
         }
         Ok(())
+    }
+
+    /// Nanoseconds that the core has polled so far and found nothing to do. Stretches of a few turns are not counted.
+    pub fn polled_ns(&self) -> u64 {
+        self.inbox.polled_ns.load(Ordering::Relaxed)
     }
 
     /// Whether the core has ended.

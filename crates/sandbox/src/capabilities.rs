@@ -41,7 +41,10 @@ pub(crate) fn keep(profile: &Profile) -> Result<(), Error> {
 }
 
 /// The names of those that the calling thread has.
-pub(crate) fn permitted() -> Result<Vec<String>, Error> {
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn permitted() -> Result<Vec<String>, Error> {
     let mut names: Vec<String> =
         caps::read(None, CapSet::Permitted)?.iter().map(|capability| capability.to_string()).collect();
     names.sort();

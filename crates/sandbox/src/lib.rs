@@ -26,11 +26,11 @@ mod refusal;
 mod status;
 mod user;
 
-pub use capabilities::Capability;
+pub use capabilities::{Capability, permitted};
 pub use profile::{Access, Permits, Profile};
 pub use refusal::refused_calls;
 pub use status::InForce;
-pub use user::User;
+pub use user::{User, effective_user};
 
 use std::io;
 

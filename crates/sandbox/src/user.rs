@@ -89,6 +89,11 @@ fn groups_of(name: &str, gid: Gid) -> nix::Result<Vec<Gid>> {
     unistd::getgrouplist(&name, gid)
 }
 
+/// The user that this process is now.
+pub fn effective_user() -> u32 {
+    unistd::geteuid().as_raw()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! A volume as a device.
 
+use crate::Uuid;
 use crate::extents::Extent;
 use block::{
     Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MAX_JOINED, MemoryRegion, Op, Request,
@@ -80,8 +81,9 @@ impl Shared {
 }
 
 impl Volume {
-    pub(crate) fn new(name: &str, base: Arc<dyn Device>, shared: Arc<Shared>) -> Volume {
-        Volume { name: format!("volume:{name}"), base, shared }
+    pub(crate) fn new(uuid: Uuid, base: Arc<dyn Device>, shared: Arc<Shared>) -> Volume {
+        // By what it keeps: clients know disks by the names of their devices, also after a restart.
+        Volume { name: format!("volume:{uuid}"), base, shared }
     }
 }
 

@@ -27,4 +27,4 @@ pub mod table;
 
 pub use device::Volume;
 pub use name::{Name, NameError, Uuid};
-pub use pool::{Pool, PoolError};
+pub use pool::{Info, Pool, PoolError, Reservation};

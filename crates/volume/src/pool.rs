@@ -11,6 +11,7 @@ use crate::table::{ALIGNMENT, DecodeError, Record, Table};
 use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The least that a unit should have: a thousand volumes on a hundred terabytes are a table of a few kilobytes.
@@ -21,6 +22,9 @@ pub struct Pool {
     device: Arc<dyn Device>,
     /// Who reads and writes the table. It is there as long as the device: arrays stay with the core that had them first.
     core: CoreRef,
+    /// Held by whoever changes something, as long as that takes.
+    changing: Mutex<()>,
+    /// Held for a moment only: who asks does not wait for a change.
     state: Mutex<State>,
 }
 
@@ -28,6 +32,21 @@ struct State {
     table: Table,
     /// Volumes that somebody has open.
     open: HashMap<Uuid, Weak<Shared>>,
+    /// What is made ready for volumes that are new, or grow. The table knows nothing of it.
+    reserved: Vec<Record>,
+}
+
+/// Room for a volume that is new, or for what one grows by, which nobody else gets. Nothing is durable before
+/// [`Reservation::commit`]; dropped before, it is free again.
+pub struct Reservation<'a> {
+    pool: &'a Pool,
+    /// The volume, with its extents; or the one that grows, with those that are added.
+    record: Record,
+    /// The size of a volume that grows.
+    grows_from: Option<u64>,
+    /// What has to read as zeroes, in bytes of the device.
+    unclean: Vec<Range<u64>>,
+    is_committed: bool,
 }
 
 /// Why something cannot be done with a pool.
@@ -142,7 +161,8 @@ impl Pool {
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
         }
-        Ok(Pool { device, core, state: Mutex::new(State { table, open: HashMap::new() }) })
+        let state = Mutex::new(State { table, open: HashMap::new(), reserved: Vec::new() });
+        Ok(Pool { device, core, changing: Mutex::default(), state })
     }
 
     /// Its name and its identity.
@@ -154,7 +174,23 @@ impl Pool {
     /// Bytes that volumes can have in all, and that are free.
     pub fn room(&self) -> (u64, u64) {
         let state = self.lock();
-        (state.table.units * state.table.unit, free(&state.table))
+        (state.table.units * state.table.unit, free(&state.occupied()))
+    }
+
+    /// Takes what the device has become larger by. Returns bytes that volumes can have in all, before and after.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn extend(&self) -> Result<(u64, u64), PoolError> {
+        let (_alone, mut table) = self.change();
+        let before = table.units;
+        table.units =
+            before.max(self.device.limits().capacity.saturating_sub(table.data_offset) / table.unit);
+        let (unit, after) = (table.unit, table.units);
+        if after > before {
+            drop(self.commit(table)?);
+        }
+        Ok((before * unit, after * unit))
     }
 
     /// The volumes, in the order in which they were made.
@@ -163,58 +199,74 @@ impl Pool {
         state.table.volumes.iter().map(|record| state.info(record)).collect()
     }
 
-    /// Makes a volume that reads as zeroes.
+    /// Makes a volume that reads as zeroes: [`Pool::reserve_volume`] and what belongs to it.
     ///
     /// # Errors
     /// When the name is taken, there is no room, or the device fails.
     pub fn create_volume(&self, name: Name, size: u64) -> Result<Info, PoolError> {
-        let mut state = self.lock();
-        if state.table.position(name.as_str()).is_some() {
-            return Err(PoolError::Taken(name));
-        }
-        self.check_size(size)?;
-        let extents = room_for(&state.table, state.table.units_of(size), None)?;
-        let uuid = Uuid::random().map_err(PoolError::Random)?;
-        let record = Record { uuid, name, size, extents };
-        let mut table = state.table.clone();
-        table.volumes.push(record.clone());
-        self.commit(&mut state, table, &record.extents)?;
-        Ok(state.info(&record))
+        let mut new = self.reserve_volume(name, size)?;
+        new.zero(async |left| left)?;
+        new.commit()
     }
 
-    /// Makes a volume larger, which may be open; what is new reads as zeroes. Whoever exports it tells its users.
+    /// Makes a volume with this identity, of which every byte is written before any is read: what a copy needs.
+    ///
+    /// # Errors
+    /// When the identity or the name is taken, there is no room, or the device fails.
+    pub fn create_copy(&self, uuid: Uuid, name: Name, size: u64) -> Result<Info, PoolError> {
+        let mut new = self.reserve(uuid, name, size)?;
+        // The end of its last unit is nobody's until it grows.
+        let unit = self.lock().table.unit;
+        new.unclean = new.unclean.pop().map(|range| range.end - unit..range.end).into_iter().collect();
+        new.zero(async |left| left)?;
+        new.commit()
+    }
+
+    /// Takes room for a new volume. Others may change the pool meanwhile.
+    ///
+    /// # Errors
+    /// When the name is taken, or there is no room.
+    pub fn reserve_volume(&self, name: Name, size: u64) -> Result<Reservation<'_>, PoolError> {
+        self.reserve(Uuid::random().map_err(PoolError::Random)?, name, size)
+    }
+
+    fn reserve(&self, uuid: Uuid, name: Name, size: u64) -> Result<Reservation<'_>, PoolError> {
+        self.check_size(size)?;
+        let mut state = self.lock();
+        let all = state.occupied();
+        if all.volumes.iter().any(|volume| volume.uuid == uuid || volume.name == name) {
+            return Err(PoolError::Taken(name));
+        }
+        let extents = room_for(&all, all.units_of(size), None)?;
+        state.reserve(self, Record { uuid, name, size, extents }, None)
+    }
+
+    /// Makes a volume larger, which may be open: [`Pool::reserve_growth`] and what belongs to it.
     ///
     /// # Errors
     /// When there is no such volume, it is that large already, there is no room, or the device fails.
     pub fn grow_volume(&self, key: &str, size: u64) -> Result<Info, PoolError> {
+        let mut more = self.reserve_growth(key, size)?;
+        more.zero(async |left| left)?;
+        more.commit()
+    }
+
+    /// Takes room for what a volume grows by. It may be open; whoever exports it tells its users when it has grown.
+    ///
+    /// # Errors
+    /// When there is no such volume, it is that large already or grows already, or there is no room.
+    pub fn reserve_growth(&self, key: &str, size: u64) -> Result<Reservation<'_>, PoolError> {
+        self.check_size(size)?;
         let mut state = self.lock();
-        let place = place(&state.table, key)?;
-        let old = &state.table.volumes[place];
+        let old = state.table.volumes[place(&state.table, key)?].clone();
         if size <= old.size {
             return Err(PoolError::Size(size, format!("{} has {} already", old.name, old.size)));
         }
-        self.check_size(size)?;
-        let more = state.table.units_of(size) - state.table.units_of(old.size);
-        let added = room_for(&state.table, more, old.extents.last().map(Extent::end))?;
-        let mut table = state.table.clone();
-        let record = &mut table.volumes[place];
-        record.size = size;
-        let mut new = added.iter();
-        // One that begins where the last ends makes that longer.
-        if let (Some(last), Some(first)) = (record.extents.last_mut(), added.first())
-            && last.end() == first.start
-        {
-            last.len += first.len;
-            new.next();
-        }
-        record.extents.extend(new);
-        let record = record.clone();
-        self.commit(&mut state, table, &added)?;
-        if let Some(shared) = state.open.get(&record.uuid).and_then(Weak::upgrade) {
-            let Table { unit, data_offset, .. } = state.table;
-            shared.grow(&record.extents, unit, data_offset, size);
-        }
-        Ok(state.info(&record))
+        state.check_not_growing(&old)?;
+        let all = state.occupied();
+        let more = all.units_of(size) - all.units_of(old.size);
+        let extents = room_for(&all, more, old.extents.last().map(Extent::end))?;
+        state.reserve(self, Record { size, extents, ..old.clone() }, Some(old.size))
     }
 
     /// Gives a volume another name.
@@ -222,16 +274,33 @@ impl Pool {
     /// # Errors
     /// When there is no such volume, another has the name, or the device fails.
     pub fn rename_volume(&self, key: &str, name: Name) -> Result<Info, PoolError> {
-        let mut state = self.lock();
-        let place = place(&state.table, key)?;
-        if state.table.volumes.iter().enumerate().any(|(other, volume)| other != place && volume.name == name)
-        {
+        self.identify(key, None, name)
+    }
+
+    /// Makes a volume, which may be open, the one with this identity and name: a copy becomes what it is a copy of.
+    ///
+    /// # Errors
+    /// When there is no such volume, another has the identity or the name, or the device fails.
+    pub fn identify_volume(&self, key: &str, uuid: Uuid, name: Name) -> Result<Info, PoolError> {
+        self.identify(key, Some(uuid), name)
+    }
+
+    fn identify(&self, key: &str, uuid: Option<Uuid>, name: Name) -> Result<Info, PoolError> {
+        let (_alone, mut table) = self.change();
+        let place = place(&table, key)?;
+        let before = table.volumes[place].uuid;
+        let uuid = uuid.unwrap_or(before);
+        let all = self.lock().occupied();
+        let mut others = all.volumes.iter().filter(|volume| volume.uuid != before);
+        if others.any(|volume| volume.name == name || volume.uuid == uuid) {
             return Err(PoolError::Taken(name));
         }
-        let mut table = state.table.clone();
-        table.volumes[place].name = name;
-        let record = table.volumes[place].clone();
-        self.commit(&mut state, table, &[])?;
+        let record = Record { uuid, name, ..table.volumes[place].clone() };
+        table.volumes[place] = record.clone();
+        let mut state = self.commit(table)?;
+        if let Some(shared) = state.open.remove(&before) {
+            state.open.insert(uuid, shared);
+        }
         Ok(state.info(&record))
     }
 
@@ -240,16 +309,17 @@ impl Pool {
     /// # Errors
     /// When there is no such volume, somebody has it open, or the device fails.
     pub fn delete_volume(&self, key: &str) -> Result<Info, PoolError> {
-        let mut state = self.lock();
-        let place = place(&state.table, key)?;
-        let info = state.info(&state.table.volumes[place]);
+        let (_alone, mut table) = self.change();
+        let place = place(&table, key)?;
+        let state = self.lock();
+        let info = state.info(&table.volumes[place]);
         if info.is_open {
             return Err(PoolError::InUse(info.name));
         }
-        let mut table = state.table.clone();
+        state.check_not_growing(&table.volumes[place])?;
+        drop(state);
         table.volumes.remove(place);
-        self.commit(&mut state, table, &[])?;
-        state.open.remove(&info.uuid);
+        self.commit(table)?.open.remove(&info.uuid);
         Ok(info)
     }
 
@@ -258,16 +328,18 @@ impl Pool {
     /// # Errors
     /// When there is no such volume.
     pub fn open_volume(&self, key: &str) -> Result<Arc<Volume>, PoolError> {
+        // One that is being removed is not opened any more, and one that grows is opened as it will be.
+        let (_alone, table) = self.change();
+        let record = table.volumes[place(&table, key)?].clone();
         let mut state = self.lock();
-        let record = state.table.volumes[place(&state.table, key)?].clone();
         let shared = state.open.get(&record.uuid).and_then(Weak::upgrade).unwrap_or_else(|| {
             let limits = Limits { capacity: record.size, ..self.device.limits() };
-            let Table { unit, data_offset, .. } = state.table;
+            let Table { unit, data_offset, .. } = table;
             Arc::new(Shared::new(&record.extents, unit, data_offset, limits))
         });
         state.open.retain(|_, shared| shared.strong_count() > 0);
         state.open.insert(record.uuid, Arc::downgrade(&shared));
-        Ok(Arc::new(Volume::new(record.name.as_str(), self.device.clone(), shared)))
+        Ok(Arc::new(Volume::new(record.uuid, self.device.clone(), shared)))
     }
 
     fn check_size(&self, size: u64) -> Result<(), PoolError> {
@@ -281,28 +353,24 @@ impl Pool {
         }
     }
 
-    /// Makes `table` the one that counts; what it has `added` is made to read as zeroes before.
-    fn commit(&self, state: &mut State, mut table: Table, added: &[Extent]) -> Result<(), PoolError> {
-        table.sequence = state.table.sequence + 1;
-        // What it cannot hold is found out before anything is written.
+    /// Makes `table` the one that counts.
+    fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
+        table.sequence += 1;
         let bytes = table.encode().map_err(PoolError::TooMany)?;
-        let ranges: Vec<(u64, u64)> = added
-            .iter()
-            .map(|extent| (table.data_offset + extent.start * table.unit, extent.len * table.unit))
-            .collect();
-        let (limits, sequence) = (self.device.limits(), table.sequence);
+        let sequence = table.sequence;
         on(&self.device, &self.core, async move |channel: &dyn Channel| {
-            for (offset, len) in &ranges {
-                store::zero(channel, &limits, *offset, *len).await?;
-            }
-            if !ranges.is_empty() {
-                // Before the table: a volume must never show what was there before.
-                channel.submit(&Request::flush(), 0).await?;
-            }
             store::write(channel, &bytes, sequence).await
         })?;
+        let mut state = self.lock();
         state.table = table;
-        Ok(())
+        Ok(state)
+    }
+
+    /// Begins a change: nobody else makes one meanwhile. With the table as it is.
+    fn change(&self) -> (MutexGuard<'_, ()>, Table) {
+        let alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.lock().table.clone();
+        (alone, table)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -310,7 +378,117 @@ impl Pool {
     }
 }
 
+impl Reservation<'_> {
+    /// The volume as it is to be.
+    pub fn info(&self) -> Info {
+        self.pool.lock().info(&self.record)
+    }
+
+    /// Bytes that do not read as zeroes yet.
+    pub fn left(&self) -> u64 {
+        bytes(&self.unclean)
+    }
+
+    /// Makes it read as zeroes, on the pool's core. `next` is asked again and again, with the bytes that are left, how many to
+    /// do next (whole MiB; at least one is done), and may wait before it answers; 0 ends it for now. Returns how many are left.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn zero(&mut self, mut next: impl AsyncFnMut(u64) -> u64 + Send + 'static) -> Result<u64, PoolError> {
+        let (mut unclean, limits) = (self.unclean.clone(), self.pool.device.limits());
+        let (unclean, zeroed) =
+            on(&self.pool.device, &self.pool.core, async move |channel: &dyn Channel| {
+                let mut zeroed = Ok(());
+                while let Some(range) = unclean.first_mut()
+                    && zeroed.is_ok()
+                {
+                    let len = range.end - range.start;
+                    let part = match next(bytes(&unclean)).await {
+                        0 => break,
+                        most => len.min(most.max(UNIT) / UNIT * UNIT),
+                    };
+                    let range = &mut unclean[0];
+                    zeroed = store::zero(channel, &limits, range.start, part).await;
+                    range.start += part;
+                    unclean.retain(|range| !range.is_empty());
+                }
+                Ok((unclean, zeroed))
+            })?;
+        zeroed.map_err(|error| PoolError::Io(self.pool.device.name().to_owned(), error))?;
+        self.unclean = unclean;
+        Ok(self.left())
+    }
+
+    /// Makes it durable. For a volume that is open, its users see the new size.
+    ///
+    /// # Panics
+    /// When something does not read as zeroes yet.
+    ///
+    /// # Errors
+    /// When the table takes no more, or the device fails.
+    pub fn commit(mut self) -> Result<Info, PoolError> {
+        assert!(self.unclean.is_empty(), "volume {} would show what was there before", self.record.name);
+        let (_alone, mut table) = self.pool.change();
+        let record = add(&mut table, &self.record, self.grows_from)?;
+        // Before the table: a volume must never show what was there before.
+        on(&self.pool.device, &self.pool.core, async |channel: &dyn Channel| {
+            channel.submit(&Request::flush(), 0).await
+        })?;
+        let mut state = self.pool.commit(table)?;
+        state.release(&self.record);
+        self.is_committed = true;
+        if let Some(shared) = state.open.get(&record.uuid).and_then(Weak::upgrade) {
+            let Table { unit, data_offset, .. } = state.table;
+            shared.grow(&record.extents, unit, data_offset, record.size);
+        }
+        Ok(state.info(&record))
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            self.pool.lock().release(&self.record);
+        }
+    }
+}
+
 impl State {
+    /// The table as it is to be when everything that is made ready is there.
+    fn occupied(&self) -> Table {
+        let mut table = self.table.clone();
+        table.volumes.extend(self.reserved.iter().cloned());
+        table
+    }
+
+    fn reserve<'a>(
+        &mut self,
+        pool: &'a Pool,
+        record: Record,
+        grows_from: Option<u64>,
+    ) -> Result<Reservation<'a>, PoolError> {
+        // What the table cannot hold is found out before anything is written.
+        let mut table = self.table.clone();
+        add(&mut table, &record, grows_from)?;
+        table.encode().map_err(PoolError::TooMany)?;
+        let Table { unit, data_offset, .. } = self.table;
+        let range = |extent: &Extent| data_offset + extent.start * unit..data_offset + extent.end() * unit;
+        let unclean = record.extents.iter().map(range).collect();
+        self.reserved.push(record.clone());
+        Ok(Reservation { pool, record, grows_from, unclean, is_committed: false })
+    }
+
+    fn release(&mut self, record: &Record) {
+        self.reserved.retain(|other| other.uuid != record.uuid);
+    }
+
+    fn check_not_growing(&self, record: &Record) -> Result<(), PoolError> {
+        match self.reserved.iter().any(|other| other.uuid == record.uuid) {
+            true => Err(PoolError::InUse(record.name.clone())),
+            false => Ok(()),
+        }
+    }
+
     fn info(&self, record: &Record) -> Info {
         let is_open = self.open.get(&record.uuid).is_some_and(|shared| shared.strong_count() > 0);
         let Record { uuid, name, size, extents } = record;
@@ -325,6 +503,36 @@ fn unit_of(limits: &Limits) -> u64 {
         stripe if stripe > 0 && stripe.is_multiple_of(alignment) => UNIT.next_multiple_of(stripe),
         _ => UNIT,
     }
+}
+
+fn bytes(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// Adds a volume to a table, or to a volume what it grows by; the volume as it is then.
+fn add(table: &mut Table, record: &Record, grows_from: Option<u64>) -> Result<Record, PoolError> {
+    let Some(size) = grows_from else {
+        // Somebody may have taken the name since.
+        if table.volumes.iter().any(|volume| volume.uuid == record.uuid || volume.name == record.name) {
+            return Err(PoolError::Taken(record.name.clone()));
+        }
+        table.volumes.push(record.clone());
+        return Ok(record.clone());
+    };
+    let is_it = |volume: &&mut Record| volume.uuid == record.uuid && volume.size == size;
+    let grown = table.volumes.iter_mut().find(is_it);
+    let grown = grown.ok_or_else(|| PoolError::NoVolume(record.uuid.to_string()))?;
+    grown.size = record.size;
+    let mut new = record.extents.iter();
+    // One that begins where the last ends makes that longer.
+    if let (Some(last), Some(first)) = (grown.extents.last_mut(), record.extents.first())
+        && last.end() == first.start
+    {
+        last.len += first.len;
+        new.next();
+    }
+    grown.extents.extend(new);
+    Ok(grown.clone())
 }
 
 fn place(table: &Table, key: &str) -> Result<usize, PoolError> {

@@ -3,9 +3,11 @@
 import time
 
 import paths
+from freestoned import GuestDaemon
 from lab import needs_freestone
 from ublk_server import UblkServer, as_user, ublk, ublk_fails
-from workload import KILLS, MIB, end_of_load, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load
+from workload import (KILLS, MIB, end_of_load, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load,
+                      requests_completed)
 
 DISK = "/dev/shm/disk"
 DISK_MIB = 96
@@ -224,6 +226,47 @@ def a_disk_grows_with_its_device(lab):
     guest.sh(f"for i in $(seq 100); do [ $(cat /sys/block/ublkb0/size) = {sectors} ] && exit 0; sleep 0.1; done; exit 1")
     guest.sh("resize2fs /dev/ublkb0 && head -c 100M /dev/urandom >/mnt/disk/file && umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
     server.stop()
+
+
+@needs_freestone
+def a_disk_of_the_daemon_stays_while_the_daemon_ends_and_its_queues_go_from_core_to_core(lab):
+    guest = _boot(lab, paths.NEW_KERNEL)
+    guest.modprobe("ext4")
+    daemon = GuestDaemon(guest, "--cores 0,1")
+    daemon.start()
+    daemon.cli(f"device create disk {DISK}")
+    daemon.cli(f"volume create v1 --device disk --size {DISK_MIB - 16}M")
+    daemon.cli("export create vm1 --kind ublk --volume v1 -o queues=2")
+    guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mkdir -p /mnt/disk && mount /dev/ublkb0 /mnt/disk")
+    file = ("/mnt/disk/file", f"{LOAD_MIB}m", f"--rate_iops={LOAD_IOPS}")
+    load = guest.start("load", fio_verify_until_enough(*file))
+    took_ms, name = [], "v1"
+    for end in ("TERM", "KILL", "TERM", "TERM", "KILL", "TERM"):
+        for cores in ("--cores 1", "--cores 0", "--cores 1,0", ""):
+            began = time.monotonic()
+            daemon.cli(f"export remap vm1 {cores}")
+            took_ms.append(round(1000 * (time.monotonic() - began)))
+        # Its disk is the same under whatever name.
+        new = f"v{len(took_ms)}"
+        daemon.cli(f"volume rename {name} {new}")
+        name = new
+        said = daemon.end(end)
+        assert end == "KILL" or "waits for the next server" in said, said
+        disk, = ublk(guest, "list")
+        assert disk["state"] == "quiesced", disk
+        daemon.start()
+        assert load.is_running(), load.wait()
+        before = requests_completed(guest, "ublkb0")
+        while load.is_running() and requests_completed(guest, "ublkb0") == before:
+            time.sleep(0.05)
+    end_of_load(load)
+    guest.sh("echo 3 >/proc/sys/vm/drop_caches")
+    guest.sh(fio_verify_again(*file))
+    guest.sh("umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
+    # A person who ends it wants it gone.
+    daemon.end("INT")
+    assert ublk(guest, "list") == []
+    return f"the queues moved {len(took_ms)} times under load, in {min(took_ms)} to {max(took_ms)} ms"
 
 
 @needs_freestone

@@ -1,9 +1,10 @@
 """A disk that Freestone serves over VDUSE, in the guest: through both drivers of the vDPA bus, and after a kill."""
 
 import paths
+from freestoned import GuestDaemon
 from lab import needs_freestone
 from ublk_server import UblkServer
-from workload import KILLS, MIB, fio_verify_until_enough, kill_under_load
+from workload import KILLS, MIB, end_of_load, fio_verify_until_enough, kill_under_load
 
 NAME = "disk"
 IMAGE = "/dev/shm/disk"
@@ -65,6 +66,27 @@ def a_vduse_disk_keeps_its_data_when_its_server_is_killed_under_load(lab):
         fstrim /run/mnt; umount /run/mnt; e2fsck -fn /dev/vda""")
     _grows(guest)
     return f"requests in flight at each kill: {caught}"
+
+
+@needs_freestone
+def a_vduse_disk_goes_on_while_its_queues_go_from_core_to_core(lab):
+    guest = _boot(lab, "virtio_vdpa", "virtio_blk")
+    daemon = GuestDaemon(guest, "--cores 0,1")
+    daemon.start()
+    daemon.cli(f"device create disk {IMAGE}")
+    daemon.cli(f"export create vm1 --kind vduse --device disk -o name={NAME} -o queues=2")
+    guest.sh(f"vdpa dev add name {NAME} mgmtdev vduse")
+    _wait_for(guest, "[ -b /dev/vda ]")
+    load = guest.start("load", fio_verify_until_enough("/dev/vda", f"{LOAD_MIB}m", f"--rate_iops={LOAD_IOPS}"))
+    moves = 0
+    while moves < 24:
+        for cores in ("--cores 1", "--cores 0", "--cores 1,0", ""):
+            daemon.cli(f"export remap vm1 {cores}")
+            moves += 1
+    assert load.is_running(), guest.sh("cat /run/load.out")
+    end_of_load(load)
+    assert "vduse" in (shown := daemon.cli("export show vm1")), shown
+    return f"the queues moved {moves} times under load"
 
 
 def _grows(guest):

@@ -14,6 +14,9 @@ pub struct ArrayArgs {
     /// Ask the server with this control socket (freestone serve --control), and nobody else
     #[arg(long, global = true, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// The socket of freestoned, which makes, lists and deletes arrays [default: that of the daemon that runs, if one does]
+    #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE)]
+    pub socket: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
@@ -23,6 +26,10 @@ pub struct ArrayArgs {
 pub enum ArrayCommand {
     /// Make an array of devices; what they hold is lost
     Create(CreateArgs),
+    /// Every array of freestoned
+    List,
+    /// Have freestoned end an array and forget it; what is on it is lost
+    Delete(DeleteArgs),
     /// Find an array's members, recover what a crash has left, and say whether it can be served
     Assemble(AssembleArgs),
     /// End the freestone serve that runs an array
@@ -93,6 +100,20 @@ pub struct CreateArgs {
     /// Members hold something: overwrite it
     #[arg(long)]
     pub force: bool,
+}
+
+/// `freestone array delete`.
+#[derive(clap::Args, Debug)]
+pub struct DeleteArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    /// Leave its members as they are, so that it can be run again
+    #[arg(long)]
+    pub keep: bool,
+    /// Do not ask whether to go on
+    #[arg(long, short = 'y')]
+    pub yes: bool,
 }
 
 /// `freestone array assemble`.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   array runs (its control socket answers)  ─► control ─► the freestone serve that runs it
+//!   array is to be made, with a daemon           ─► daemon  ─► freestoned, which runs it
 //!   array does not run                       ─► offline ─► members, opened and locked here
 //! ```
 //!
@@ -9,18 +10,19 @@
 //! for writing claims it.
 
 mod args;
-pub mod control;
 mod offline;
 mod online;
 mod text;
 
 pub use args::ArrayArgs;
 
+use crate::daemon;
 use crate::error::Error;
 use crate::output::Output;
 use args::ArrayCommand;
-use control::protocol::Command;
 use online::Online;
+use serving::control::protocol::Command;
+use std::path::PathBuf;
 
 /// Carries a command out.
 ///
@@ -30,7 +32,16 @@ pub fn run(args: &ArrayArgs) -> Result<(), Error> {
     let output = Output::new(args.common.json);
     let online = Online { control: args.control.as_deref(), output };
     match &args.command {
-        ArrayCommand::Create(args) => offline::create::run(args, output),
+        ArrayCommand::Create(create) => match daemon::array::socket(args.socket.as_deref()) {
+            Some(socket) => {
+                daemon::array::create(&socket, &offline::create::creation(create)?, args.common.json)
+            }
+            None => offline::create::run(create, output),
+        },
+        ArrayCommand::List => daemon::array::list(&socket(args), args.common.json),
+        ArrayCommand::Delete(delete) => {
+            daemon::array::delete(&socket(args), &delete.array, delete.keep, delete.yes)
+        }
         ArrayCommand::Examine(args) => offline::examine::run(args, output),
         ArrayCommand::Assemble(args) => offline::assemble::run(args, output),
         ArrayCommand::Check(args) => offline::check::run(args, output),
@@ -49,4 +60,9 @@ pub fn run(args: &ArrayArgs) -> Result<(), Error> {
         ArrayCommand::Resume(args) => online.command(args, Command::Resume, "resumed"),
         ArrayCommand::Cancel(args) => online.command(args, Command::Cancel, "cancelled"),
     }
+}
+
+/// Where the daemon is that lists and deletes arrays.
+fn socket(args: &ArrayArgs) -> PathBuf {
+    args.socket.clone().unwrap_or_else(|| api::DEFAULT_SOCKET.into())
 }

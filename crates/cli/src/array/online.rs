@@ -3,14 +3,14 @@
 use super::args::{
     AddArgs, GrowArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, ShowArgs,
 };
-use super::control::client::{self, Client};
-use super::control::protocol::{Command, Done};
 use super::{offline, text};
 use crate::error::Error;
 use crate::output::Output;
 use graph::kinds::raid::is_spec;
 use raid::admin::report::ArrayReport;
 use serde_json::{Value, json};
+use serving::control::client::{self, Client};
+use serving::control::protocol::{Command, Done};
 use std::path::Path;
 
 /// Whom to ask, and where to say what came of it.
@@ -189,7 +189,7 @@ fn absolute(devices: &[String]) -> Vec<String> {
 }
 
 fn not_running(array: &str) -> Error {
-    let directory = super::control::directory();
+    let directory = serving::control::directory();
     Error::Runtime(format!(
         "array {array}: it does not run (no freestone serve answers for it in {})",
         directory.display()

@@ -1,9 +1,9 @@
 //! Arrays for people.
 
-use crate::output::human_bytes;
 use raid::ArrayConfig;
 use raid::admin::report::{ArrayReport, JobReport, MemberReport, ReshapeReport};
 use raid::jobs::Kind;
+use serving::text::human_bytes;
 use std::fmt::Write;
 
 /// A level with its groups: `6 (4+2)`, `60 (2 groups of 4+2)`.

@@ -2,9 +2,9 @@
 
 use super::plan::Plan;
 use super::tally::{OpTally, Tally};
-use crate::output::{grouped, human_bytes, human_float_bytes};
 use block::Op;
 use serde_json::{Map, Value, json};
+use serving::text::{grouped, human_bytes, human_float_bytes};
 use std::fmt::Write;
 
 /// Percentiles that are shown.

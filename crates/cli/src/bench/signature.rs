@@ -20,6 +20,7 @@ const AT_START: &[(&str, usize, &[u8])] = &[
     ("an ISO 9660 file system", 0x8001, b"CD001"),
     ("a bcachefs file system", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9]),
     ("a bcache device", 4096 + 24, &[0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca]),
+    ("a Freestone pool", 64 << 10, b"FsPool\0\0"),
     ("a LUKS volume", 0, b"LUKS\xba\xbe"),
     ("an LVM physical volume", 512, b"LABELONE"),
     ("a swap area", 4096 - 10, b"SWAPSPACE2"),

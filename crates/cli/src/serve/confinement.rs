@@ -1,9 +1,7 @@
 //! What a server keeps of what it could do, derived from what it serves; and how much it insists on giving up the rest.
 
 use super::ServePlan;
-use crate::array::control;
 use crate::error::Error;
-use crate::export::ExportPlan;
 use drivers::virtio_blk::TransportKind;
 use drivers::{io_uring, nbd, nvme_tcp, nvme_uring, virtio_blk};
 use graph::kinds::device::DeviceConfig;
@@ -12,6 +10,8 @@ use graph::spec::Value as SpecValue;
 use graph::{Base, DevicePlan};
 use sandbox::{Access, Capability, InForce, Mode, Profile, Sandbox, User};
 use serde_json::{Value, json};
+use serving::control;
+use serving::export::ExportPlan;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 

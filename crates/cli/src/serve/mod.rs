@@ -1,13 +1,11 @@
 //! `freestone serve`: devices, layers and exports in one process, until a signal ends it.
 
-mod arrays;
 mod confinement;
 mod server;
 mod signals;
 
 use crate::args::{self, CommonArgs, PollUs};
 use crate::error::Error;
-use crate::export::ExportPlan;
 use crate::output::Output;
 use crate::stack::StackArgs;
 use clap::ArgMatches;
@@ -17,6 +15,7 @@ use graph::spec::CpuList;
 use graph::{DevicePlan, StackPlan};
 use reactor::CoreConfig;
 use server::Server;
+use serving::export::ExportPlan;
 use signals::{Signal, Signals};
 use std::path::PathBuf;
 

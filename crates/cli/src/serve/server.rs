@@ -1,11 +1,8 @@
 //! What `serve` has open: cores, devices, exports; and how it comes and goes.
 
 use super::ServePlan;
-use super::arrays::{self, Kept, Requests};
-use crate::array::control::server::ControlSocket;
 use crate::error::Error;
-use crate::export::ExportConfig;
-use crate::output::{Output, count, human_bytes};
+use crate::output::Output;
 use crate::stats;
 use block::{Device, Op, Request};
 use exports::{Export, QueueStats, Stats};
@@ -13,6 +10,10 @@ use graph::Stack;
 use reactor::{CoreRef, Cores};
 use sandbox::Permits;
 use serde_json::{Value, json};
+use serving::arrays::{self, Kept, Requests};
+use serving::control::server::ControlSocket;
+use serving::export::ExportConfig;
+use serving::text::{count, human_bytes};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -172,7 +173,7 @@ impl Server {
             }
         }
         // Clients of the sockets see them close when nothing is left to be done.
-        result.and(arrays::stop(&self.arrays, &core))
+        result.and(arrays::stop(&self.arrays, &core).map_err(Error::from))
     }
 
     fn cores_line(&self) -> String {

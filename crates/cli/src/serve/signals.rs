@@ -1,7 +1,7 @@
 //! What signals ask the server for.
 
-use super::arrays::Requests;
 use crate::error::{EXIT_FAILURE, Error};
+use serving::arrays::Requests;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator;

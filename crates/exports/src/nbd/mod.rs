@@ -28,8 +28,8 @@ mod wire;
 
 pub use crate::stream::{Address, Security};
 
-use crate::stream::{Guest, Host, Lobby, Parts, Registry};
-use crate::{Error, Export, Stats};
+use crate::stream::{Guest, Host, Lobby, Parts, Places, Registry};
+use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use connection::{MAX_REQUESTS, Session};
 use handshake::{Handshake, Tls};
@@ -86,12 +86,8 @@ impl Config {
             format!("a description of {} bytes: want at most {}", self.description.len(), options::MAX_STRING)
         } else if limits.block_size > offer::MAX_BLOCK {
             format!("blocks of {} bytes: NBD has at most {}", limits.block_size, offer::MAX_BLOCK)
-        } else if cores == 0 {
-            "no core to serve the export".into()
-        } else if let Some(core) = self.core_map.iter().find(|&&core| core >= cores) {
-            format!("core {core}: there are {cores}")
         } else {
-            return Ok(());
+            return check_cores(&self.core_map, cores);
         };
         Err(Error::Config(fault))
     }
@@ -104,7 +100,7 @@ pub struct Nbd {
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
-    cores: Vec<CoreRef>,
+    places: Arc<Places>,
     lobby: Option<Lobby>,
 }
 
@@ -117,11 +113,8 @@ impl Nbd {
         let limits = device.limits();
         config.check(cores.len(), &limits)?;
         let registry = Registry::new();
-        let serving: Vec<CoreRef> = match config.core_map.as_slice() {
-            [] => cores.to_vec(),
-            map => map.iter().map(|place| cores[*place].clone()).collect(),
-        };
-        let stats = Arc::new(Stats::new(serving.len()));
+        let places = Places::new(cores, &config.core_map)?;
+        let stats = Arc::new(Stats::new(cores.len()));
         let capacity = Arc::new(AtomicU64::new(limits.capacity));
         let name = format!("nbd:{}", config.address);
         let reception = Reception {
@@ -129,13 +122,13 @@ impl Nbd {
             device: device.clone(),
             capacity: capacity.clone(),
             stats: stats.clone(),
-            cores: serving.clone(),
+            places: places.clone(),
             next: 0,
             name: name.clone().into(),
             config: config.clone(),
         };
         let lobby = Lobby::open(&config.address, config.clients, name, reception)?;
-        Ok(Nbd { registry, device, capacity, stats, cores: serving, lobby: Some(lobby) })
+        Ok(Nbd { registry, device, capacity, stats, places, lobby: Some(lobby) })
     }
 
     /// Where clients connect to: the socket's path, or address and port as the system chose them.
@@ -155,6 +148,10 @@ impl Export for Nbd {
         self.capacity.store(limits.capacity, Ordering::Relaxed);
         limits
     }
+
+    fn remap(&self, cores: &[usize]) -> Result<(), Error> {
+        self.places.remap(cores)
+    }
 }
 
 impl Drop for Nbd {
@@ -162,7 +159,7 @@ impl Drop for Nbd {
         if let Some(lobby) = self.lobby.take() {
             lobby.close();
         }
-        self.registry.drain(&self.cores);
+        self.registry.drain(self.places.cores());
     }
 }
 
@@ -172,7 +169,7 @@ struct Reception {
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
-    cores: Vec<CoreRef>,
+    places: Arc<Places>,
     /// Whose turn it is.
     next: usize,
     name: Arc<str>,
@@ -205,8 +202,8 @@ impl Host for Reception {
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {
-        let place = self.next % self.cores.len();
-        self.next = place + 1;
+        let place = self.places.of_turn(self.next);
+        self.next = self.next.wrapping_add(1);
         let agreed = guest.talk.agreed();
         let offer = self.offer();
         tracing::info!(
@@ -232,7 +229,7 @@ impl Host for Reception {
         };
         let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), guest.early);
         let open = move || Session::open(rules, device, capacity, &early);
-        if self.registry.serve(&self.cores[place], parts, MAX_REQUESTS, open).is_err() {
+        if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {
             tracing::warn!(export = &*self.name, core = place, "client dropped: the core has stopped");
         }
     }

@@ -43,8 +43,8 @@ pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
-use crate::stream::{Guest, Host, Lobby, Memory, Parts, Registry};
-use crate::{Error, Export, Stats, check_cores, queue_cores};
+use crate::stream::{Guest, Host, Lobby, Memory, Parts, Places, Registry};
+use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use handshake::Handshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
@@ -193,7 +193,7 @@ pub struct NvmeTcp {
     subsystem: Arc<Subsystem>,
     registry: Registry,
     stats: Arc<Stats>,
-    cores: Vec<CoreRef>,
+    places: Arc<Places>,
     /// One for each port.
     lobbies: Vec<Lobby>,
 }
@@ -210,15 +210,11 @@ impl NvmeTcp {
     ) -> Result<NvmeTcp, Error> {
         config.check(cores.len(), namespaces)?;
         let name: Arc<str> = config.name().into();
-        let places = if config.core_map.is_empty() { cores.len() } else { config.core_map.len() };
-        let serving: Vec<CoreRef> = queue_cores(&config.core_map, places as u16, cores.len())
-            .into_iter()
-            .map(|place| cores[place].clone())
-            .collect();
+        let places = Places::new(cores, &config.core_map)?;
         let open = |(id, namespace): (u32, &NamespaceConfig)| namespace.open(id, &config);
         let namespaces = (1..).zip(namespaces).map(open).collect::<Result<_, _>>()?;
         let server = config.tls.as_ref().map(|tls| tls.server(&config.nqn)).transpose()?;
-        let registrar = Registrar::new(serving.clone(), config.reservations.is_some())?;
+        let registrar = Registrar::new(cores.to_vec(), config.reservations.is_some())?;
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
         let Config { ports, hosts, auth, tls, queues, .. } = config;
@@ -237,8 +233,8 @@ impl NvmeTcp {
             registrar,
         );
         let subsystem = Arc::new(subsystem);
-        let (registry, stats) = (Registry::new(), Arc::new(Stats::new(serving.len())));
-        let mut export = NvmeTcp { subsystem, registry, stats, cores: serving, lobbies: Vec::new() };
+        let (registry, stats) = (Registry::new(), Arc::new(Stats::new(cores.len())));
+        let mut export = NvmeTcp { subsystem, registry, stats, places, lobbies: Vec::new() };
         for (port, listens) in export.subsystem.ports.clone().iter().zip(&ports) {
             let reception = Reception {
                 subsystem: export.subsystem.clone(),
@@ -246,7 +242,7 @@ impl NvmeTcp {
                 tls: server.clone(),
                 registry,
                 stats: export.stats.clone(),
-                cores: export.cores.clone(),
+                places: export.places.clone(),
                 next: usize::from(port.id) - 1,
                 name: name.clone(),
             };
@@ -345,12 +341,16 @@ impl Export for NvmeTcp {
         self.subsystem.refresh();
         self.subsystem.namespaces[0].device.limits()
     }
+
+    fn remap(&self, cores: &[usize]) -> Result<(), Error> {
+        self.places.remap(cores)
+    }
 }
 
 impl Drop for NvmeTcp {
     fn drop(&mut self) {
         self.lobbies.drain(..).for_each(Lobby::close);
-        self.registry.drain(&self.cores);
+        self.registry.drain(self.places.cores());
     }
 }
 
@@ -361,7 +361,7 @@ struct Reception {
     tls: Option<tls::Server>,
     registry: Registry,
     stats: Arc<Stats>,
-    cores: Vec<CoreRef>,
+    places: Arc<Places>,
     /// Whose turn it is for an admin queue.
     next: usize,
     name: Arc<str>,
@@ -383,12 +383,13 @@ impl Host for Reception {
         let controller = agreed.admission.membership.controller.clone();
         let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
         // Queues of a controller go round the cores; so do controllers.
-        let place = match queue {
+        let turn = match queue {
             0 => self.next,
             queue => usize::from(queue) - 1,
-        } % self.cores.len();
+        };
+        let place = self.places.of_turn(turn);
         if queue == 0 {
-            self.next = place + 1;
+            self.next = turn.wrapping_add(1);
         }
         let (peer, host) = (guest.peer, controller.host.nqn.as_str());
         tracing::info!(
@@ -413,7 +414,7 @@ impl Host for Reception {
             connected: self.stats.connect(),
         };
         let open = move || Session::open(agreed, &early, &weak);
-        if self.registry.serve(&self.cores[place], parts, entries.into(), open).is_err() {
+        if self.registry.serve(&self.places.cores()[place], parts, entries.into(), open).is_err() {
             tracing::warn!(export = &*self.name, core = place, "host dropped: the core has stopped");
         }
     }

@@ -117,7 +117,9 @@ impl Link {
     /// there is no room. It counts until it is answered.
     #[inline]
     pub(crate) fn grant(&self, data: usize) -> Option<Option<Memory>> {
-        if self.requests.get() >= self.max_requests || !self.budget.try_acquire(Store::cost(data)) {
+        // One without data does not stand in line behind those that wait for memory.
+        let is_full = self.requests.get() >= self.max_requests;
+        if is_full || data > 0 && !self.budget.try_acquire(Store::cost(data)) {
             return None;
         }
         self.requests.set(self.requests.get() + 1);

@@ -1,7 +1,7 @@
 //! What an export over ublk is told.
 
 use super::uapi::{self, feature};
-use crate::Error;
+use crate::{Error, check_cores};
 use reactor::MAX_BUFFER;
 
 /// Most queues of one export; the kernel uses no more than the machine has processors.
@@ -120,21 +120,10 @@ impl Config {
             format!("queue size {}: want 1 to {}", self.queue_size, uapi::MAX_QUEUE_DEPTH)
         } else if !(MIN_IO..=MAX_IO).contains(&self.max_io) || !self.max_io.is_multiple_of(MIN_IO) {
             format!("longest request {}: want a multiple of {MIN_IO}, up to {MAX_IO}", self.max_io)
-        } else if cores == 0 {
-            "no core to serve the export".into()
-        } else if let Some(core) = self.core_map.iter().find(|&&core| core >= cores) {
-            format!("core {core}: there are {cores}")
         } else {
-            return Ok(());
+            return check_cores(&self.core_map, cores);
         };
         Err(Error::Config(fault))
-    }
-
-    /// The core that serves each of `queues` queues.
-    pub(super) fn queue_cores(&self, queues: u16, cores: usize) -> Vec<usize> {
-        let everyone: Vec<usize> = (0..cores).collect();
-        let map = if self.core_map.is_empty() { &everyone } else { &self.core_map };
-        map.iter().copied().cycle().take(queues.into()).collect()
     }
 }
 
@@ -153,13 +142,6 @@ mod tests {
         assert!(refused(Config { max_io: 4097, ..Config::default() }).contains("4097"));
         assert!(refused(Config { core_map: vec![0, 2], ..Config::default() }).contains("core 2"));
         Config::default().check(1).unwrap();
-    }
-
-    #[test]
-    fn queues_go_round_the_cores_they_are_mapped_to() {
-        let config = Config { core_map: vec![2, 0], ..Config::default() };
-        assert_eq!(config.queue_cores(5, 3), [2, 0, 2, 0, 2]);
-        assert_eq!(Config::default().queue_cores(5, 3), [0, 1, 2, 0, 1]);
     }
 
     #[test]

@@ -332,6 +332,12 @@ impl Control {
             .map_err(|source| refused(id, "does not take its new size", source))
     }
 
+    /// Lets requests to a live disk wait until its next server has come.
+    pub(super) fn quiesce(&mut self, id: u32, patience: Duration) -> Result<(), Error> {
+        let command = ControlCommand { data: patience.as_millis() as u64, ..ControlCommand::new(id) };
+        self.run(control::QUIESCE_DEV, command).map_err(|source| refused(id, "does not rest", source))
+    }
+
     fn with_pid(&mut self, op: u32, id: u32) -> io::Result<()> {
         let command = ControlCommand { data: std::process::id().into(), ..ControlCommand::new(id) };
         self.run(op, command)

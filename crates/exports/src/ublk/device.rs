@@ -17,6 +17,7 @@ const TAKEOVER_PATIENCE: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(20);
 
 /// A device that has no server yet: this process is about to be it.
+#[derive(Clone)]
 pub(super) struct Claim {
     pub(super) device: DeviceInfo,
     /// It was there: users wait for it, so it is never deleted because something fails.
@@ -49,7 +50,10 @@ impl Claim {
             max_io_buf_bytes: max_io,
             dev_id: config.id.unwrap_or(uapi::ANY_DEVICE),
             ublksrv_pid: -1,
-            flags: feature::NEED_GET_DATA | feature::CMD_IOCTL_ENCODE | config.recovery.flags(),
+            flags: feature::NEED_GET_DATA
+                | feature::CMD_IOCTL_ENCODE
+                | config.recovery.flags()
+                | quiesce(config.recovery, features),
             ublksrv_flags: wanted.mark,
             ..DevInfo::default()
         };
@@ -72,6 +76,11 @@ impl Claim {
 
     pub(super) fn id(&self) -> u32 {
         self.device.id()
+    }
+
+    /// Whether a server may leave the disk to the next one: its users notice a pause.
+    pub(super) fn can_be_left(&self) -> bool {
+        self.device.info.flags & feature::QUIESCE != 0
     }
 
     /// Opens the device for its queues. No other server can from now on, until the file is closed.
@@ -112,6 +121,19 @@ pub(super) fn stop(control: &mut Control, id: u32) {
         users::flush(id);
     }
     complain(control.stop(id));
+}
+
+/// Lets the requests of a disk that is about to be left wait. What its queues have by then, they complete.
+pub(super) fn quiesce_for_successor(control: &mut Control, id: u32) {
+    complain(control.quiesce(id, TAKEOVER_PATIENCE));
+}
+
+/// The bit for a disk whose server may leave it: no request fails because of that, so those in flight are kept.
+fn quiesce(recovery: Recovery, features: Features) -> u64 {
+    match recovery {
+        Recovery::Reissue => features.bits() & feature::QUIESCE,
+        Recovery::Plain | Recovery::Fail | Recovery::Off => 0,
+    }
 }
 
 /// Logs what went wrong where nothing can be done about it.

@@ -10,6 +10,12 @@
 //! There is no thread of its own: starting and stopping happen on the caller's ([`control`], `device`), data on the
 //! cores (`queue`). Each queue of the disk is one io_uring on the core that serves it.
 //!
+//! # When the server leaves
+//! A server that ends in good order may leave its disk to the next one ([`Export::hand_over`]): the driver lets requests
+//! wait, those in flight are completed, and the rings are closed. A disk goes to other cores in the same way, from one
+//! process to itself. It takes a driver that can be asked for that (Linux 6.16); older ones lose their disks with the
+//! server unless it is killed.
+//!
 //! # When the server dies
 //! The driver keeps the disk, its requests wait, and the next server that asks for the same number takes it over
 //! (`takeover`). Those that the dead server had are handed out again, so a write may be carried out twice: first by the
@@ -40,23 +46,34 @@ mod users;
 pub use config::{Begin, Config, MAX_IO, MAX_QUEUES, MIN_IO, Recovery};
 pub use control::{Control, DeviceInfo, Features};
 
-use crate::{Error, Export, Stats};
+use crate::{Error, Export, Stats, check_cores, queue_cores};
 use block::{Device, Limits};
-use device::Claim;
+use device::{Claim, complain};
 use node::{node, open_node, try_open, wait_for_node};
 use queue::QueueParts;
 use reactor::CoreRef;
 use serving::Serving;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uapi::feature;
 
-/// A running export. Dropping it removes the disk: its users are asked to write what they have first.
+/// A running export. Dropping it removes the disk, unless it was handed over: its users are asked to write what they have
+/// first.
 pub struct Ublk {
     device: Arc<dyn Device>,
+    cores: Vec<CoreRef>,
+    config: Config,
     claim: Claim,
-    queues: Vec<Serving>,
     stats: Arc<Stats>,
+    running: Mutex<Running>,
+}
+
+/// The queues of a disk on their cores.
+struct Running {
+    queues: Vec<Serving>,
+    /// See [`Config::core_map`].
+    map: Vec<usize>,
+    /// They have ended, or are about to: the disk's number may be another's.
     is_ending: Arc<AtomicBool>,
 }
 
@@ -72,20 +89,10 @@ impl Ublk {
         let mut control = Control::open()?;
         let claim = Claim::make(&mut control, &*device, &config)?;
         let stats = Arc::new(Stats::new(claim.device.queues().into()));
-        let is_ending = Arc::new(AtomicBool::new(false));
-        let mut queues = Vec::new();
-        let started = prepare(&mut queues, &device, cores, &config, &claim, &stats, &is_ending)
-            .and_then(|()| fetch(&mut control, &queues, &claim))
-            .and_then(|()| claim.start(&mut control));
-        if let Err(error) = started {
-            is_ending.store(true, Ordering::Relaxed);
-            claim.cancel(&mut control);
-            queues.into_iter().for_each(Serving::stop);
-            claim.give_up(&mut control);
-            return Err(error);
-        }
+        let running = serve(&mut control, &device, cores, &config.core_map, &config, &claim, &stats)?;
         tracing::info!("{}", device::describe(&claim));
-        let ublk = Ublk { device, claim, queues, stats, is_ending };
+        let (cores, running) = (cores.to_vec(), Mutex::new(running));
+        let ublk = Ublk { device, cores, config, claim, stats, running };
         if ublk.claim.is_recovered {
             ublk.notify_resize(); // it may have grown meanwhile
         }
@@ -106,20 +113,62 @@ impl Ublk {
     pub fn info(&self) -> &DeviceInfo {
         &self.claim.device
     }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves the disk again that was left, on the cores of `map`.
+    fn resume(&self, control: &mut Control, map: &[usize]) -> Result<Running, Error> {
+        let claim = Claim { is_recovered: true, ..self.claim.clone() };
+        serve(control, &self.device, &self.cores, map, &self.config, &claim, &self.stats)
+    }
+}
+
+/// Serves the queues of a disk, and lets its requests come.
+///
+/// # Errors
+/// When something fails. Nothing of a new disk is left then, and one that was there waits as before.
+fn serve(
+    control: &mut Control,
+    device: &Arc<dyn Device>,
+    cores: &[CoreRef],
+    map: &[usize],
+    config: &Config,
+    claim: &Claim,
+    stats: &Arc<Stats>,
+) -> Result<Running, Error> {
+    let mut running = Running { queues: Vec::new(), map: map.to_vec(), is_ending: Arc::default() };
+    let started = prepare(&mut running, device, cores, config, claim, stats)
+        .and_then(|()| fetch(control, &running.queues, claim))
+        .and_then(|()| claim.start(control));
+    let Err(error) = started else { return Ok(running) };
+    running.is_ending.store(true, Ordering::Relaxed);
+    let end = if claim.is_recovered { Serving::leave } else { Serving::stop };
+    claim.cancel(control);
+    running.queues.into_iter().for_each(end);
+    claim.give_up(control);
+    Err(error)
+}
+
+/// Leaves the disk to the next server, or to ourselves.
+fn leave(control: &mut Control, claim: &Claim, running: &mut Running) {
+    running.is_ending.store(true, Ordering::Relaxed);
+    device::quiesce_for_successor(control, claim.id());
+    running.queues.drain(..).for_each(Serving::leave);
 }
 
 /// Lets every core get ready for its queues.
 fn prepare(
-    queues: &mut Vec<Serving>,
+    running: &mut Running,
     device: &Arc<dyn Device>,
     cores: &[CoreRef],
     config: &Config,
     claim: &Claim,
     stats: &Arc<Stats>,
-    is_ending: &Arc<AtomicBool>,
 ) -> Result<(), Error> {
     let connected = Arc::new(stats.connect());
-    let map = config.queue_cores(claim.device.queues(), cores.len());
+    let map = queue_cores(&running.map, claim.device.queues(), cores.len());
     for (index, core) in (0..).zip(map) {
         let parts = QueueParts {
             device: device.clone(),
@@ -129,10 +178,10 @@ fn prepare(
             max_io: claim.device.max_io(),
             stats: stats.queues[usize::from(index)].clone(),
             connected: connected.clone(),
-            is_ending: is_ending.clone(),
+            is_ending: running.is_ending.clone(),
             name: format!("ublk:{}", claim.id()),
         };
-        queues.push(Serving::prepare(&cores[core], parts)?);
+        running.queues.push(Serving::prepare(&cores[core], parts)?);
     }
     Ok(())
 }
@@ -152,7 +201,7 @@ impl Export for Ublk {
     fn notify_resize(&self) -> Limits {
         let (limits, before) = (self.device.limits(), self.claim.device.capacity());
         let as_before = Limits { capacity: before, ..limits.clone() };
-        if self.is_ending.load(Ordering::Relaxed) {
+        if self.running().is_ending.load(Ordering::Relaxed) {
             return as_before; // its number may be another's by now
         }
         if !self.claim.features.has(feature::UPDATE_SIZE) {
@@ -171,12 +220,49 @@ impl Export for Ublk {
             }
         }
     }
+
+    /// The kernel takes a queue's commands from one thread only, so the disk is left and taken over: a pause of some 100 ms.
+    fn remap(&self, cores: &[usize]) -> Result<(), Error> {
+        check_cores(cores, self.cores.len())?;
+        let (id, mut running) = (self.id(), self.running());
+        if running.is_ending.load(Ordering::Relaxed) {
+            return Err(Error::Config(format!("ublk: /dev/ublkb{id} has ended")));
+        }
+        if !self.claim.can_be_left() {
+            let why = "which takes Linux 6.16 and recovery=reissue";
+            return Err(Error::Config(format!("ublk: /dev/ublkb{id} cannot leave its cores, {why}")));
+        }
+        let mut control = Control::open()?;
+        leave(&mut control, &self.claim, &mut running);
+        let moved = self.resume(&mut control, cores).map(|moved| *running = moved);
+        if moved.is_err() {
+            // As before; or else its requests wait.
+            *running = self.resume(&mut control, &running.map)?;
+        }
+        moved
+    }
+
+    fn hand_over(&self) {
+        let mut running = self.running();
+        if running.is_ending.load(Ordering::Relaxed) || !self.claim.can_be_left() {
+            return;
+        }
+        match Control::open() {
+            Ok(mut control) => {
+                users::flush(self.id());
+                leave(&mut control, &self.claim, &mut running);
+                tracing::info!("/dev/ublkb{}: waits for the next server", self.id());
+            }
+            Err(error) => complain(Err(error)),
+        }
+    }
 }
 
 impl Drop for Ublk {
     fn drop(&mut self) {
+        let mut running = self.running();
         // Once the disk is gone, its number may be another's.
-        let has_ended = self.is_ending.swap(true, Ordering::Relaxed);
+        let has_ended = running.is_ending.swap(true, Ordering::Relaxed);
         let mut control = match Control::open() {
             Ok(control) => Some(control).filter(|_| !has_ended),
             Err(error) => {
@@ -187,9 +273,9 @@ impl Drop for Ublk {
         if let Some(control) = &mut control {
             device::stop(control, self.claim.id());
         }
-        self.queues.drain(..).for_each(Serving::stop);
+        running.queues.drain(..).for_each(Serving::stop);
         if let Some(control) = &mut control {
-            device::complain(control.leave(self.claim.id()));
+            complain(control.leave(self.claim.id()));
         }
     }
 }

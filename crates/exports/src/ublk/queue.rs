@@ -193,9 +193,7 @@ impl Served {
         while self.tags_left.get() > 0 && core.now_ns() < deadline {
             core.sleep(DRAIN_STEP_NS).await;
         }
-        self.is_stopping.set(true);
-        self.slots.wake_all();
-        self.slots.all_ended().await;
+        self.end_slots().await;
         if self.tags_left.get() > 0 {
             let Served { name, index, .. } = &*self;
             tracing::warn!(
@@ -205,6 +203,26 @@ impl Served {
             );
         }
         self.unlink();
+    }
+
+    /// Leaves the queue of a disk whose requests wait: the next server may have it. What is in flight is completed first;
+    /// what has only been announced is the next server's.
+    pub(super) async fn leave(self: Rc<Self>) {
+        self.end_slots().await;
+        if let Some(Link { ring, .. }) = self.link.borrow_mut().as_mut() {
+            while ring.has_unsubmitted() {
+                ring.submit();
+            }
+        }
+        // Closing the ring takes its commands back, and the driver keeps whatever they would have brought.
+        self.link.take();
+        self.forget();
+    }
+
+    async fn end_slots(&self) {
+        self.is_stopping.set(true);
+        self.slots.wake_all();
+        self.slots.all_ended().await;
     }
 
     /// A slot's life.
@@ -384,6 +402,11 @@ impl Served {
         if let Some(link) = self.link.take() {
             link.ring.unregister();
         }
+        self.forget();
+    }
+
+    #[cold]
+    fn forget(&self) {
         self.held.borrow_mut().clear();
         self.connected.take();
     }

@@ -46,12 +46,21 @@ impl Serving {
 
     /// Ends the queue of a disk that was stopped: see [`Served::stop`].
     pub(super) fn stop(self) {
+        self.end(async |served| served.stop().await);
+    }
+
+    /// Leaves the queue to another server: see [`Served::leave`].
+    pub(super) fn leave(self) {
+        self.end(async |served| served.leave().await);
+    }
+
+    fn end(self, how: impl AsyncFnOnce(Rc<Served>) + Send + 'static) {
         let id = self.id;
-        let stopped = self.core.block_on(move |_| async move {
-            let served = SERVED.with_borrow_mut(|all| all.remove(&id)).expect("a queue is stopped once");
-            served.stop().await;
+        let ended = self.core.block_on(move |_| async move {
+            let served = SERVED.with_borrow_mut(|all| all.remove(&id)).expect("a queue ends once");
+            how(served).await;
         });
-        if stopped.is_err() {
+        if ended.is_err() {
             tracing::warn!("a core ended before the queues that it served");
         }
     }

@@ -48,6 +48,8 @@ pub mod control {
     pub const GET_FEATURES: u32 = encode(READ, 0x13, BYTES);
     /// Linux 6.16.
     pub const UPDATE_SIZE: u32 = encode(READ_WRITE, 0x15, BYTES);
+    /// Linux 6.16.
+    pub const QUIESCE_DEV: u32 = encode(READ_WRITE, 0x16, BYTES);
 }
 
 /// Commands of a queue (`UBLK_U_IO_*`).
@@ -71,6 +73,8 @@ pub mod feature {
     pub const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
     /// Linux 6.16.
     pub const UPDATE_SIZE: u64 = 1 << 10;
+    /// Linux 6.16.
+    pub const QUIESCE: u64 = 1 << 12;
 
     /// Names of the bits, from bit 0.
     pub const NAMES: [&str; 20] = [
@@ -365,6 +369,7 @@ mod tests {
             (control::GET_PARAMS, 0x8020_7509),
             (control::START_USER_RECOVERY, 0xc020_7510),
             (control::END_USER_RECOVERY, 0xc020_7511),
+            (control::QUIESCE_DEV, 0xc020_7516),
             (control::GET_FEATURES, 0x8020_7513),
             (control::UPDATE_SIZE, 0xc020_7515),
             (io::FETCH_REQ, 0xc010_7520),
@@ -431,6 +436,7 @@ mod tests {
         for (bit, name) in [
             (feature::NEED_GET_DATA, "NEED_GET_DATA"),
             (feature::USER_RECOVERY, "USER_RECOVERY"),
+            (feature::QUIESCE, "QUIESCE"),
             (feature::USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"),
             (feature::CMD_IOCTL_ENCODE, "CMD_IOCTL_ENCODE"),
             (feature::USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"),

@@ -167,6 +167,13 @@ impl Export for Vduse {
             None => self.device.limits(),
         }
     }
+
+    fn remap(&self, cores: &[usize]) -> Result<(), Error> {
+        match &self.running {
+            Some((_, session)) => lock(session).serve_on(cores),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Drop for Vduse {

@@ -300,6 +300,29 @@ impl Session {
         (0..self.config.num_queues).try_for_each(|index| self.serve(index))
     }
 
+    /// Serves the virtqueues on these cores in turn from now on; none: on all.
+    pub(super) fn serve_on(&mut self, map: &[usize]) -> Result<(), Error> {
+        crate::check_cores(map, self.cores.len())?;
+        self.pause();
+        let queue_cores = crate::queue_cores(map, self.config.num_queues, self.cores.len());
+        let before: Vec<usize> = self.queues.iter().map(|queue| queue.core).collect();
+        let moved = self.serve_all(&queue_cores);
+        if moved.is_err() {
+            self.pause();
+            self.serve_all(&before)?;
+        }
+        moved
+    }
+
+    /// Serves every virtqueue on its core, if the driver is ready.
+    fn serve_all(&mut self, queue_cores: &[usize]) -> Result<(), Error> {
+        self.queues.iter_mut().zip(queue_cores).for_each(|(queue, core)| queue.core = *core);
+        match self.driver {
+            Some(_) => (0..self.config.num_queues).try_for_each(|index| self.serve(index)),
+            None => Ok(()),
+        }
+    }
+
     /// Serves one virtqueue, if it is ready.
     fn serve(&mut self, index: u16) -> Result<(), Error> {
         let info = self.info(index)?;

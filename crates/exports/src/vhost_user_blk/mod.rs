@@ -141,6 +141,10 @@ impl Export for VhostUserBlk {
     fn notify_resize(&self) -> Limits {
         lock(&self.session).notify_resize()
     }
+
+    fn remap(&self, cores: &[usize]) -> Result<(), Error> {
+        lock(&self.session).remap_all(cores)
+    }
 }
 
 impl Drop for VhostUserBlk {

@@ -295,6 +295,18 @@ impl Session {
         moved
     }
 
+    /// Serves the queues on these cores in turn from now on; none: on all.
+    pub(super) fn remap_all(&mut self, map: &[usize]) -> Result<(), Error> {
+        crate::check_cores(map, self.cores.len())?;
+        let queue_cores = crate::queue_cores(map, self.rings.len() as u16, self.cores.len());
+        for (queue, core) in (0..).zip(queue_cores) {
+            if self.queue_cores[usize::from(queue)] != core {
+                self.remap(queue, core)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes every running ring back, drained.
     fn pause_all(&mut self) {
         (0..self.rings.len()).for_each(|index| self.take_back(index));

@@ -5,6 +5,7 @@ use crate::server::{MIB, export};
 use drivers::mem::{MemDevice, Options as MemOptions};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,12 +49,20 @@ fn work(client: &mut Client, rounds: usize) {
     }
 }
 
+/// Has more requests come at once than the server takes, as may happen later to a server that is held up.
+fn crowd(client: &mut Client) {
+    let all: Vec<u8> = (0..1000).flat_map(|cookie| client.request(FLUSH, 0, cookie, 0, 0)).collect();
+    client.stream.write_all(&all).unwrap();
+    (0..1000).for_each(|_| assert_eq!(client.reply().error, 0));
+}
+
 #[test]
 fn a_warm_connection_allocates_nothing() {
     let device = MemDevice::new(&MemOptions::new(4 * MIB)).unwrap();
     let (export, cores, socket, _dir) = export(Arc::new(device), 1, |config| config);
     for form in FORMS {
         let mut client = Client::connect(&socket, form);
+        crowd(&mut client);
         work(&mut client, 20);
         let core = cores.get(0);
         core.call(|_| IS_COUNTED.set(true)).unwrap();

@@ -3,7 +3,7 @@
 use crate::client::*;
 use crate::device::{SlowDevice, pattern};
 use crate::server::{MIB, Server, wait_until};
-use block::{IoError, Limits};
+use block::{IoError, Limits, Op};
 use exports::Export;
 use exports::nbd::Config;
 use std::collections::HashSet;
@@ -244,4 +244,25 @@ fn a_device_that_grew_is_told_to_who_comes_next_and_serves_who_is_there() {
     assert_eq!(server.export().notify_resize().capacity, 2 * MIB);
     assert_eq!(before.read(MIB, 512), [0; 512]);
     assert_eq!(server.connect(Form::Simple).size, 2 * MIB);
+}
+
+#[test]
+fn connections_go_to_the_cores_that_are_wanted_when_they_are_made() {
+    let server = Server::start(MIB);
+    let reads = |core: usize| server.export().stats().queues[core].requests(Op::Read);
+    let mut old = server.connect(Form::Simple);
+    old.read(0, 512);
+    assert_eq!((reads(0), reads(1)), (1, 0));
+    assert!(server.export().remap(&[1, 2]).unwrap_err().to_string().contains("core 2"));
+    server.export().remap(&[1]).unwrap();
+    for _ in 0..3 {
+        server.connect(Form::Extended).read(0, 512);
+    }
+    old.read(0, 512);
+    assert_eq!((reads(0), reads(1)), (2, 3), "who is there stays where it is");
+    server.export().remap(&[]).unwrap();
+    for _ in 0..4 {
+        server.connect(Form::Structured).read(0, 512);
+    }
+    assert_eq!((reads(0), reads(1)), (4, 5));
 }

@@ -8,7 +8,9 @@ use exports::Export;
 use nvme::command::{deallocate_range, opcode};
 use nvme::fabrics::{Connect, ConnectData, Nqn};
 use nvme::{Command, Sgl, Status, SubmissionEntry};
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn on_blocks(opcode: u8, lba: u64, blocks: u32) -> Command {
     Command { opcode, ..Command::read(1, lba, blocks) }
@@ -147,14 +149,18 @@ fn many_commands_run_side_by_side_and_more_memory_than_there_is_comes_in_turn() 
     let (_admin, mut io) = server.connect();
     server.device.set_delay(1_000_000);
     // 100 MiB of transfers over 32 MiB of memory.
-    let count = 100u16;
-    for id in 0..count {
+    let ask = |io: &mut Host, id: u16| {
         let command = Command::write(1, u64::from(id % 64) * 2048, 2048, false);
         io.send(SubmissionEntry::new(&command, id, Sgl::Transport { len: MIB as u32 }));
-    }
+    };
+    (0..60).for_each(|id| ask(&mut io, id));
+    // The target asks for as much as it has memory for. Then there are those that wait, and others come.
+    let mut asked: VecDeque<Pdu> = (0..32).map(|_| io.receive()).collect();
+    std::thread::sleep(Duration::from_millis(20));
+    (60..100).for_each(|id| ask(&mut io, id));
     let mut done = 0;
-    while done < count {
-        match io.receive() {
+    while done < 100 {
+        match asked.pop_front().unwrap_or_else(|| io.receive()) {
             Pdu::R2t(request) => {
                 let data = vec![request.command_id as u8; MIB as usize];
                 let header = nvme::tcp::H2cData {
@@ -174,4 +180,19 @@ fn many_commands_run_side_by_side_and_more_memory_than_there_is_comes_in_turn() 
         }
     }
     assert_eq!(server.device.executed(), 100);
+}
+
+#[test]
+fn queues_go_to_the_cores_that_are_wanted_when_they_are_made() {
+    let server = Server::start(MIB);
+    let reads = |core: usize| server.export().stats().queues[core].requests(Op::Read);
+    let (_admin, mut io) = server.connect();
+    io.read(0, 8);
+    assert_eq!((reads(0), reads(1)), (1, 0));
+    assert!(server.export().remap(&[2]).unwrap_err().to_string().contains("core 2"));
+    server.export().remap(&[1]).unwrap();
+    let (_other_admin, mut other) = server.connect();
+    other.read(0, 8);
+    io.read(0, 8);
+    assert_eq!((reads(0), reads(1)), (2, 1), "who is there stays where it is");
 }

@@ -302,15 +302,19 @@ fn what_there_is_is_said_and_what_there_is_not_is_refused() {
 
 #[test]
 fn hosts_that_fight_over_a_namespace_never_both_have_it() {
-    const ROUNDS: usize = 100;
+    const ROUNDS: usize = 300;
     let server = Server::start(MIB);
     server.device.set_delay(200_000);
     // Each takes it from the other, and finds its own number after it has written it, as long as it has it.
     let fight = |mut peer: Peer| {
         let kind = ReservationType::ExclusiveAccess;
         let (mut found, deadline) = (0, Instant::now() + Duration::from_secs(60));
+        let key = peer.key;
+        let mut pauses_us = (1..).map(|n: u64| n * 1237 * key % 4000);
         while found < ROUNDS {
             assert!(Instant::now() < deadline, "only {found} rounds");
+            // It comes at any moment, and not before the other could do anything.
+            std::thread::sleep(Duration::from_micros(pauses_us.next().unwrap()));
             let other = 3 - peer.key;
             // There may be nobody to be preempted; or it has been preempted itself.
             peer.take(AcquireAction::Preempt, kind, other);

@@ -62,6 +62,12 @@ impl Bucket {
         begin(before)
     }
 
+    /// From when on units may be used that are taken now.
+    pub(super) fn next(&self, rate: Rate, now_ns: u64) -> u64 {
+        let burst = rate.ns(rate.burst).max(LEAST_NS);
+        self.full_ns.load(Ordering::Relaxed).max(now_ns.saturating_sub(burst))
+    }
+
     /// Gives up what was taken in advance: the rate has changed.
     pub(super) fn forgive(&self, now_ns: u64) {
         self.full_ns.fetch_min(now_ns, Ordering::Relaxed);

@@ -9,6 +9,9 @@
 //! that change (from a control thread, at any time) hold at once for all that wait. Buckets are shared by all cores,
 //! and those of a group by all its devices. As in QEMU's throttling discards and written zeroes count as writes of
 //! their length, and a flush counts nothing: it is how a client makes sure, not how it makes load.
+//!
+//! A device of a group may have a *floor*: what it gets of the group's limits, whatever the others take. Its requests within
+//! the floor do not wait for the group's turn; they take it all the same, so the others pay, and the group's limits hold.
 
 mod bucket;
 
@@ -121,12 +124,19 @@ pub struct Qos {
     name: String,
     child: Arc<dyn Device>,
     throttles: Vec<Arc<Throttle>>,
+    floor: Option<Arc<Throttle>>,
 }
 
 impl Qos {
     /// `child`, which takes what every one of `throttles` allows: its own, that of its group, …
     pub fn new(child: Arc<dyn Device>, throttles: Vec<Arc<Throttle>>) -> Qos {
-        Qos { name: format!("qos({})", child.name()), child, throttles }
+        Qos { name: format!("qos({})", child.name()), child, throttles, floor: None }
+    }
+
+    /// The same, with what it gets of all throttles but the first whatever others take of them. A floor without limits is
+    /// none.
+    pub fn with_floor(self, floor: Arc<Throttle>) -> Qos {
+        Qos { floor: Some(floor), ..self }
     }
 }
 
@@ -145,6 +155,7 @@ impl Device for Qos {
             child: self.child.open_channel()?,
             device: self.child.clone(),
             throttles: throttles.map(|throttle| View::new(throttle.clone())).collect(),
+            floor: self.floor.clone().map(View::new),
             line: Permits::new(1),
             core: reactor::current(),
         }))
@@ -202,12 +213,23 @@ impl View {
             .max()
             .unwrap_or(0)
     }
+
+    /// When turns that were taken now would come, of the limits that there are.
+    fn next(&self, costs: [u64; LIMITS], now_ns: u64) -> Option<u64> {
+        let rates = self.rates.get();
+        let turns = self.throttle.buckets.iter().zip(rates).zip(costs);
+        turns
+            .filter(|((_, rate), units)| !rate.is_unlimited() && *units > 0)
+            .map(|((bucket, rate), _)| bucket.next(rate, now_ns))
+            .max()
+    }
 }
 
 struct QosChannel {
     child: Rc<dyn Channel>,
     device: Arc<dyn Device>,
     throttles: Vec<View>,
+    floor: Option<View>,
     /// Who is first has this.
     line: Permits,
     core: Core,
@@ -218,7 +240,8 @@ impl QosChannel {
     #[inline]
     fn update(&self) -> bool {
         // Every one of them has to look.
-        self.throttles.iter().fold(false, |changed, view| view.update(|| self.core.now_ns()) | changed)
+        let views = self.throttles.iter().chain(&self.floor);
+        views.fold(false, |changed, view| view.update(|| self.core.now_ns()) | changed)
     }
 
     #[inline]
@@ -247,13 +270,25 @@ impl QosChannel {
                 turn_ns = self.take(costs, now_ns);
             }
         }
+        if let Some(floor) = &self.floor
+            && floor.next(costs, now_ns).is_some_and(|turn_ns| turn_ns <= now_ns)
+        {
+            floor.take(costs, now_ns);
+        }
         if now_ns > begin_ns {
             self.throttles.iter().for_each(|view| view.throttle.note(now_ns - begin_ns));
         }
     }
 
     fn take(&self, costs: [u64; LIMITS], now_ns: u64) -> u64 {
-        self.throttles.iter().map(|view| view.take(costs, now_ns)).max().unwrap_or(0)
+        let turns: [u64; 2] = self.throttles.iter().enumerate().fold([0; 2], |mut turns, (place, view)| {
+            let turn = &mut turns[usize::from(place > 0)];
+            *turn = (*turn).max(view.take(costs, now_ns));
+            turns
+        });
+        let [own, shared] = turns;
+        let floor = self.floor.as_ref().and_then(|floor| floor.next(costs, now_ns));
+        own.max(floor.map_or(shared, |floor| shared.min(floor)))
     }
 }
 

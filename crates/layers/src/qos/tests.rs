@@ -136,6 +136,51 @@ fn devices_of_a_group_share_its_limit_and_keep_their_own() {
 }
 
 #[test]
+fn a_floor_is_kept_whatever_the_others_of_the_group_take_and_the_group_keeps_its_limit() {
+    reactor::run_simulated(1, |_| async {
+        let group = Arc::new(Throttle::new(iops(1000)));
+        let null = Arc::new(NullDevice::new(&NullOptions::new(1 << 30)).unwrap());
+        let of = |floor: Limits| {
+            let throttles = vec![Arc::new(Throttle::default()), group.clone()];
+            Qos::new(null.clone(), throttles).with_floor(Arc::new(Throttle::new(floor)))
+        };
+        let (greedy, floored) = (of(Limits::default()), of(iops(300)));
+        let (greedy, floored) = (greedy.open_channel().unwrap(), floored.open_channel().unwrap());
+        let core = reactor::current();
+        let taken = Rc::new(Cell::new(0u64));
+        for channel in [&greedy, &floored] {
+            channel.submit(&Request::write_zeroes(512, Flags::NONE), 0).await.unwrap();
+        }
+        // Many channels of the greedy one would starve the other: here it simply has taken far ahead.
+        group.buckets[0].take(Rate::per_second(1000), 5000, core.now_ns());
+        let count = taken.clone();
+        core.spawn(async move {
+            let zero = Request::write_zeroes(512, Flags::NONE);
+            loop {
+                greedy.submit(&zero, 0).await.unwrap();
+                count.set(count.get() + 1);
+            }
+        });
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        let took = time_of(&*floored, 304, &zero).await;
+        assert!(
+            (990 * MS..=1100 * MS).contains(&took),
+            "{took} ns for 300 requests beside what a pause has left"
+        );
+        assert_eq!(
+            taken.get(),
+            0,
+            "the greedy one has to wait for what it took, and for what the floor took"
+        );
+        reactor::current().sleep(4500 * MS).await;
+        let before = taken.get();
+        assert!(before > 0);
+        reactor::current().sleep(1000 * MS).await;
+        assert!((990..=1011).contains(&(taken.get() - before)), "alone it has the group to itself");
+    });
+}
+
+#[test]
 fn cores_share_the_limits() {
     const REQUESTS: usize = 100;
     let (_, qos) = qos(iops(2000));

@@ -55,6 +55,13 @@ impl Histogram {
         self.buckets.iter_mut().zip(&other.buckets).for_each(|(a, b)| *a += b);
     }
 
+    /// The values that were recorded since this was as `before`.
+    #[must_use]
+    pub fn since(&self, before: &Histogram) -> Histogram {
+        let buckets = self.buckets.iter().zip(&before.buckets);
+        Histogram { buckets: buckets.map(|(now, before)| now.saturating_sub(*before)).collect() }
+    }
+
     /// The value below which `percent` of all lie, to within 6 %; 0 without values.
     pub fn percentile(&self, percent: f64) -> u64 {
         let rank = (self.count() as f64 * percent / 100.0).ceil().max(1.0) as u64;

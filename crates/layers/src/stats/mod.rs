@@ -10,6 +10,7 @@ pub use histogram::Histogram;
 use block::{Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
 use histogram::Buckets;
 use reactor::Core;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,21 +20,34 @@ pub struct Stats {
     name: String,
     child: Arc<dyn Device>,
     book: Arc<Book>,
+    /// Of so many requests one is timed.
+    every: u32,
 }
 
 impl Stats {
     /// Counts what goes to `child`.
     pub fn new(child: Arc<dyn Device>) -> Stats {
-        Stats { name: format!("stats({})", child.name()), child, book: Arc::default() }
+        Stats { name: format!("stats({})", child.name()), child, book: Arc::default(), every: 1 }
+    }
+
+    /// As [`Stats::new`], for a few instructions a request: of `every` requests one is timed, and its errors are counted;
+    /// the others count as ended well when they are submitted. It has its child's name: nobody is to notice it.
+    ///
+    /// # Panics
+    /// When `every` is 0.
+    pub fn sampled(child: Arc<dyn Device>, every: u32) -> Stats {
+        assert!(every > 0, "of no requests none can be timed");
+        Stats { name: child.name().to_owned(), child, book: Arc::default(), every }
+    }
+
+    /// Of so many requests one is timed.
+    pub fn every(&self) -> u32 {
+        self.every
     }
 
     /// What all channels have counted so far, those that are closed included.
     pub fn snapshot(&self) -> Snapshot {
-        let book = self.book.0.lock().unwrap_or_else(PoisonError::into_inner);
-        book.open.iter().fold(book.closed.clone(), |mut sum, counters| {
-            sum.add(counters);
-            sum
-        })
+        self.book.snapshot()
     }
 }
 
@@ -49,7 +63,15 @@ impl Device for Stats {
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
         let child = self.child.open_channel()?;
         let counters = self.book.open();
-        Ok(Rc::new(StatsChannel { child, counters, book: self.book.clone(), core: reactor::current() }))
+        let (every, until_timed) = (self.every, Cell::new(0));
+        Ok(Rc::new(StatsChannel {
+            child,
+            counters,
+            book: self.book.clone(),
+            core: reactor::current(),
+            every,
+            until_timed,
+        }))
     }
 
     fn refresh(&self) -> Result<Limits, DeviceError> {
@@ -112,7 +134,7 @@ impl Snapshot {
 /// The channels' counters, for whoever adds them up. Locked by control threads and by channels that open or
 /// close.
 #[derive(Default)]
-struct Book(Mutex<Pages>);
+pub(crate) struct Book(Mutex<Pages>);
 
 #[derive(Default)]
 struct Pages {
@@ -121,13 +143,22 @@ struct Pages {
 }
 
 impl Book {
-    fn open(&self) -> Arc<Counters> {
+    /// What all channels have counted so far, those that are closed included.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        book.open.iter().fold(book.closed.clone(), |mut sum, counters| {
+            sum.add(counters);
+            sum
+        })
+    }
+
+    pub(crate) fn open(&self) -> Arc<Counters> {
         let counters = Arc::new(Counters::default());
         self.0.lock().unwrap_or_else(PoisonError::into_inner).open.push(counters.clone());
         counters
     }
 
-    fn close(&self, counters: &Arc<Counters>) {
+    pub(crate) fn close(&self, counters: &Arc<Counters>) {
         let mut pages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pages.open.retain(|c| !Arc::ptr_eq(c, counters));
         pages.closed.add(counters);
@@ -136,7 +167,32 @@ impl Book {
 
 /// One channel's counters.
 #[derive(Default)]
-struct Counters([OpCounters; Op::ALL.len()]);
+pub(crate) struct Counters([OpCounters; Op::ALL.len()]);
+
+impl Counters {
+    /// A request begins.
+    #[inline]
+    pub(crate) fn begin(&self, op: Op) {
+        self.0[op as usize].submitted.add(1);
+    }
+
+    /// A request of `len` bytes has ended.
+    #[inline]
+    pub(crate) fn end(&self, op: Op, len: u64, latency_ns: u64, result: IoResult) {
+        let counters = &self.0[op as usize];
+        counters.latency.count(latency_ns);
+        match result {
+            Ok(()) => counters.bytes.add(len),
+            Err(_) => counters.errors.add(1),
+        }
+        counters.completed.add(1);
+    }
+
+    /// Requests that have begun and not ended. Exact on the channel's core.
+    pub(crate) fn in_flight(&self) -> u64 {
+        self.0.iter().map(|op| op.submitted.get() - op.completed.get()).sum()
+    }
+}
 
 /// On cache lines of its own: the core that writes it is not the one that reads its neighbours.
 #[derive(Default)]
@@ -170,30 +226,29 @@ struct StatsChannel {
     counters: Arc<Counters>,
     book: Arc<Book>,
     core: Core,
-}
-
-impl StatsChannel {
-    #[inline]
-    fn note(&self, op: Op, len: u64, start_ns: u64, result: IoResult) {
-        let counters = &self.counters.0[op as usize];
-        counters.latency.count(self.core.now_ns().saturating_sub(start_ns));
-        match result {
-            Ok(()) => counters.bytes.add(len),
-            Err(_) => counters.errors.add(1),
-        }
-        counters.completed.add(1);
-    }
+    every: u32,
+    /// Requests that are not timed before the next one that is.
+    until_timed: Cell<u32>,
 }
 
 impl Channel for StatsChannel {
     #[inline]
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
-        let (op, len, start_ns) = (req.op, req.len, self.core.now_ns());
-        self.counters.0[op as usize].submitted.add(1);
+        let (op, len) = (req.op, req.len);
+        self.counters.begin(op);
+        if let Some(left) = self.until_timed.get().checked_sub(1) {
+            self.until_timed.set(left);
+            let counters = &self.counters.0[op as usize];
+            counters.completed.add(1);
+            counters.bytes.add(len);
+            return self.child.submit(req, offset);
+        }
+        self.until_timed.set(self.every - 1);
+        let stopwatch = self.core.stopwatch();
         let child = self.child.submit(req, offset);
         IoFuture::new(async move {
             let result = child.await;
-            self.note(op, len, start_ns, result);
+            self.counters.end(op, len, self.core.elapsed_ns(&stopwatch), result);
             result
         })
     }
@@ -221,6 +276,27 @@ mod tests {
         assert_eq!(snapshot.in_flight(), 0);
         assert!(snapshot.of(Op::Read).completed > 1000 && snapshot.of(Op::Read).errors > 0);
         assert!(stats.book.0.lock().unwrap().open.is_empty(), "closed channels are added up");
+    }
+
+    #[test]
+    fn a_sample_counts_all_and_times_some() {
+        let child: Arc<dyn Device> = Arc::new(MemDevice::new(&mem::Options::new(64 << 20)).unwrap());
+        let stats = Arc::new(Stats::sampled(child.clone(), 7));
+        assert_eq!((stats.name(), stats.every()), (child.name(), 7));
+        Suite::new(stats).run();
+        let snapshot = reactor::run_simulated(1, |_| async {
+            let options = Options { latency_ns: 80_000, ..Options::new(1 << 20) };
+            let stats = Stats::sampled(Arc::new(NullDevice::new(&options).unwrap()), 10);
+            let channel = stats.open_channel().unwrap();
+            let req = Request::write_zeroes(4096, Flags::NONE);
+            for _ in 0..100 {
+                channel.submit(&req, 0).await.unwrap();
+            }
+            stats.snapshot()
+        });
+        let zeroes = snapshot.of(Op::WriteZeroes);
+        assert_eq!((zeroes.completed, zeroes.bytes, zeroes.latency_ns.count()), (100, 100 * 4096, 10));
+        assert!((75_000..=85_000).contains(&zeroes.latency_ns.percentile(50.0)));
     }
 
     #[test]

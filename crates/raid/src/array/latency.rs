@@ -20,7 +20,13 @@ impl Default for Counts {
 impl Counts {
     /// Adds a request.
     pub fn note(&mut self, ns: u64) {
-        self.0[bucket(ns)] += 1;
+        self.note_many(ns, 1);
+    }
+
+    /// Adds requests that took the same time.
+    pub fn note_many(&mut self, ns: u64, requests: u64) {
+        let count = &mut self.0[bucket(ns)];
+        *count = count.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
     }
 
     /// Requests.

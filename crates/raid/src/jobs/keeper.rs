@@ -152,7 +152,9 @@ impl Keeper {
     async fn rest(&self) {
         let wakers = self.shared.look(|state| {
             state.log.is_at_rest = true;
-            state.log.running = None;
+            if !state.is_paused {
+                state.log.running = None;
+            }
             std::mem::take(&mut state.wakers)
         });
         wakers.into_iter().for_each(std::task::Waker::wake);

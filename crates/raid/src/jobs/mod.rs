@@ -27,7 +27,7 @@ mod throttle;
 
 pub use spares::{Incoming, JobError, SparePool, fit, is_called, label_spare};
 pub use status::{Event, Kind, Progress, ScrubReport, Status};
-pub use throttle::Pace;
+pub use throttle::{Pace, Throttle};
 
 use crate::array::Array;
 use crate::array::members::SlotState;

@@ -78,7 +78,7 @@ pub struct Event {
 /// What is going on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// The job that runs.
+    /// The job that runs, or ran when jobs were held.
     pub running: Option<Progress>,
     /// Whether jobs are held.
     pub is_paused: bool,

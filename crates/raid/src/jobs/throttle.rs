@@ -91,9 +91,11 @@ impl Throttle {
         }
     }
 
-    /// Another pace from now on.
+    /// Another pace from now on: what was begun at the old one holds nobody up.
     pub fn set_pace(&mut self, pace: Pace) {
-        self.pace = pace;
+        if pace != self.pace {
+            (self.pace, self.next_ns) = (pace, 0);
+        }
     }
 
     /// Begins work on so many bytes if it may.
@@ -259,6 +261,20 @@ mod tests {
             }
         }
         assert!((9 << 20..12 << 20).contains(&begun), "{begun} bytes in a second");
+    }
+
+    #[test]
+    fn another_pace_holds_at_once() {
+        let slow = Pace { most_bytes_per_s: Some(1), ..Pace::default() };
+        let mut throttle = Throttle::new(slow, 0);
+        assert_eq!(
+            (throttle.begin(0, 1 << 20), throttle.begin(1, 1)),
+            (Ok(()), Err((1 << 20) * 1_000_000_000))
+        );
+        throttle.set_pace(slow);
+        assert!(throttle.begin(1, 1).is_err());
+        throttle.set_pace(Pace::default());
+        assert_eq!(throttle.begin(1, 1), Ok(()));
     }
 
     #[test]

@@ -53,6 +53,7 @@ const FIXED: &[(&str, u64, &[u8])] = &[
     ("swap space", 4086, b"SWAP-SPACE"),
     ("bcache", 4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"),
     ("ISO 9660", 32769, b"CD001"),
+    ("Freestone pool", 64 << 10, b"FsPool\0\0"),
     ("Btrfs", 65600, b"_BHRfS_M"),
     ("Linux MD 1.1", 0, &MD),
     ("Linux MD 1.2", 4096, &MD),

@@ -9,6 +9,7 @@
 //! With indirect descriptors the ring's descriptor of a slot always leads to the same line, so in a split ring it
 //! stays as it is, and a read of 4 KiB costs the device one line of the driver's beside the available ring.
 
+use super::ring::PAGE;
 use super::{Buffer, Ring, RingBroken, RingConfig, RingLayout, SharedArea};
 use crate::blk::{HEADER_BYTES, Header, ID_BYTES, Range, VIRTIO_BLK_T_GET_ID};
 use crate::ring::{DESC_BYTES, DESC_F_NEXT, DESC_F_WRITE, PackedDescriptor, SplitDescriptor};
@@ -40,7 +41,7 @@ impl BlkQueueConfig {
         if self.indirect { self.ring.size } else { self.ring.size / 3 }
     }
 
-    /// Bytes of shared memory that the queue needs, aligned to 128.
+    /// Bytes of shared memory that the queue needs, in whole pages. It starts at a page ([`RingLayout`]).
     pub fn memory_len(&self) -> usize {
         Layout::new(self).len
     }
@@ -63,7 +64,7 @@ impl Layout {
         let lines = RingLayout::new(config.ring.size, config.ring.packed).len.next_multiple_of(128);
         let status = lines + (depth * LINE).next_multiple_of(128);
         let tables = status + depth.next_multiple_of(128);
-        Layout { lines, status, tables, table_len, len: (tables + depth * table_len).next_multiple_of(128) }
+        Layout { lines, status, tables, table_len, len: (tables + depth * table_len).next_multiple_of(PAGE) }
     }
 }
 

@@ -56,6 +56,9 @@ pub struct RingConfig {
     pub event_idx: bool,
 }
 
+/// The smallest page of an IOMMU, in bytes.
+pub(super) const PAGE: usize = 4096;
+
 /// Where a ring's three areas lie in its memory, in bytes from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
@@ -70,14 +73,20 @@ pub struct RingLayout {
 }
 
 impl RingLayout {
-    /// The layout of a ring. Areas with different writers never share a pair of cache lines.
+    /// The layout of a ring in memory that starts at a page. Areas with different writers never share a pair of
+    /// cache lines, and no entry lies in two pages: QEMU (10.0 for one) writes the second half of such a used entry
+    /// to the page behind the first in its own memory, whatever page an emulated IOMMU has put there.
     pub fn new(size: u16, packed: bool) -> RingLayout {
         let (driver_len, device_len) = match packed {
             true => (PackedRing::EVENT_BYTES, PackedRing::EVENT_BYTES),
             false => (SplitRing::avail_bytes(size), SplitRing::used_bytes(size)),
         };
         let driver = SplitRing::desc_bytes(size).next_multiple_of(128);
-        let device = (driver + driver_len).next_multiple_of(128);
+        let mut device = (driver + driver_len).next_multiple_of(128);
+        if device % PAGE + device_len > PAGE {
+            // Entries of 8 bytes follow 4 bytes of flags and index.
+            device = device.next_multiple_of(PAGE) + if device_len > PAGE { 4 } else { 0 };
+        }
         RingLayout { descriptors: 0, driver, device, len: (device + device_len).next_multiple_of(128) }
     }
 }
@@ -96,7 +105,7 @@ impl Ring {
     ///
     /// # Panics
     /// When the size is none the layout allows, or `memory` is shorter than [`RingLayout`] says or not aligned
-    /// to 16 bytes.
+    /// to 16 bytes (with an IOMMU between, it starts at a page).
     ///
     /// # Safety
     /// `memory` is valid and nobody but the device touches it while the ring lives.

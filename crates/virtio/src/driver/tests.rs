@@ -380,6 +380,28 @@ fn two_in_flight(memory: &Memory, packed: bool) -> BlkQueue {
 }
 
 #[test]
+fn no_entry_of_a_ring_lies_in_two_pages() {
+    const PAGE: usize = 4096;
+    for size in (0..=15).map(|shift| 1u16 << shift) {
+        let layout = RingLayout::new(size, false);
+        for index in 0..usize::from(size) {
+            let at = layout.device + 4 + 8 * index;
+            assert_eq!(at / PAGE, (at + 7) / PAGE, "used entry {index} of {size}");
+        }
+        assert_eq!((layout.driver % 2, layout.device % 4), (0, 0), "{size} entries");
+        assert!(layout.device >= layout.driver + SplitRing::avail_bytes(size));
+        assert!(layout.len >= layout.device + SplitRing::used_bytes(size));
+        // The next queue's rings start at a page, too.
+        let config = BlkQueueConfig {
+            ring: RingConfig { size, packed: false, event_idx: false },
+            indirect: true,
+            max_segments: 16,
+        };
+        assert_eq!(config.memory_len() % PAGE, 0);
+    }
+}
+
+#[test]
 fn a_split_device_that_lies_breaks_the_ring_and_nothing_else() {
     let layout = RingLayout::new(8, false);
     let lies: [(u16, [u32; 2], RingBroken); 5] = [

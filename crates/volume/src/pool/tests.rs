@@ -36,6 +36,25 @@ fn pieces(pool: &Pool) -> Vec<(String, u64, usize)> {
 }
 
 #[test]
+fn a_pool_takes_what_its_device_has_become_larger_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(16 * MIB).unwrap();
+    let options = drivers::io_uring::Options::new(&path);
+    let device: Arc<dyn Device> = Arc::new(drivers::io_uring::UringDevice::open(&options).unwrap());
+    let pool = pool(&device);
+    assert_eq!(pool.extend().unwrap(), (12 * MIB, 12 * MIB));
+    pool.create_volume(name("one"), 12 * MIB).unwrap();
+    file.set_len(32 * MIB + 5000).unwrap();
+    device.refresh().unwrap();
+    assert_eq!((pool.extend().unwrap(), pool.room()), ((12 * MIB, 28 * MIB), (28 * MIB, 16 * MIB)));
+    assert_eq!(pool.grow_volume("one", 28 * MIB).unwrap().pieces, 1);
+    drop(pool);
+    assert_eq!(open(device).unwrap().room(), (28 * MIB, 0));
+}
+
+#[test]
 fn volumes_are_made_found_again_grown_renamed_and_removed() {
     let device = disk(64 * MIB);
     let pool = pool(&device);
@@ -45,6 +64,16 @@ fn volumes_are_made_found_again_grown_renamed_and_removed() {
     assert_eq!(pool.room().1, 44 * MIB);
     assert_eq!(pool.rename_volume("two", name("other")).unwrap().name, name("other"));
     assert_eq!(pool.rename_volume("other", name("other")).unwrap().size, 5 * MIB + 512);
+    // Who has it open keeps it.
+    let (open_two, uuid) = (pool.open_volume("other").unwrap(), Uuid::random().unwrap());
+    let two = pool.identify_volume("other", uuid, name("two")).unwrap();
+    assert_eq!((two.uuid, two.is_open, pool.volumes().len()), (uuid, true, 2));
+    assert!(matches!(pool.delete_volume(&uuid.to_string()), Err(PoolError::InUse(_))));
+    drop(open_two);
+    let known_as = |key| pool.open_volume(key).unwrap().name().to_owned();
+    let before = known_as("two");
+    assert_eq!(pool.rename_volume(&uuid.to_string(), name("other")).unwrap().uuid, uuid);
+    assert_eq!(known_as("other"), before, "whoever attaches would take it for another disk");
     // Behind it there is another; the last of all has room behind it.
     assert_eq!(pool.grow_volume("one", 12 * MIB).unwrap().pieces, 2);
     assert_eq!(pool.grow_volume("one", 13 * MIB).unwrap().pieces, 2);
@@ -77,6 +106,9 @@ fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
     assert_eq!(said(pool.delete_volume("")), "there is no volume \"\"");
     pool.create_volume(name("two"), MIB).unwrap();
     assert_eq!(said(pool.rename_volume("two", name("one"))), "there is a volume one already");
+    let one = before[0].uuid;
+    assert_eq!(said(pool.identify_volume("two", one, name("x"))), "there is a volume x already");
+    assert_eq!(said(pool.create_copy(one, name("x"), MIB)), "there is a volume x already");
     let open = pool.open_volume("one").unwrap();
     assert_eq!(said(pool.delete_volume("one")), "volume one is in use");
     drop(open);
@@ -167,6 +199,89 @@ fn who_has_a_volume_open_shares_its_bytes_and_sees_nobody_elses() {
         assert_eq!(transfer(&new, Op::Read, offset, 1), (Ok(()), 0));
     }
     assert_eq!(transfer(&new, Op::Read, 4 * MIB - 512, 1), (Ok(()), 0));
+}
+
+/// Makes that many bytes zeroes; how many are left.
+fn zero(room: &mut Reservation<'_>, bytes: u64) -> u64 {
+    let mut once = Some(bytes);
+    room.zero(async move |_| once.take().unwrap_or(0)).unwrap()
+}
+
+#[test]
+fn what_is_made_ready_is_nobody_elses_and_holds_nobody_up() {
+    let device = disk(32 * MIB);
+    let pool = pool(&device);
+    pool.create_volume(name("one"), 4 * MIB).unwrap();
+    let before = pool.volumes();
+    let said = |result: Result<Info, PoolError>| result.unwrap_err().to_string();
+    let mut new = pool.reserve_volume(name("new"), 8 * MIB).unwrap();
+    let mut more = pool.reserve_growth("one", 10 * MIB).unwrap();
+    assert_eq!((new.left(), zero(&mut new, 3 * MIB), more.left()), (8 * MIB, 5 * MIB, 6 * MIB));
+    assert_eq!((pool.volumes(), pool.room().1), (before.clone(), 10 * MIB));
+    assert_eq!(said(pool.create_volume(name("new"), MIB)), "there is a volume new already");
+    assert_eq!(said(pool.rename_volume("one", name("new"))), "there is a volume new already");
+    assert_eq!(said(pool.create_volume(name("large"), 11 * MIB)), "11534336 bytes: 10485760 are free");
+    assert_eq!(said(pool.grow_volume("one", 5 * MIB)), "volume one is in use");
+    assert_eq!(said(pool.delete_volume("one")), "volume one is in use");
+    // Others are made meanwhile, each in a place of its own.
+    pool.rename_volume("one", name("first")).unwrap();
+    let other = pool.create_volume(name("other"), 10 * MIB).unwrap();
+    assert_eq!(pool.room().1, 0);
+    for reservation in [&mut new, &mut more] {
+        while zero(reservation, MIB) > 0 {}
+    }
+    let new = new.commit().unwrap();
+    let grown = more.commit().unwrap();
+    assert_eq!((grown.name.as_str(), grown.size, grown.uuid), ("first", 10 * MIB, before[0].uuid));
+    assert_eq!(pool.volumes(), [grown, other, new]);
+    let volumes = pool.volumes();
+    drop(pool);
+    assert_eq!(open(device).unwrap().volumes(), volumes);
+}
+
+#[test]
+fn what_is_given_up_is_free_again_and_nothing_of_it_is_durable() {
+    let device = disk(32 * MIB);
+    let pool = pool(&device);
+    pool.create_volume(name("one"), 4 * MIB).unwrap();
+    let (before, room) = (pool.volumes(), pool.room());
+    let mut new = pool.reserve_volume(name("new"), 8 * MIB).unwrap();
+    zero(&mut new, 4 * MIB);
+    drop((new, pool.reserve_growth("one", 8 * MIB).unwrap()));
+    assert_eq!((pool.volumes(), pool.room()), (before.clone(), room));
+    pool.reserve_growth("one", 8 * MIB).unwrap();
+    drop(pool.reserve_volume(name("new"), 8 * MIB).unwrap());
+    drop(pool);
+    let pool = open(device).unwrap();
+    assert_eq!((pool.volumes(), pool.room()), (before, room));
+}
+
+#[test]
+#[should_panic = "would show what was there before"]
+fn a_volume_is_not_made_before_all_of_it_reads_as_zeroes() {
+    let pool = pool(&disk(32 * MIB));
+    let mut new = pool.reserve_volume(name("new"), 8 * MIB).unwrap();
+    zero(&mut new, 4 * MIB);
+    let _ = new.commit();
+}
+
+#[test]
+fn a_copy_has_nothing_of_anothers_behind_its_end() {
+    let pool = pool(&disk(16 * MIB));
+    pool.create_volume(name("old"), 4 * MIB).unwrap();
+    let old: Arc<dyn Device> = pool.open_volume("old").unwrap();
+    for offset in (0..4 * MIB).step_by(512) {
+        assert_eq!(transfer(&old, Op::Write, offset, 7), (Ok(()), 7));
+    }
+    drop(old);
+    pool.delete_volume("old").unwrap();
+    let uuid = Uuid::random().unwrap();
+    assert_eq!(pool.create_copy(uuid, name("copy"), MIB + 512).unwrap().uuid, uuid);
+    pool.grow_volume("copy", 4 * MIB).unwrap();
+    let copy: Arc<dyn Device> = pool.open_volume("copy").unwrap();
+    for offset in (MIB + 512..4 * MIB).step_by(512) {
+        assert_eq!(transfer(&copy, Op::Read, offset, 1), (Ok(()), 0), "{offset}");
+    }
 }
 
 /// A device with a volatile cache that remembers in which order it was written.

@@ -3,10 +3,11 @@
 use super::members::{failed, select};
 use crate::array::args::AssembleArgs;
 use crate::error::Error;
-use crate::output::{Output, human_bytes};
+use crate::output::Output;
 use block::Device;
 use raid::admin::open::{Selection, Wanted};
 use serde_json::json;
+use serving::text::human_bytes;
 use std::sync::Arc;
 
 /// Assembles an array, so that it is known to be whole and can be served.

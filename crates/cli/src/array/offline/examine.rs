@@ -4,12 +4,13 @@ use super::members::{Access, open};
 use crate::array::args::ExamineArgs;
 use crate::array::text;
 use crate::error::Error;
-use crate::output::{Output, human_bytes};
+use crate::output::Output;
 use raid::admin::open::Candidate;
 use raid::admin::report::ArrayReport;
 use raid::metadata::store::Copy;
 use raid::metadata::{Found, Label, Layout, Spare, Superblock, read_superblock};
 use serde_json::{Value, json};
+use serving::text::human_bytes;
 use std::fmt::Write;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use super::members::{Access, failed, open, select};
 use crate::array::args::GrowArgs;
 use crate::array::text;
 use crate::error::Error;
-use crate::output::{Output, human_bytes};
+use crate::output::Output;
 use block::Device;
 use graph::array::wall_ns;
 use raid::admin::group::{add_members, begin_restripe};
@@ -15,6 +15,7 @@ use raid::admin::open::{Selection, Wanted};
 use raid::array::Growth;
 use raid::metadata::{AddOptions, Goal, Identities};
 use serde_json::json;
+use serving::text::human_bytes;
 use std::sync::Arc;
 
 /// Starts an array, has it use what its members have become larger by, and stops it again.

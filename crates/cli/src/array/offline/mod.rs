@@ -13,13 +13,6 @@ pub mod show;
 use crate::output::Output;
 use serde_json::json;
 
-/// This host's name.
-fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .unwrap_or_default()
-}
-
 /// Says what people should know about the members that were found.
 fn say_warnings(warnings: &[String], output: Output) {
     for warning in warnings {

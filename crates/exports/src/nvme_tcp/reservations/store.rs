@@ -1,17 +1,17 @@
 //! Registrations and reservation of a namespace in a file, for as long as they are to outlive a loss of power.
-//!
-//! A new file takes the old one's place only when it is whole and durable; so there is always one or the other.
 
 use super::super::controller::Host;
 use super::rules::{Held, MAX_REGISTRANTS, Reservations};
 use crate::Error;
+use durable::SystemFolder;
 use nvme::fabrics::Nqn;
 use nvme::reservation::ReservationType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::ffi::OsStr;
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The format that is written; others are refused.
@@ -105,23 +105,12 @@ impl Store {
     /// # Errors
     /// When that fails; then the file is as it was, or as it shall be.
     pub(super) fn write(&self, state: &Reservations) -> io::Result<()> {
-        if !state.persists {
-            return match fs::remove_file(&self.path) {
-                Ok(()) => self.sync_directory(),
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-                Err(error) => Err(error),
-            };
+        let folder = SystemFolder::new(self.path.parent().unwrap_or(Path::new("")), 0o600);
+        let name = self.path.file_name().and_then(OsStr::to_str).expect("it is called after a UUID");
+        match state.persists {
+            true => durable::replace(&folder, name, &serde_json::to_vec_pretty(&self.stored(state))?, None),
+            false => durable::remove(&folder, name),
         }
-        let new = self.path.with_extension("new");
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&serde_json::to_vec_pretty(&self.stored(state))?)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.path)?;
-        self.sync_directory()
-    }
-
-    fn sync_directory(&self) -> io::Result<()> {
-        File::open(self.path.parent().unwrap_or(Path::new(".")))?.sync_all()
     }
 
     fn stored(&self, state: &Reservations) -> Stored {
@@ -158,6 +147,7 @@ fn invalid(fault: String) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const UUID: [u8; 16] = [0xab; 16];
 
@@ -185,7 +175,7 @@ mod tests {
         store.write(&state()).unwrap();
         assert_eq!(open().1, state());
         // Half of a successor, when the power went.
-        fs::write(store.path.with_extension("new"), "{").unwrap();
+        fs::write(store.path.with_extension("json.new"), "{").unwrap();
         assert_eq!(open().1, state());
         let next = Reservations { held: None, generation: 8, ..state() };
         store.write(&next).unwrap();

@@ -1,0 +1,23 @@
+//! What an answer says that is an error (RFC 9457, `application/problem+json`).
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Why a request was not carried out. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// What kind of problem it is: a word for programs, such as `not-found`, `in-use` or `no-room`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The same for people.
+    pub title: String,
+    /// The status of the answer.
+    pub status: u16,
+    /// What is wrong, with the object and the value.
+    pub detail: String,
+}
+
+impl Problem {
+    /// The media type of an answer that is a problem.
+    pub const MEDIA_TYPE: &str = "application/problem+json";
+}

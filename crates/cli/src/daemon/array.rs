@@ -1,0 +1,91 @@
+//! `freestone array` where a daemon is asked: making, listing and deleting. Whatever else is done to an array that runs
+//! goes through its control socket, whoever runs it.
+
+use super::Session;
+use super::table::table;
+use crate::error::Error;
+use api::{Array, NewArray};
+use reqwest::Method;
+use serving::create::Creation;
+use serving::text::human_bytes;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// The daemon to ask: the one that was named, or the one that runs where daemons do.
+pub fn socket(named: Option<&Path>) -> Option<PathBuf> {
+    let named = named.map(PathBuf::from);
+    named.or_else(|| UnixStream::connect(api::DEFAULT_SOCKET).ok().map(|_| api::DEFAULT_SOCKET.into()))
+}
+
+/// Has the daemon at `socket` make an array.
+///
+/// # Errors
+/// With why it did not.
+pub fn create(socket: &Path, creation: &Creation, is_json: bool) -> Result<(), Error> {
+    let session = Session::at(socket, false, false, is_json)?;
+    let new = NewArray {
+        name: creation.name.clone(),
+        level: creation.level.name().into(),
+        members: creation.members.clone(),
+        spares: creation.spares.clone(),
+        strip_bytes: creation.strip_bytes,
+        consistency: creation.consistency.map(|mode| mode.name().into()),
+        groups: creation.groups,
+        parities: creation.parities,
+        copies: creation.copies,
+        member_bytes: creation.member_bytes,
+        force: creation.force,
+    };
+    let array = session.client.change::<Array>(Method::POST, &["arrays"], &new)?;
+    session.print_change(array, |array| {
+        let size = human_bytes(array.capacity);
+        format!(
+            "created array {} ({}): level {}, {size}; freestoned runs it",
+            array.name, array.uuid, array.level
+        )
+    });
+    Ok(())
+}
+
+/// Lists the arrays of a daemon.
+///
+/// # Errors
+/// When it does not answer.
+pub fn list(socket: &Path, is_json: bool) -> Result<(), Error> {
+    let session = Session::at(socket, false, false, is_json)?;
+    let arrays: Vec<Array> = session.client.get(&["arrays"])?;
+    let row = |array: &Array| {
+        let live = array.members.iter().filter(|member| member.state == "live").count();
+        [
+            array.name.clone(),
+            array.state.name().to_owned(),
+            array.level.clone(),
+            human_bytes(array.capacity),
+            array.free.map(human_bytes).unwrap_or_default(),
+            format!("{live}/{}", array.members.len()),
+            array.volumes.len().to_string(),
+            array.error.clone().unwrap_or_default(),
+        ]
+    };
+    let heading = ["NAME", "STATE", "LEVEL", "SIZE", "FREE", "LIVE", "VOLUMES", "ERROR"];
+    session.print(&arrays, || table(heading, &arrays.iter().map(row).collect::<Vec<_>>()));
+    Ok(())
+}
+
+/// Has a daemon end an array and forget it.
+///
+/// # Errors
+/// With why it did not.
+pub fn delete(socket: &Path, name: &str, is_kept: bool, is_sure: bool) -> Result<(), Error> {
+    let session = Session::at(socket, false, is_sure, false)?;
+    let array: Array = session.client.get(&["arrays", name])?;
+    if !is_kept {
+        let size = human_bytes(array.capacity);
+        session.confirm(&format!(
+            "array {} ({size}, level {}) and what is on it is lost",
+            array.name, array.level
+        ))?;
+    }
+    let query: &[(&str, &str)] = if is_kept { &[("keep", "true")] } else { &[] };
+    session.client.delete(&["arrays", &array.name], query)
+}

@@ -1,0 +1,37 @@
+//! `freestone completion` and `freestone man`.
+
+use crate::args;
+use crate::error::Error;
+use clap_complete::Shell;
+use std::path::{Path, PathBuf};
+
+/// The arguments of `freestone completion`.
+#[derive(clap::Args, Debug)]
+pub struct CompletionArgs {
+    /// For which shell
+    shell: Shell,
+}
+
+/// The arguments of `freestone man`.
+#[derive(clap::Args, Debug)]
+pub struct ManArgs {
+    /// Where to put the pages
+    directory: PathBuf,
+}
+
+/// Prints what a shell has to read to complete our commands.
+pub fn complete(args: &CompletionArgs) {
+    clap_complete::generate(args.shell, &mut args::command(), "freestone", &mut std::io::stdout());
+}
+
+/// Writes a manual page for each command.
+///
+/// # Errors
+/// When they cannot be written.
+pub fn write_pages(args: &ManArgs) -> Result<(), Error> {
+    let write = |directory: &Path| {
+        std::fs::create_dir_all(directory)?;
+        clap_mangen::generate_to(args::command(), directory)
+    };
+    write(&args.directory).map_err(|error| Error::Runtime(format!("{}: {error}", args.directory.display())))
+}

@@ -1,0 +1,107 @@
+//! `freestone device`.
+
+use super::table::{fields, table};
+use super::{DaemonArgs, Session};
+use crate::error::Error;
+use api::{Device, NewDevice};
+use reqwest::Method;
+use serving::text::human_bytes;
+
+/// The arguments of `freestone device`.
+#[derive(clap::Args, Debug)]
+pub struct DeviceArgs {
+    /// What to do
+    #[command(subcommand)]
+    command: DeviceCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+enum DeviceCommand {
+    /// Every device of the daemon
+    List,
+    /// A device
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Open a device, now and at every start of the daemon
+    #[command(visible_alias = "add")]
+    Create {
+        /// Its name
+        name: String,
+        /// A path, or KIND:KEY=VALUE,… as freestone serve --device takes it
+        spec: String,
+    },
+    /// Close a device that nothing is on; what it holds stays as it is
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+impl DeviceArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// With what could not be done.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        match &self.command {
+            DeviceCommand::List => {
+                let devices: Vec<Device> = session.client.get(&["devices"])?;
+                session.print(&devices, || list(&devices));
+            }
+            DeviceCommand::Show { name } => {
+                let device: Device = session.client.get(&["devices", name])?;
+                session.print(&device, || show(&device));
+            }
+            DeviceCommand::Create { name, spec } => {
+                let new = NewDevice { name: name.clone(), spec: spec.clone() };
+                let device = session.client.change::<Device>(Method::POST, &["devices"], &new)?;
+                session.print_change(device, show);
+            }
+            DeviceCommand::Delete { name } => session.client.delete(&["devices", name], &[])?,
+        }
+        Ok(())
+    }
+}
+
+fn size(bytes: Option<u64>) -> String {
+    bytes.map(human_bytes).unwrap_or_default()
+}
+
+fn list(devices: &[Device]) -> String {
+    let row = |device: &Device| {
+        let used_by = device.volumes.len() + device.exports.len();
+        [
+            device.name.clone(),
+            size(device.capacity),
+            size(device.free),
+            used_by.to_string(),
+            device.error.clone().unwrap_or_else(|| device.spec.clone()),
+        ]
+    };
+    table(["NAME", "SIZE", "FREE", "USES", "WHAT"], &devices.iter().map(row).collect::<Vec<_>>())
+}
+
+fn show(device: &Device) -> String {
+    fields(&[
+        ("name", device.name.clone()),
+        ("device", device.spec.clone()),
+        (
+            "size",
+            device
+                .capacity
+                .map(|bytes| format!("{} ({bytes} bytes)", human_bytes(bytes)))
+                .unwrap_or_default(),
+        ),
+        ("block size", device.block_size.map(|bytes| bytes.to_string()).unwrap_or_default()),
+        ("free", size(device.free)),
+        ("volumes", device.volumes.join(", ")),
+        ("exports", device.exports.join(", ")),
+        ("error", device.error.clone().unwrap_or_default()),
+    ])
+}

@@ -1,0 +1,61 @@
+//! `freestone event`: what has happened.
+
+use super::{DaemonArgs, Session};
+use crate::error::Error;
+use api::Event;
+use std::io::BufRead;
+
+/// The arguments of `freestone event`.
+#[derive(clap::Args, Debug)]
+pub struct EventArgs {
+    /// What to do
+    #[command(subcommand)]
+    command: EventCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+enum EventCommand {
+    /// What has happened since the daemon was started, the last thousand of it
+    List {
+        /// Go on as long as something happens
+        #[arg(long, short)]
+        follow: bool,
+    },
+}
+
+impl EventArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// With what could not be done.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        match self.command {
+            EventCommand::List { follow: false } => {
+                let events: Vec<Event> = session.client.get(&["events"])?;
+                events.iter().for_each(|event| session.print(event, || line(event)));
+            }
+            EventCommand::List { follow: true } => {
+                for text in session.client.follow(&["events", "stream"])?.lines() {
+                    let text =
+                        text.map_err(|error| Error::Runtime(format!("freestoned is gone: {error}")))?;
+                    let Some(data) = text.strip_prefix("data:") else { continue };
+                    if let Ok(event) = serde_json::from_str::<Event>(data) {
+                        session.print(&event, || line(&event));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn line(event: &Event) -> String {
+    let seconds = event.at_ns / 1_000_000_000;
+    let time =
+        humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
+    format!("{time}  {} {}  {}: {}", event.kind, event.name, event.what, event.text)
+}

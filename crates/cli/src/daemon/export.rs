@@ -1,0 +1,191 @@
+//! `freestone export`.
+
+use super::table::{fields, table};
+use super::{DaemonArgs, Session};
+use crate::args;
+use crate::error::Error;
+use api::{Attach, Export, ExportChange, NewExport};
+use graph::spec::CpuList;
+use reqwest::Method;
+use serving::text::human_bytes;
+use std::collections::BTreeMap;
+
+/// The arguments of `freestone export`.
+#[derive(clap::Args, Debug)]
+pub struct ExportArgs {
+    /// What to do
+    #[command(subcommand)]
+    command: ExportCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+enum ExportCommand {
+    /// Every export of the daemon
+    List,
+    /// An export
+    Show {
+        /// Its name
+        name: String,
+        /// Print what to type to attach it: qemu, libvirt, cloud-hypervisor, nvme, nbd-client, …
+        #[arg(long, value_name = "PROGRAM")]
+        attach: Option<String>,
+    },
+    /// Start an export, now and at every start of the daemon
+    Create(CreateArgs),
+    /// Serve an export from other processors, while it is in use; connections over a stream once they are made again
+    Remap {
+        /// Its name
+        name: String,
+        /// Processors, out of those of the daemon; all of them without it
+        #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+        cores: Option<CpuList>,
+    },
+    /// End an export; its clients lose it
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `freestone export create`.
+#[derive(clap::Args, Debug)]
+struct CreateArgs {
+    /// Its name
+    name: String,
+    /// vhost-user-blk, ublk, vduse, nbd or nvme-tcp
+    #[arg(long, value_name = "KIND")]
+    kind: String,
+    /// The volume, array or device to serve; several as the namespaces of an NVMe subsystem
+    #[arg(
+        long,
+        visible_alias = "volume",
+        visible_alias = "array",
+        visible_alias = "device",
+        value_name = "NAME",
+        required = true
+    )]
+    of: Vec<String>,
+    /// An option of the kind, as freestone serve --export takes it: socket=PATH, listen=ADDR:PORT, queues=N, …
+    #[arg(short, long = "option", value_name = "KEY=VALUE")]
+    options: Vec<String>,
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// Processors to serve it, out of those of the daemon
+    #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+    cores: Option<CpuList>,
+}
+
+impl ExportArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// With what could not be done.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        let find = |name: &str| session.client.get::<Export>(&["exports", name]);
+        match &self.command {
+            ExportCommand::List => {
+                let exports: Vec<Export> = session.client.get(&["exports"])?;
+                session.print(&exports, || list(&exports));
+            }
+            ExportCommand::Show { name, attach: None } => {
+                let export = find(name)?;
+                session.print(&export, || show(&export));
+            }
+            ExportCommand::Show { name, attach: Some(program) } => {
+                let attach: Attach = session.client.get(&["exports", name, "attach"])?;
+                let known = || attach.lines.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let line = attach.lines.get(program).ok_or_else(|| {
+                    Error::Usage(format!(
+                        "export {name}: nothing is known for {program}, but for {}",
+                        known()
+                    ))
+                })?;
+                session.print(&BTreeMap::from([(program, line)]), || line.clone());
+            }
+            ExportCommand::Create(create) => {
+                let new = create.new_export()?;
+                let export = session.client.change::<Export>(Method::POST, &["exports"], &new)?;
+                session.print_change(export, show);
+            }
+            ExportCommand::Remap { name, cores } => {
+                let cores = cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default();
+                let change = ExportChange { cores: Some(cores) };
+                let export = session.client.change::<Export>(Method::PATCH, &["exports", name], &change)?;
+                session.print_change(export, show);
+            }
+            ExportCommand::Delete { name } => {
+                let export = find(name)?;
+                if let Some(clients) =
+                    export.traffic.map(|traffic| traffic.clients).filter(|clients| *clients > 0)
+                {
+                    session.confirm(&format!("export {name}: {clients} connected clients lose it"))?;
+                }
+                session.client.delete(&["exports", name], &[])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CreateArgs {
+    fn new_export(&self) -> Result<NewExport, Error> {
+        let option = |text: &String| match text.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+            _ => Err(Error::Usage(format!("--option {text}: want KEY=VALUE"))),
+        };
+        Ok(NewExport {
+            name: self.name.clone(),
+            kind: self.kind.clone(),
+            of: self.of.clone(),
+            options: self.options.iter().map(option).collect::<Result<_, _>>()?,
+            read_only: self.read_only,
+            cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
+        })
+    }
+}
+
+fn list(exports: &[Export]) -> String {
+    let row = |export: &Export| {
+        let clients = export.traffic.as_ref().map(|traffic| traffic.clients.to_string());
+        [
+            export.name.clone(),
+            export.kind.clone(),
+            export.of.join(", "),
+            export.state.name().to_owned(),
+            clients.unwrap_or_default(),
+            export.error.clone().or_else(|| export.description.clone()).unwrap_or_default(),
+        ]
+    };
+    table(["NAME", "KIND", "OF", "STATE", "CLIENTS", "WHERE"], &exports.iter().map(row).collect::<Vec<_>>())
+}
+
+fn show(export: &Export) -> String {
+    let options: Vec<String> = export.options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let cores: Vec<String> = export.cores.iter().map(usize::to_string).collect();
+    let mut rows = vec![
+        ("name", export.name.clone()),
+        ("kind", export.kind.clone()),
+        ("of", export.of.join(", ")),
+        ("options", options.join(" ")),
+        ("read-only", if export.read_only { "yes".into() } else { String::new() }),
+        ("processors", cores.join(", ")),
+        ("state", export.state.name().into()),
+        ("error", export.error.clone().unwrap_or_default()),
+        ("where", export.description.clone().unwrap_or_default()),
+    ];
+    if let Some(traffic) = &export.traffic {
+        rows.push(("clients", traffic.clients.to_string()));
+        rows.push(("read", format!("{} in {} requests", human_bytes(traffic.bytes_read), traffic.reads)));
+        rows.push((
+            "written",
+            format!("{} in {} requests", human_bytes(traffic.bytes_written), traffic.writes),
+        ));
+        rows.push(("failed", traffic.failed.to_string()));
+    }
+    fields(&rows)
+}

@@ -1,0 +1,63 @@
+//! `freestone group`: volumes that share limits.
+
+use super::table::table;
+use super::{DaemonArgs, QosArgs, Session, limits};
+use crate::error::Error;
+use api::Group;
+use reqwest::Method;
+
+/// The arguments of `freestone group`.
+#[derive(clap::Args, Debug)]
+pub struct GroupArgs {
+    /// What to do
+    #[command(subcommand)]
+    command: GroupCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+enum GroupCommand {
+    /// Every group of the daemon
+    List,
+    /// Say what the volumes of a group may take together from now on; makes the group if there is none
+    Set {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        qos: QosArgs,
+    },
+    /// Remove a group that no volume is in
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+impl GroupArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// With what could not be done.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        match &self.command {
+            GroupCommand::List => {
+                let groups: Vec<Group> = session.client.get(&["groups"])?;
+                session.print(&groups, || list(&groups));
+            }
+            GroupCommand::Set { name, qos } => {
+                let group = session.client.change::<Group>(Method::PUT, &["groups", name], &qos.qos())?;
+                session.print_change(group, |group| list(std::slice::from_ref(group)));
+            }
+            GroupCommand::Delete { name } => session.client.delete(&["groups", name], &[])?,
+        }
+        Ok(())
+    }
+}
+
+fn list(groups: &[Group]) -> String {
+    let row = |group: &Group| [group.name.clone(), limits(&group.qos), group.volumes.join(", ")];
+    table(["NAME", "LIMITS", "VOLUMES"], &groups.iter().map(row).collect::<Vec<_>>())
+}

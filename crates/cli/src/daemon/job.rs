@@ -1,0 +1,141 @@
+//! `freestone job`: work that takes long.
+
+use super::table::table;
+use super::{DaemonArgs, Session};
+use crate::args;
+use crate::error::Error;
+use api::{Job, JobChange};
+use graph::spec::Size;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use reqwest::Method;
+use serving::text::human_bytes;
+use std::time::Duration;
+
+/// Between two looks at a job.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The arguments of `freestone job`.
+#[derive(clap::Args, Debug)]
+pub struct JobArgs {
+    /// What to do
+    #[command(subcommand)]
+    command: JobCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+enum JobCommand {
+    /// Every job that runs, or stands still
+    List,
+    /// A job
+    Show {
+        /// What it is called
+        id: String,
+    },
+    /// Let a job, and all of its array, stand still
+    Pause {
+        /// What it is called
+        id: String,
+    },
+    /// Let it go on
+    Resume {
+        /// What it is called
+        id: String,
+    },
+    /// Say how fast a job may be; without a limit it is as fast as leaves users their latency
+    Rate {
+        /// What it is called
+        id: String,
+        /// Bytes a second at most
+        #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+        max: Option<Size>,
+        /// Bytes a second at least
+        #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+        min: Option<Size>,
+    },
+    /// Give a job up: a move, whose volume stays where it is; a volume that is made or grows; a scrub; a replacement
+    Cancel {
+        /// What it is called
+        id: String,
+    },
+    /// Wait until a job has ended, or all have
+    Wait {
+        /// What it is called
+        id: Option<String>,
+    },
+}
+
+impl JobArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// With what could not be done.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        let change = |id: &str, change: JobChange| {
+            let job = session.client.change::<Job>(Method::PATCH, &["jobs", id], &change)?;
+            session.print_change(job, |job| list(std::slice::from_ref(job)));
+            Ok(())
+        };
+        let held = |is_paused| JobChange { is_paused: Some(is_paused), ..JobChange::default() };
+        match &self.command {
+            JobCommand::List => {
+                let jobs: Vec<Job> = session.client.get(&["jobs"])?;
+                session.print(&jobs, || list(&jobs));
+                Ok(())
+            }
+            JobCommand::Show { id } => {
+                let job: Job = session.client.get(&["jobs", id])?;
+                session.print(&job, || list(std::slice::from_ref(&job)));
+                Ok(())
+            }
+            JobCommand::Pause { id } => change(id, held(true)),
+            JobCommand::Resume { id } => change(id, held(false)),
+            JobCommand::Rate { id, max, min } => {
+                let (max, min) = (max.map_or(0, |size| size.0), min.map(|size| size.0));
+                change(id, JobChange { max_bytes_per_s: Some(max), min_bytes_per_s: min, is_paused: None })
+            }
+            JobCommand::Cancel { id } => session.client.delete(&["jobs", id], &[]),
+            JobCommand::Wait { id } => wait(&session, id.as_deref()),
+        }
+    }
+}
+
+/// Waits until a job has ended, or all have.
+pub(super) fn wait(session: &Session, id: Option<&str>) -> Result<(), Error> {
+    let style = "{msg} [{wide_bar}] {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
+    let style = ProgressStyle::with_template(style).expect("it makes sense").progress_chars("=> ");
+    let target = if session.is_json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+    loop {
+        let jobs: Vec<Job> = session.client.get(&["jobs"])?;
+        let Some(job) = jobs.iter().find(|job| id.is_none_or(|id| id == job.id)) else { break };
+        if bar.message() != job.id {
+            bar.reset();
+            bar.set_message(job.id.clone());
+        }
+        bar.set_length(job.total_bytes);
+        bar.set_position(job.done_bytes);
+        std::thread::sleep(LOOK);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Jobs as a table.
+pub(super) fn list(jobs: &[Job]) -> String {
+    let row = |job: &Job| {
+        let percent = job.done_bytes as f64 * 100.0 / job.total_bytes.max(1) as f64;
+        [
+            job.id.clone(),
+            job.kind.clone(),
+            format!("{percent:.1}%"),
+            format!("{}/s", human_bytes(job.bytes_per_s)),
+            job.eta_s.map(|seconds| format!("{seconds} s")).unwrap_or_default(),
+            if job.is_paused { "paused" } else { "running" }.to_owned(),
+        ]
+    };
+    table(["JOB", "KIND", "DONE", "RATE", "LEFT", "STATE"], &jobs.iter().map(row).collect::<Vec<_>>())
+}

@@ -1,0 +1,190 @@
+//! What a daemon is asked for: nouns with verbs, each of them a request or two to the REST API of `freestoned`.
+//!
+//! ```text
+//!   freestone volume create v1 --on data --size 64M ─► client ─► POST /v1/volumes ─► freestoned
+//! ```
+//!
+//! Lists and things go to standard output, as tables for people, or as the API's own JSON with `--json`.
+
+pub mod array;
+mod client;
+mod completion;
+mod core;
+mod device;
+mod event;
+mod export;
+mod group;
+mod job;
+mod support;
+mod table;
+mod top;
+mod volume;
+
+pub use completion::{CompletionArgs, ManArgs, complete, write_pages};
+pub use core::CoreArgs;
+pub use device::DeviceArgs;
+pub use event::EventArgs;
+pub use export::ExportArgs;
+pub use group::GroupArgs;
+pub use job::JobArgs;
+pub use support::SupportArgs;
+pub use top::TopArgs;
+pub use volume::VolumeArgs;
+
+use crate::args::CommonArgs;
+use crate::error::Error;
+use api::{Qos, Rate};
+use client::Client;
+use graph::spec::{Size, Value};
+use serde::Serialize;
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// How a daemon is reached, and how sure one is.
+#[derive(clap::Args, Debug)]
+pub struct DaemonArgs {
+    /// The socket of freestoned
+    #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Say what would be asked for, and do not ask for it
+    #[arg(long, global = true)]
+    dry_run: bool,
+    /// Do not ask whether to go on
+    #[arg(long, short = 'y', global = true)]
+    yes: bool,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+/// A daemon, and where answers go.
+pub struct Session {
+    client: Client,
+    is_json: bool,
+    is_sure: bool,
+}
+
+impl Session {
+    /// With the daemon that the arguments name. Nobody is connected to yet.
+    ///
+    /// # Errors
+    /// When there are no sockets to be had.
+    pub fn new(args: &DaemonArgs) -> Result<Session, Error> {
+        Session::at(&args.socket, args.dry_run, args.yes, args.common.json)
+    }
+
+    /// With the daemon at `socket`.
+    ///
+    /// # Errors
+    /// As [`Session::new`].
+    pub fn at(socket: &Path, is_dry: bool, is_sure: bool, is_json: bool) -> Result<Session, Error> {
+        Ok(Session { client: Client::new(socket, is_dry)?, is_json, is_sure })
+    }
+
+    /// Prints something: as `human` says it, or in JSON.
+    fn print(&self, subject: &impl Serialize, human: impl FnOnce() -> String) {
+        let text = match self.is_json {
+            true => serde_json::to_string(subject).expect("plain data"),
+            false => human(),
+        };
+        // Nobody listens any more: nothing to be done about it.
+        let _ = writeln!(std::io::stdout().lock(), "{text}");
+    }
+
+    /// Prints what a change has led to, if it was made.
+    fn print_change<T: Serialize>(&self, changed: Option<T>, human: impl FnOnce(&T) -> String) {
+        if let Some(changed) = changed {
+            self.print(&changed, || human(&changed));
+        }
+    }
+
+    /// Asks whether `what` is to happen, unless that is sure.
+    ///
+    /// # Errors
+    /// When it is not to happen, or nobody is there to ask.
+    fn confirm(&self, what: &str) -> Result<(), Error> {
+        if self.is_sure || self.client.is_dry() {
+            return Ok(());
+        }
+        let stdin = std::io::stdin();
+        if !stdin.is_terminal() {
+            return Err(Error::Usage(format!("{what}: give --yes if that is meant")));
+        }
+        eprint!("{what}. Go on? [y/N] ");
+        let mut answer = String::new();
+        stdin
+            .lock()
+            .read_line(&mut answer)
+            .map_err(|error| Error::Runtime(format!("standard input: {error}")))?;
+        match answer.trim() {
+            "y" | "Y" | "yes" => Ok(()),
+            _ => Err(Error::Runtime("nothing was done".into())),
+        }
+    }
+}
+
+/// What a volume or group may take: each limit is RATE or RATE:BURST.
+#[derive(clap::Args, Debug, Default)]
+pub struct QosArgs {
+    /// Requests a second
+    #[arg(long, value_name = "N[:BURST]", value_parser = rate)]
+    iops: Option<Rate>,
+    /// Reads a second
+    #[arg(long, value_name = "N[:BURST]", value_parser = rate)]
+    read_iops: Option<Rate>,
+    /// Writes a second
+    #[arg(long, value_name = "N[:BURST]", value_parser = rate)]
+    write_iops: Option<Rate>,
+    /// Bytes a second
+    #[arg(long, value_name = "SIZE[:BURST]", value_parser = rate)]
+    bandwidth: Option<Rate>,
+    /// Bytes read a second
+    #[arg(long, value_name = "SIZE[:BURST]", value_parser = rate)]
+    read_bandwidth: Option<Rate>,
+    /// Bytes written a second
+    #[arg(long, value_name = "SIZE[:BURST]", value_parser = rate)]
+    write_bandwidth: Option<Rate>,
+}
+
+impl QosArgs {
+    fn qos(&self) -> Qos {
+        let QosArgs { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth } = *self;
+        Qos { iops, read_iops, write_iops, bandwidth, read_bandwidth, write_bandwidth }
+    }
+}
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let (rate, burst) = text.split_once(':').unwrap_or((text, "0"));
+    let number = |text: &str| Size::parse(text).map(|size| size.0);
+    match (number(rate), number(burst)) {
+        (Some(per_second @ 1..), Some(burst)) => Ok(Rate { per_second, burst }),
+        _ => Err("expected a rate such as 5000, 100M or 5000:20000 (20000 at once after a pause)".into()),
+    }
+}
+
+/// Limits in a word or two.
+fn limits(qos: &Qos) -> String {
+    let limit = |(name, rate): (&str, Option<Rate>)| {
+        let rate = rate?;
+        let name = name.replace('_', "-");
+        let burst = if rate.burst > 0 { format!(":{}", rate.burst) } else { String::new() };
+        Some(format!("{name} {}{burst}", rate.per_second))
+    };
+    let limits: Vec<String> = qos.list().into_iter().filter_map(limit).collect();
+    limits.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_rates_with_or_without_bursts() {
+        assert_eq!(rate("5000"), Ok(Rate { per_second: 5000, burst: 0 }));
+        assert_eq!(rate("1M:4M"), Ok(Rate { per_second: 1 << 20, burst: 4 << 20 }));
+        for bad in ["", "0", "x", "1:", "1:x"] {
+            assert!(rate(bad).is_err(), "{bad}");
+        }
+        let qos = QosArgs { iops: rate("10:20").ok(), read_bandwidth: rate("1M").ok(), ..QosArgs::default() };
+        assert_eq!(limits(&qos.qos()), "iops 10:20, read-bandwidth 1048576");
+    }
+}

@@ -1,0 +1,294 @@
+//! `freestone volume`.
+
+use super::client::Begun;
+use super::table::{fields, table};
+use super::{DaemonArgs, QosArgs, Session, job, limits};
+use crate::args;
+use crate::error::Error;
+use api::{Floor, Job, NewPlace, NewVolume, Qos, Volume, VolumeChange};
+use graph::spec::{Size, Value};
+use reqwest::Method;
+use serving::text::human_bytes;
+
+/// The arguments of `freestone volume`.
+#[derive(clap::Args, Debug)]
+pub struct VolumeArgs {
+    /// What to do
+    #[command(subcommand)]
+    command: VolumeCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// What to do. Volumes are called by name or UUID.
+#[derive(Debug, clap::Subcommand)]
+enum VolumeCommand {
+    /// Every volume of the daemon
+    List,
+    /// A volume
+    Show {
+        /// Its name or UUID
+        name: String,
+    },
+    /// Make a volume; it reads as zeroes
+    Create {
+        /// Its name
+        name: String,
+        /// The array or device to make it on
+        #[arg(long, visible_alias = "array", visible_alias = "device", value_name = "ARRAY|DEVICE")]
+        on: String,
+        /// Its size
+        #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+        size: Size,
+        #[command(flatten)]
+        qos: QosArgs,
+        /// The group whose limits it shares
+        #[arg(long, value_name = "GROUP")]
+        group: Option<String>,
+        #[command(flatten)]
+        floor: FloorArgs,
+        /// An array or device without volumes holds something: overwrite it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Make a volume larger, while it is in use
+    Grow {
+        /// Its name or UUID
+        name: String,
+        /// Its new size, or by how much it grows: 20G, +1G
+        #[arg(long, value_name = "[+]SIZE", value_parser = growth)]
+        size: Growth,
+    },
+    /// Give a volume another name
+    Rename {
+        /// Its name or UUID
+        name: String,
+        /// The new name
+        new_name: String,
+    },
+    /// Move a volume to another array or device, while it is in use
+    Move {
+        /// Its name or UUID
+        name: String,
+        /// The array or device that it moves to
+        #[arg(long, value_name = "ARRAY|DEVICE")]
+        to: String,
+        /// Wait until it has moved
+        #[arg(long)]
+        wait: bool,
+        /// An array or device without volumes holds something: overwrite it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Say what a volume may take from now on; limits that are not given are none any more
+    Set {
+        /// Its name or UUID
+        name: String,
+        #[command(flatten)]
+        qos: QosArgs,
+        /// The group whose limits it shares
+        #[arg(long, value_name = "GROUP", conflicts_with = "no_group")]
+        group: Option<String>,
+        #[command(flatten)]
+        floor: FloorArgs,
+        /// It shares nobody's limits
+        #[arg(long)]
+        no_group: bool,
+    },
+    /// Remove a volume that no export serves; what is on it is lost
+    Delete {
+        /// Its name or UUID
+        name: String,
+    },
+}
+
+/// What a volume gets of its group's limits, whatever the others of the group take.
+#[derive(clap::Args, Debug)]
+struct FloorArgs {
+    /// Requests a second that it gets of its group's limits, whatever others of the group take
+    #[arg(long, value_name = "N", value_parser = args::value::<Size>)]
+    min_iops: Option<Size>,
+    /// Bytes a second that it gets of its group's limits, whatever others of the group take
+    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    min_bandwidth: Option<Size>,
+}
+
+impl FloorArgs {
+    fn floor(&self) -> Floor {
+        let rate = |size: Option<Size>| size.map(|size| size.0);
+        Floor { iops: rate(self.min_iops), bandwidth: rate(self.min_bandwidth) }
+    }
+}
+
+/// How large something is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growth {
+    To(u64),
+    By(u64),
+}
+
+fn growth(text: &str) -> Result<Growth, String> {
+    let growth = match text.strip_prefix('+') {
+        Some(more) => Size::parse(more).map(|size| Growth::By(size.0)),
+        None => Size::parse(text).map(|size| Growth::To(size.0)),
+    };
+    growth.ok_or_else(|| format!("expected {}, or + and that", Size::expected()))
+}
+
+impl VolumeArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// With what could not be done.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        let find = |name: &str| session.client.get::<Volume>(&["volumes", name]);
+        let change = |name: &str, change: VolumeChange| {
+            let volume = session.client.change::<Volume>(Method::PATCH, &["volumes", name], &change)?;
+            session.print_change(volume, show);
+            Ok(())
+        };
+        match &self.command {
+            VolumeCommand::List => {
+                let volumes: Vec<Volume> = session.client.get(&["volumes"])?;
+                session.print(&volumes, || list(&volumes));
+                Ok(())
+            }
+            VolumeCommand::Show { name } => {
+                let volume = find(name)?;
+                session.print(&volume, || show(&volume));
+                Ok(())
+            }
+            VolumeCommand::Create { name, on, size, qos, group, floor, force } => {
+                let (name, on, qos) = (name.clone(), on.clone(), qos.qos());
+                let (group, floor) = (group.clone(), floor.floor());
+                let new = NewVolume { name, on, size: size.0, qos, group, floor, force: *force };
+                let made = session.client.change::<Begun<Volume>>(Method::POST, &["volumes"], &new)?;
+                finish(&session, made, &new.name, new.size)
+            }
+            VolumeCommand::Grow { name, size } => {
+                let size = match size {
+                    Growth::To(size) => *size,
+                    Growth::By(more) => find(name)?.size.saturating_add(*more),
+                };
+                let change = VolumeChange { size: Some(size), ..VolumeChange::default() };
+                let path = ["volumes", name];
+                let grown = session.client.change::<Begun<Volume>>(Method::PATCH, &path, &change)?;
+                finish(&session, grown, name, size)
+            }
+            VolumeCommand::Rename { name, new_name } => {
+                change(name, VolumeChange { name: Some(new_name.clone()), ..VolumeChange::default() })
+            }
+            VolumeCommand::Move { name, to, wait, force } => {
+                let place = NewPlace { to: to.clone(), force: *force };
+                let job = session.client.change::<Job>(Method::POST, &["volumes", name, "move"], &place)?;
+                session.print_change(job.clone(), |job| job::list(std::slice::from_ref(job)));
+                match job.filter(|_| *wait) {
+                    Some(job) => {
+                        job::wait(&session, Some(&job.id))?;
+                        check_moved(&find(name)?, &job.array)
+                    }
+                    None => Ok(()),
+                }
+            }
+            VolumeCommand::Set { name, qos, group, floor, no_group } => {
+                let group = if *no_group { Some(String::new()) } else { group.clone() };
+                let qos = qos.qos();
+                // Who only chooses a group does not mean the limits.
+                let qos = (group.is_none() || qos != Qos::default()).then_some(qos);
+                let floor = qos
+                    .is_some()
+                    .then(|| floor.floor())
+                    .or(Some(floor.floor()).filter(|floor| *floor != Floor::default()));
+                change(name, VolumeChange { qos, group, floor, ..VolumeChange::default() })
+            }
+            VolumeCommand::Delete { name } => {
+                let Volume { name, uuid, on, size, .. } = find(name)?;
+                session.confirm(&format!(
+                    "volume {name} ({} on {on}) and what is on it is lost",
+                    human_bytes(size)
+                ))?;
+                session.client.delete(&["volumes", &uuid], &[])
+            }
+        }
+    }
+}
+
+/// Waits for a volume to have this size, if that has become a job, and prints it.
+fn finish(session: &Session, begun: Option<Begun<Volume>>, name: &str, size: u64) -> Result<(), Error> {
+    let done = match begun {
+        Some(Begun::Job(begun)) => {
+            job::wait(session, Some(&begun.id))?;
+            let volume = session.client.get::<Volume>(&["volumes", name]).ok();
+            let volume = volume.filter(|volume| volume.size == size);
+            Some(volume.ok_or_else(|| {
+                let is = if begun.kind == "create" { "not made" } else { "as large as before" };
+                Error::Runtime(format!("volume {name}: it is {is}; `freestone event list` says why"))
+            })?)
+        }
+        Some(Begun::Done(volume)) => Some(volume),
+        None => None,
+    };
+    session.print_change(done, show);
+    Ok(())
+}
+
+fn check_moved(volume: &Volume, to: &str) -> Result<(), Error> {
+    match volume.on == to {
+        true => Ok(()),
+        false => Err(Error::Runtime(format!(
+            "volume {}: it is still on {}; `freestone event list` says why",
+            volume.name, volume.on
+        ))),
+    }
+}
+
+fn floor_text(floor: &Floor) -> String {
+    let parts = [("iops", floor.iops), ("bandwidth", floor.bandwidth)];
+    let parts: Vec<String> =
+        parts.into_iter().filter_map(|(name, rate)| Some(format!("{name} {}", rate?))).collect();
+    parts.join(", ")
+}
+
+fn list(volumes: &[Volume]) -> String {
+    let row = |volume: &Volume| {
+        [
+            volume.name.clone(),
+            human_bytes(volume.size),
+            match &volume.moves_to {
+                Some(to) => format!("{} -> {to}", volume.on),
+                None => volume.on.clone(),
+            },
+            limits(&volume.qos),
+            volume.group.clone().unwrap_or_default(),
+            volume.exports.join(", "),
+        ]
+    };
+    table(["NAME", "SIZE", "ON", "LIMITS", "GROUP", "EXPORTS"], &volumes.iter().map(row).collect::<Vec<_>>())
+}
+
+fn show(volume: &Volume) -> String {
+    fields(&[
+        ("name", volume.name.clone()),
+        ("uuid", volume.uuid.clone()),
+        ("on", volume.on.clone()),
+        ("size", format!("{} ({} bytes)", human_bytes(volume.size), volume.size)),
+        ("pieces", volume.pieces.to_string()),
+        ("limits", limits(&volume.qos)),
+        ("floor", floor_text(&volume.floor)),
+        ("group", volume.group.clone().unwrap_or_default()),
+        ("exports", volume.exports.join(", ")),
+        ("moves to", volume.moves_to.clone().unwrap_or_default()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_a_size_or_a_difference() {
+        assert_eq!((growth("1G"), growth("+1K")), (Ok(Growth::To(1 << 30)), Ok(Growth::By(1024))));
+        assert!(growth("+").is_err() && growth("-1").is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! What there is to be, in a file: devices, arrays, groups, volumes, exports, as the API takes them, in TOML.
+//!
+//! ```toml
+//! [[array]]
+//! name = "data"
+//! level = "5"
+//! members = ["/dev/sdb", "/dev/sdc", "/dev/sdd"]
+//!
+//! [[volume]]
+//! name = "vm1"
+//! on = "data"
+//! size = 68719476736
+//!
+//! [[export]]
+//! name = "vm1"
+//! kind = "vhost-user-blk"
+//! of = ["vm1"]
+//! ```
+//!
+//! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and takes nothing away: what is
+//! there and different in another way is told, and left alone. Applying it again does nothing.
+
+use crate::engine::Engine;
+use crate::fault::{Fault, Kind};
+use api::{NewArray, NewDevice, NewExport, NewVolume, Qos, VolumeChange};
+use serde::Deserialize;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// What there is to be.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Devices.
+    #[serde(default, rename = "device")]
+    devices: Vec<NewDevice>,
+    /// Arrays.
+    #[serde(default, rename = "array")]
+    arrays: Vec<NewArray>,
+    /// Groups.
+    #[serde(default, rename = "group")]
+    groups: Vec<GroupConfig>,
+    /// Volumes.
+    #[serde(default, rename = "volume")]
+    volumes: Vec<NewVolume>,
+    /// Exports.
+    #[serde(default, rename = "export")]
+    exports: Vec<NewExport>,
+}
+
+/// A group.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GroupConfig {
+    name: String,
+    #[serde(default)]
+    qos: Qos,
+}
+
+/// Why there is no such configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("configuration {}: {error}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It makes no sense.
+    #[error("configuration {}: {error}", .path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        error: toml::de::Error,
+    },
+    /// A step could not be made; those before it have been.
+    #[error("configuration: {step}: {fault}")]
+    Step {
+        /// The step.
+        step: String,
+        /// Why.
+        fault: Fault,
+    },
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Open a device.
+    Device(NewDevice),
+    /// Make an array.
+    Array(NewArray),
+    /// Say what a group may take.
+    Group(String, Qos),
+    /// Make a volume.
+    Volume(NewVolume),
+    /// Make a volume larger, or say what it may take.
+    Change(String, VolumeChange),
+    /// Start an export.
+    Export(NewExport),
+    /// Nothing: it is different, and left alone.
+    Leave(String),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Device(new) => write!(f, "open device {} ({})", new.name, new.spec),
+            Step::Array(new) => write!(f, "make array {} of {}", new.name, new.members.join(", ")),
+            Step::Group(name, _) => write!(f, "set the limits of group {name}"),
+            Step::Volume(new) => write!(f, "make volume {} of {} bytes on {}", new.name, new.size, new.on),
+            Step::Change(name, VolumeChange { size: Some(size), .. }) => {
+                write!(f, "grow volume {name} to {size} bytes")
+            }
+            Step::Change(name, _) => write!(f, "set the limits of volume {name}"),
+            Step::Export(new) => {
+                write!(f, "start export {} ({} of {})", new.name, new.kind, new.of.join(", "))
+            }
+            Step::Leave(what) => write!(f, "leave {what}"),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or makes no sense.
+    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.into(), error })?;
+        Config::parse(&text, path)
+    }
+
+    /// What a text says; errors name `path`.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::Syntax { path: path.into(), error })
+    }
+
+    /// What is to be done, in this order.
+    pub fn plan(&self, engine: &Engine) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for new in &self.devices {
+            match engine.device(&new.name) {
+                Ok(device) if device.spec != new.spec => {
+                    steps.push(Step::Leave(format!(
+                        "device {}: it is {}, not {}",
+                        new.name, device.spec, new.spec
+                    )));
+                }
+                Ok(_) => {}
+                Err(_) => steps.push(Step::Device(new.clone())),
+            }
+        }
+        for new in &self.arrays {
+            match engine.array(&new.name) {
+                // One that does not run says nothing of its level.
+                Ok(array) if !array.level.is_empty() && array.level != new.level => {
+                    steps.push(Step::Leave(format!(
+                        "array {}: it has level {}, not {}",
+                        new.name, array.level, new.level
+                    )));
+                }
+                Ok(_) => {}
+                Err(_) => steps.push(Step::Array(new.clone())),
+            }
+        }
+        for GroupConfig { name, qos } in &self.groups {
+            if !engine.groups().iter().any(|group| group.name == *name && group.qos == *qos) {
+                steps.push(Step::Group(name.clone(), *qos));
+            }
+        }
+        self.volumes.iter().for_each(|new| plan_volume(engine, new, &mut steps));
+        for new in &self.exports {
+            match engine.export(&new.name) {
+                Ok(export) if export.kind != new.kind || export.of != new.of => {
+                    let is = format!("{} of {}", export.kind, export.of.join(", "));
+                    steps.push(Step::Leave(format!("export {}: it is {is}", new.name)));
+                }
+                Ok(_) => {}
+                Err(_) => steps.push(Step::Export(new.clone())),
+            }
+        }
+        steps
+    }
+
+    /// Does what is to be done.
+    ///
+    /// # Errors
+    /// With the first step that cannot be made.
+    pub fn apply(&self, engine: &Engine) -> Result<(), ConfigError> {
+        for step in self.plan(engine) {
+            let made = match &step {
+                Step::Device(new) => engine.create_device(new).map(drop),
+                Step::Array(new) => engine.create_array(new).map(drop),
+                Step::Group(name, qos) => engine.set_group(name, qos).map(drop),
+                Step::Volume(new) => engine.create_volume(new).map(drop),
+                Step::Change(name, change) => engine.change_volume(name, change, |_| Ok(())).map(drop),
+                Step::Export(new) => engine.create_export(new).map(drop),
+                Step::Leave(what) => {
+                    tracing::warn!("configuration: left alone: {what}");
+                    Ok(())
+                }
+            };
+            made.map_err(|fault| ConfigError::Step { step: step.to_string(), fault })?;
+        }
+        Ok(())
+    }
+}
+
+fn plan_volume(engine: &Engine, new: &NewVolume, steps: &mut Vec<Step>) {
+    let volume = match engine.volume(&new.name) {
+        Ok(volume) => volume,
+        Err(fault) if fault.kind == Kind::NotFound => {
+            // What it is on may only be missing at the moment, and the volume with it.
+            let is_away = engine.array(&new.on).is_ok_and(|array| array.error.is_some())
+                || engine.device(&new.on).is_ok_and(|device| device.error.is_some());
+            let away = || Step::Leave(format!("volume {}: {} is not there", new.name, new.on));
+            return steps.push(if is_away { away() } else { Step::Volume(new.clone()) });
+        }
+        Err(fault) => return steps.push(Step::Leave(format!("volume {}: {fault}", new.name))),
+    };
+    if volume.on != new.on || volume.size > new.size || volume.group != new.group {
+        let is = format!("{} bytes on {}, group {:?}", volume.size, volume.on, volume.group);
+        return steps.push(Step::Leave(format!("volume {}: it has {is}", new.name)));
+    }
+    if volume.size < new.size {
+        let change = VolumeChange { size: Some(new.size), ..VolumeChange::default() };
+        steps.push(Step::Change(new.name.clone(), change));
+    }
+    if volume.floor != new.floor {
+        let change = VolumeChange { floor: Some(new.floor), ..VolumeChange::default() };
+        steps.push(Step::Change(new.name.clone(), change));
+    }
+    if volume.qos != new.qos {
+        steps.push(Step::Change(
+            new.name.clone(),
+            VolumeChange { qos: Some(new.qos), ..VolumeChange::default() },
+        ));
+    }
+}

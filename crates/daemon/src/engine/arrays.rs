@@ -1,0 +1,444 @@
+//! Arrays: made, found, run, controlled.
+
+use super::Engine;
+use super::bases::Base;
+use crate::fault::{Fault, Kind};
+use crate::state::ArrayRecord;
+use api::{Array, ArrayAction, Done, Member, NewArray};
+use block::Device;
+use graph::array::{Opened, choose, disks_in, find, labels};
+use graph::patience::patiently;
+use raid::admin::open::Wanted;
+use raid::admin::report::ArrayReport;
+use raid::array::Array as RaidArray;
+use raid::jobs::{Jobs, Status};
+use raid::metadata::zero_superblock;
+use raid::{Consistency, Level, Uuid};
+use reactor::CoreRef;
+use sandbox::Permits;
+use serving::arrays::{Kept, Requests, Running, keep_one, listen_for};
+use serving::control::protocol::{self, Command};
+use serving::control::server::{ControlSocket, Controlled};
+use serving::create::Creation;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+/// An array that runs.
+pub struct ArrayLive {
+    /// First: nobody is to control what is going.
+    _socket: Option<ControlSocket>,
+    running: Arc<Running>,
+    kept: Kept,
+}
+
+impl ArrayLive {
+    /// The array.
+    pub fn array(&self) -> &Arc<RaidArray> {
+        &self.kept.0
+    }
+
+    /// Who keeps it.
+    pub fn jobs(&self) -> Option<&Arc<Jobs>> {
+        self.kept.1.as_ref()
+    }
+
+    /// What its keeper says.
+    pub fn status(&self) -> Status {
+        self.jobs().map(|jobs| jobs.status()).unwrap_or_default()
+    }
+
+    /// What it is now.
+    pub fn report(&self) -> ArrayReport {
+        ArrayReport::of_running(self.array(), &self.status())
+    }
+
+    /// Ends its service in good order.
+    pub fn stop(self, core: &CoreRef) {
+        let ArrayLive { _socket: socket, running, kept } = self;
+        drop((socket, running));
+        // What cannot be stopped is recovered at its next start, and was logged.
+        let _ = serving::arrays::stop(&[kept], core);
+    }
+}
+
+impl Engine {
+    /// Every array.
+    pub fn arrays(&self) -> Vec<Array> {
+        let live = self.live();
+        live.state.arrays.iter().map(|record| live.array_report(record)).collect()
+    }
+
+    /// The array with this name or UUID.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn array(&self, key: &str) -> Result<Array, Fault> {
+        let live = self.live();
+        let record = find_record(&live.state.arrays, key)?;
+        Ok(live.array_report(record))
+    }
+
+    /// The members of an array.
+    ///
+    /// # Errors
+    /// When there is no such array.
+    pub fn members(&self, key: &str) -> Result<Vec<Member>, Fault> {
+        Ok(self.array(key)?.members)
+    }
+
+    /// Makes an array of devices, and runs it.
+    ///
+    /// # Errors
+    /// When it makes no sense, or members do not fit, hold something, or fail.
+    pub fn create_array(&self, new: &NewArray) -> Result<Array, Fault> {
+        let _alone = self.change();
+        volume::Name::new(&new.name)?;
+        self.check_is_new(&new.name)?;
+        let table = creation(new)?.carry_out()?;
+        let record = ArrayRecord {
+            name: new.name.clone(),
+            uuid: table.config.uuid.to_string(),
+            devices: new.members.iter().chain(&new.spares).cloned().collect(),
+        };
+        self.run_array(&record, true)?;
+        if let Err(fault) = self.commit(|state| state.arrays.push(record)) {
+            self.take_down(&new.name);
+            return Err(fault);
+        }
+        let array = self.array(&new.name)?;
+        let text =
+            format!("level {} over {} members, {} bytes", array.level, array.members.len(), array.capacity);
+        self.events.emit("array", &array.name, "created", text);
+        Ok(array)
+    }
+
+    /// Does something to an array that runs.
+    ///
+    /// # Errors
+    /// When it does not run, or that cannot be done.
+    pub fn act_on_array(&self, key: &str, action: &ArrayAction) -> Result<Done, Fault> {
+        let name = find_record(&self.live().state.arrays, key)?.name.clone();
+        let text = self.control_array(&name, command(action))?.text;
+        Ok(Done { text: if text.is_empty() { "done".into() } else { text }, array: self.array(&name)? })
+    }
+
+    /// Carries out what the API, or the array's control socket, asks of an array that runs.
+    fn control_array(&self, name: &str, command: Command) -> Result<protocol::Done, Fault> {
+        let _alone = self.change();
+        let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
+        let running = self.live().arrays.get(name).ok_or_else(offline)?.running.clone();
+        self.remember(name, &newcomers(&command))?;
+        let word = word(&command);
+        let done = running.control(None, command);
+        let done = done.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
+        if self.wants_refresh.swap(false, Ordering::SeqCst) {
+            self.refresh();
+        }
+        if let Some(word) = word {
+            self.events.emit("array", name, word, &*done.text);
+        }
+        Ok(done)
+    }
+
+    /// Remembers where members of an array may be, before they are members: it must be known at the next start, whenever
+    /// that is. Within a change.
+    fn remember(&self, name: &str, devices: &[String]) -> Result<(), Fault> {
+        let known = find_record(&self.live().state.arrays, name)?.devices.clone();
+        let new: Vec<String> = devices.iter().filter(|device| !known.contains(device)).cloned().collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        self.commit(|state| {
+            state
+                .arrays
+                .iter_mut()
+                .filter(|array| array.name == name)
+                .for_each(|array| array.devices.extend(new.clone()));
+        })
+    }
+
+    /// Ends an array that nothing is on, and forgets it; its members are nobody's unless they are to be `kept`.
+    ///
+    /// # Errors
+    /// When there is none, it is in use, or its members cannot be written.
+    pub fn delete_array(
+        &self,
+        key: &str,
+        is_kept: bool,
+        check: impl FnOnce(&Array) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let _alone = self.change();
+        let array = self.array(key)?;
+        check(&array)?;
+        let name = &array.name;
+        self.live().check_is_unused(name)?;
+        let devices = {
+            let live = self.live();
+            let record = find_record(&live.state.arrays, name)?;
+            let elsewhere = |device: &&String| {
+                live.state.arrays.iter().any(|other| other.name != *name && other.devices.contains(device))
+            };
+            record.devices.iter().filter(|device| !elsewhere(device)).cloned().collect::<Vec<String>>()
+        };
+        self.commit(|state| state.arrays.retain(|array| array.name != *name))?;
+        self.take_down(name);
+        if !is_kept {
+            self.erase_all(&devices, &array.uuid).map_err(|fault| {
+                Fault::failed(format!(
+                    "array {name} is gone, but members still say that they are its: {fault}"
+                ))
+            })?;
+        }
+        let text = if is_kept { "stopped and forgotten" } else { "stopped, its members' superblocks erased" };
+        self.events.emit("array", name, "deleted", text);
+        Ok(())
+    }
+
+    /// Erases the superblocks of an array that does not run any more.
+    fn erase_all(&self, devices: &[String], uuid: &str) -> Result<(), Fault> {
+        // Cores may be about to close them.
+        let members: Vec<Arc<dyn Device>> = patiently(graph::is_in_use, || {
+            find(devices, uuid, true).into_iter().map(|candidate| candidate.device).collect::<Result<_, _>>()
+        })?;
+        members.iter().try_for_each(|device| self.erase(device))
+    }
+
+    fn erase(&self, device: &Arc<dyn Device>) -> Result<(), Fault> {
+        let device = device.clone();
+        let erased = self.core().block_on(move |_| async move {
+            let channel = device.open_channel().map_err(Fault::from)?;
+            zero_superblock(&*channel, device.limits().capacity).await.map_err(Fault::failed)
+        });
+        erased?.map(drop)
+    }
+
+    /// Finds the members of an array and runs it, degraded if it `may_be`. Within a change.
+    pub(super) fn run_array(&self, record: &ArrayRecord, may_be_degraded: bool) -> Result<(), Fault> {
+        let opened = self.open_array(record, may_be_degraded)?;
+        let core = self.core();
+        let kept = keep_one(&opened, &self.spares, &core)?;
+        let this = self.this.clone();
+        let refresh = move || {
+            if let Some(engine) = this.upgrade() {
+                engine.wants_refresh.store(true, Ordering::SeqCst);
+            }
+        };
+        // An array's socket does not end the daemon: that is refused before it is asked for.
+        let requests = Requests { stop: Arc::new(|| {}), refresh: Arc::new(refresh) };
+        let counted = self.counted.clone();
+        let wrap = Arc::new(move |device| counted.count(device));
+        let running = Arc::new(Running::new(&kept, &core, requests, Permits::everything()).wrapping(wrap));
+        let is_served = !self.live().exports_of_base(&record.name).is_empty();
+        let base = match Base::open(opened.array.clone(), is_served, &core) {
+            Ok(base) => base,
+            Err(fault) => {
+                ArrayLive { _socket: None, running, kept }.stop(&core);
+                return Err(fault);
+            }
+        };
+        let remembered = Remembered { engine: self.this.clone(), running: running.clone() };
+        let socket = self.options.has_array_sockets.then(|| listen_for(&opened.array, Arc::new(remembered)));
+        let mut live = self.live_mut();
+        live.bases.insert(record.name.clone(), Ok(base));
+        live.arrays.insert(record.name.clone(), ArrayLive { _socket: socket.flatten(), running, kept });
+        Ok(())
+    }
+
+    fn open_array(&self, record: &ArrayRecord, may_be_degraded: bool) -> Result<Opened, Fault> {
+        let wanted = Wanted { array: Some(record.uuid.clone()), run: may_be_degraded, ..Wanted::default() };
+        let mut devices = record.devices.clone();
+        for directory in &self.options.scan {
+            let is_known = |path: &Path| devices.iter().any(|known| is_same(Path::new(known), path));
+            let new: Vec<String> = disks_in(directory)?
+                .iter()
+                .filter(|path| !is_known(path))
+                .map(|path| path.display().to_string())
+                .collect();
+            devices.extend(new);
+        }
+        let selection = patiently(graph::array::ArrayError::is_in_use, || {
+            let mut candidates = find(&devices, &record.uuid, true);
+            for candidate in &mut candidates {
+                if let Ok(device) = &mut candidate.device {
+                    *device = self.counted.count(device.clone());
+                }
+            }
+            choose(candidates, &wanted)
+        })?;
+        for warning in &selection.warnings {
+            tracing::warn!(array = record.name, "{warning}");
+        }
+        if let (Some(slot), false) = (selection.assembly.missing.first(), may_be_degraded) {
+            let detail = format!("array {}: slot {slot} is missing, and waited for", record.name);
+            return Err(Fault::new(Kind::Unavailable, detail));
+        }
+        let spares = selection.spares();
+        let array = graph::array::start(selection)?;
+        Ok(Opened { array, spares })
+    }
+
+    fn take_down(&self, name: &str) {
+        let (base, array) = {
+            let mut live = self.live_mut();
+            (live.bases.remove(name), live.arrays.remove(name))
+        };
+        drop(base);
+        if let Some(array) = array {
+            array.stop(&self.core());
+        }
+        // Cores close what they have of it when they are told to, which the first of them does: whoever wants the members
+        // next finds them free.
+        for core in self.cores.all() {
+            let _ = core.call(|_| ());
+        }
+    }
+
+    /// Learns of arrays whose members lie where they are looked for.
+    pub(super) fn discover(&self) {
+        for directory in &self.options.scan {
+            let found = match labels(directory) {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::warn!(%error, "no arrays are looked for");
+                    continue;
+                }
+            };
+            for (path, name, uuid) in found {
+                self.learn(&path, &name, uuid);
+            }
+        }
+    }
+
+    fn learn(&self, path: &Path, name: &str, uuid: Uuid) {
+        let (path, uuid) = (path.display().to_string(), uuid.to_string());
+        let live = self.live();
+        if live.state.arrays.iter().any(|array| array.uuid == uuid && array.devices.contains(&path)) {
+            return;
+        }
+        let is_new = !live.state.arrays.iter().any(|array| array.uuid == uuid);
+        drop(live);
+        if is_new && let Err(fault) = self.check_is_new(name) {
+            tracing::warn!(array = name, uuid, path, %fault, "an array was found that cannot be run");
+            return;
+        }
+        let learnt = self.commit(|state| match state.arrays.iter_mut().find(|array| array.uuid == uuid) {
+            Some(array) => array.devices.push(path.clone()),
+            None => {
+                let (name, uuid) = (name.to_owned(), uuid.clone());
+                state.arrays.push(ArrayRecord { name, uuid, devices: vec![path.clone()] });
+            }
+        });
+        match learnt {
+            Ok(()) if is_new => self.events.emit("array", name, "found", format!("a member at {path}")),
+            Ok(()) => {}
+            Err(fault) => tracing::error!(array = name, %fault, "what was found cannot be remembered"),
+        }
+    }
+}
+
+/// The record of the array with this name or UUID.
+pub(super) fn find_record<'a>(records: &'a [ArrayRecord], key: &str) -> Result<&'a ArrayRecord, Fault> {
+    let uuid = Uuid::parse(key).map(|uuid| uuid.to_string());
+    let is_it = |record: &&ArrayRecord| record.name == key || Some(&record.uuid) == uuid.as_ref();
+    records.iter().find(is_it).ok_or_else(|| Fault::not_found("array", key))
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+fn creation(new: &NewArray) -> Result<Creation, Fault> {
+    let level = Level::from_name(&new.level).ok_or_else(|| {
+        let known = Level::ALL.map(Level::name).join(", ");
+        Fault::invalid(format!("array {}: level {:?}: expected {known}", new.name, new.level))
+    })?;
+    let consistency = |text: &String| {
+        [Consistency::Ppl, Consistency::Bitmap, Consistency::None]
+            .into_iter()
+            .find(|mode| mode.name() == text)
+            .ok_or_else(|| {
+                Fault::invalid(format!(
+                    "array {}: consistency {text:?}: expected ppl, bitmap or none",
+                    new.name
+                ))
+            })
+    };
+    Ok(Creation {
+        name: new.name.clone(),
+        level,
+        members: new.members.clone(),
+        spares: new.spares.clone(),
+        strip_bytes: new.strip_bytes,
+        consistency: new.consistency.as_ref().map(consistency).transpose()?,
+        groups: new.groups,
+        parities: new.parities,
+        copies: new.copies,
+        member_bytes: new.member_bytes,
+        force: new.force,
+    })
+}
+
+fn command(action: &ArrayAction) -> Command {
+    match action.clone() {
+        ArrayAction::Fail { members } => Command::Fail { members },
+        ArrayAction::Remove { members } => Command::Remove { members },
+        ArrayAction::Add { devices, force, global } => Command::Add { devices, force, global },
+        ArrayAction::ReAdd { devices } => Command::ReAdd { devices },
+        ArrayAction::Replace { member, device, force } => Command::Replace { member, device, force },
+        ArrayAction::Grow { member_bytes } => Command::Grow { size: member_bytes },
+        ArrayAction::Scrub { repair } => Command::Scrub { repair },
+        ArrayAction::Pause => Command::Pause,
+        ArrayAction::Resume => Command::Resume,
+        ArrayAction::Cancel => Command::Cancel,
+    }
+}
+
+/// The word for what has happened; none for who only looks.
+fn word(command: &Command) -> Option<&'static str> {
+    Some(match command {
+        Command::Show | Command::Stop => return None,
+        Command::Fail { .. } => "member failed",
+        Command::Remove { .. } => "member removed",
+        Command::Add { .. } => "device added",
+        Command::ReAdd { .. } => "member re-added",
+        Command::Replace { .. } => "member replaced",
+        Command::Grow { .. } => "grown",
+        Command::Scrub { .. } => "scrub begun",
+        Command::Pause => "paused",
+        Command::Resume => "resumed",
+        Command::Cancel => "cancelled",
+    })
+}
+
+/// Devices that become members or spares.
+fn newcomers(command: &Command) -> Vec<String> {
+    match command {
+        Command::Add { devices, .. } | Command::ReAdd { devices } => devices.clone(),
+        Command::Replace { device, .. } => vec![device.clone()],
+        _ => Vec::new(),
+    }
+}
+
+/// An array's control socket: what it asks for goes the way of all changes.
+struct Remembered {
+    engine: Weak<Engine>,
+    running: Arc<Running>,
+}
+
+impl Controlled for Remembered {
+    fn control(&self, array: Option<&str>, command: Command) -> Result<protocol::Done, String> {
+        let name = &self.running.array().config().name;
+        match (command, self.engine.upgrade()) {
+            (command @ (Command::Show | Command::Stop), _) => self.running.control(array, command),
+            (_, None) => Err("the daemon is ending".into()),
+            (_, _) if array.is_some_and(|array| !self.running.is_called(array)) => {
+                Err(format!("array {} is not served here; this is {name}", array.unwrap_or_default()))
+            }
+            (command, Some(engine)) => engine.control_array(name, command).map_err(|fault| {
+                // Whoever asks over the socket says itself which array it is about.
+                fault.detail.strip_prefix(&format!("array {name}: ")).unwrap_or(&fault.detail).to_owned()
+            }),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Bases: devices and arrays, each of which holds volumes or is served whole.
+
+use super::{Engine, Live};
+use crate::fault::{Fault, Kind};
+use crate::state::Target;
+use block::{Device, IoError, Request};
+use reactor::CoreRef;
+use std::sync::Arc;
+use volume::store::ReadError;
+use volume::table::DecodeError;
+use volume::{Info, Name, Pool, PoolError, Uuid};
+
+/// A device or an array that is open.
+#[derive(Clone)]
+pub struct Base {
+    /// What it is open as.
+    pub device: Arc<dyn Device>,
+    /// The volumes on it, if it was prepared for them.
+    pub pool: Option<Arc<Pool>>,
+}
+
+impl Base {
+    /// With the volumes that are on it, unless all of it `is_served`: then what is there is its clients' business.
+    pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, Fault> {
+        if is_served {
+            return Ok(Base { device, pool: None });
+        }
+        match Pool::open(device.clone(), core.clone()) {
+            Ok(pool) => Ok(Base { device, pool: Some(Arc::new(pool)) }),
+            Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => Ok(Base { device, pool: None }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes durable what its device holds in its cache.
+    pub fn flush(&self, core: &CoreRef) -> Result<(), Fault> {
+        if self.device.limits().read_only {
+            return Ok(());
+        }
+        let device = self.device.clone();
+        let flushed = core.block_on(move |_| async move {
+            let channel = device.open_channel().map_err(Fault::from)?;
+            let flush = Request::flush();
+            channel.submit(&flush, 0).await.map_err(|error: IoError| Fault::failed(error))
+        });
+        flushed?
+    }
+}
+
+impl Live {
+    /// Every volume, with the name of what it is on.
+    pub fn all_volumes(&self) -> impl Iterator<Item = (&str, Info)> {
+        let pools =
+            self.bases.iter().filter_map(|(name, base)| Some((name, base.as_ref().ok()?.pool.as_ref()?)));
+        let volumes =
+            pools.flat_map(|(name, pool)| pool.volumes().into_iter().map(|info| (name.as_str(), info)));
+        volumes.filter(|(name, info)| !self.is_hidden(name, info))
+    }
+
+    /// The volume with this name or UUID, the pool that it is in, and what that is on.
+    pub fn volume(&self, key: &str) -> Result<(String, Arc<Pool>, Info), Fault> {
+        let uuid = Uuid::parse(key);
+        let mut found =
+            self.all_volumes().filter(|(_, info)| Some(info.uuid) == uuid || info.name.as_str() == key);
+        let Some((base, info)) = found.next() else { return Err(Fault::not_found("volume", key)) };
+        if found.next().is_some() {
+            let detail = format!("there are several volumes called {key}: say which by UUID");
+            return Err(Fault::new(Kind::InUse, detail));
+        }
+        let base = base.to_owned();
+        let pool = self.bases[&base].as_ref().ok().and_then(|base| base.pool.clone());
+        Ok((base, pool.expect("the volume is in it"), info))
+    }
+
+    /// Exports that serve all of a device or array.
+    pub fn exports_of_base(&self, name: &str) -> Vec<String> {
+        let is_it = |target: &Target| matches!(target, Target::Array(it) | Target::Device(it) if it == name);
+        let exports = self.state.exports.iter().filter(|export| export.of.iter().any(is_it));
+        exports.map(|export| export.name.clone()).collect()
+    }
+
+    /// Names of the volumes on a base, and bytes that are free.
+    pub fn volumes_on(&self, name: &str) -> (Vec<String>, Option<u64>) {
+        match self.bases.get(name) {
+            Some(Ok(Base { pool: Some(pool), .. })) => {
+                let volumes = pool.volumes().into_iter().filter(|info| !self.is_hidden(name, info));
+                (volumes.map(|info| info.name.to_string()).collect(), Some(pool.room().1))
+            }
+            _ => (Vec::new(), None),
+        }
+    }
+
+    /// A base that is open.
+    pub fn base(&self, name: &str) -> Result<&Base, Fault> {
+        match self.bases.get(name) {
+            Some(Ok(base)) => Ok(base),
+            Some(Err(fault)) => Err(Fault::new(Kind::Unavailable, format!("{name}: {fault}"))),
+            None => Err(Fault::not_found("array or device", name)),
+        }
+    }
+
+    /// Whether nothing is on a base and nobody is served from it.
+    pub fn check_is_unused(&self, name: &str) -> Result<(), Fault> {
+        let in_use = |detail: String| Err(Fault::new(Kind::InUse, detail));
+        if let Some(export) = self.exports_of_base(name).first() {
+            return in_use(format!("{name}: export {export} serves it"));
+        }
+        if let Some(text) = self.move_about(name).or_else(|| self.zeroing_about(name)) {
+            return in_use(format!("{name}: {text}"));
+        }
+        let (volumes, _) = self.volumes_on(name);
+        match volumes.first() {
+            Some(volume) => in_use(format!("{name}: volume {volume} is on it")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Engine {
+    /// The pool on a base; one is made if there is none. Within a change.
+    pub(super) fn pool_on(&self, name: &str, force: bool) -> Result<Arc<Pool>, Fault> {
+        let base = self.live().base(name)?.clone();
+        if let Some(pool) = base.pool {
+            return Ok(pool);
+        }
+        self.live().check_is_unused(name)?;
+        if !force {
+            let held = serving::arrays::check_unused(name, &base.device, &self.core());
+            held.map_err(|detail| Fault::new(Kind::InUse, detail))?;
+        }
+        let pool = Arc::new(Pool::create(base.device.clone(), Name::new(name)?, self.core())?);
+        let base = Base { device: base.device, pool: Some(pool.clone()) };
+        self.live_mut().bases.insert(name.into(), Ok(base));
+        Ok(pool)
+    }
+
+    /// Looks at the sizes of everything that is open, and tells who uses it. Within a change.
+    pub(super) fn refresh(&self) {
+        let open: Vec<(String, Base)> = {
+            let live = self.live();
+            let open = live.bases.iter().filter_map(|(name, base)| Some((name.clone(), base.clone().ok()?)));
+            open.collect()
+        };
+        for (name, base) in open {
+            if let Err(error) = base.device.refresh() {
+                tracing::error!(name, %error, "cannot ask for its size");
+            }
+            match base.pool.as_ref().map(|pool| pool.extend()) {
+                Some(Ok((before, after))) if after > before => {
+                    let text = format!("{after} bytes for volumes, {before} before");
+                    self.events.emit("array", &name, "grown", text);
+                }
+                Some(Err(error)) => {
+                    tracing::error!(name, %error, "its volumes cannot have what it has grown by");
+                }
+                _ => {}
+            }
+            let live = self.live();
+            live.exports_of_base(&name).iter().for_each(|export| live.notify_resize(export));
+        }
+    }
+}

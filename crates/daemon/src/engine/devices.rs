@@ -1,0 +1,71 @@
+//! Devices: leaves that were registered.
+
+use super::Engine;
+use super::bases::Base;
+use crate::fault::Fault;
+use crate::state::DeviceRecord;
+use api::{Device, NewDevice};
+use graph::kinds::raid::member;
+use graph::patience::patiently;
+use volume::Name;
+
+impl Engine {
+    /// Every device.
+    pub fn devices(&self) -> Vec<Device> {
+        let live = self.live();
+        live.state.devices.iter().map(|record| live.device_report(record)).collect()
+    }
+
+    /// The device with this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn device(&self, name: &str) -> Result<Device, Fault> {
+        let live = self.live();
+        let record = live.state.devices.iter().find(|device| device.name == name);
+        record.map(|record| live.device_report(record)).ok_or_else(|| Fault::not_found("device", name))
+    }
+
+    /// Opens a device, now and at every start.
+    ///
+    /// # Errors
+    /// When the name is taken, the specification makes no sense, or the device cannot be opened.
+    pub fn create_device(&self, new: &NewDevice) -> Result<Device, Fault> {
+        let _alone = self.change();
+        let name = Name::new(&new.name)?;
+        self.check_is_new(name.as_str())?;
+        let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone() };
+        let base = self.open_device(&record)?;
+        self.commit(|state| state.devices.push(record))?;
+        self.live_mut().bases.insert(new.name.clone(), Ok(base));
+        self.events.emit("device", &new.name, "created", &*new.spec);
+        self.device(&new.name)
+    }
+
+    /// Closes a device that nothing is on, and forgets it. What it holds stays as it is.
+    ///
+    /// # Errors
+    /// When there is none, or it is in use.
+    pub fn delete_device(
+        &self,
+        name: &str,
+        check: impl FnOnce(&Device) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let _alone = self.change();
+        check(&self.device(name)?)?;
+        self.live().check_is_unused(name)?;
+        self.commit(|state| state.devices.retain(|device| device.name != name))?;
+        let base = self.live_mut().bases.remove(name);
+        drop(base); // not under the lock: closing may wait
+        self.events.emit("device", name, "deleted", "closed and forgotten");
+        Ok(())
+    }
+
+    /// Opens a device as its record says.
+    pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, Fault> {
+        let config = member(&record.spec, true, false)?;
+        let device = patiently(graph::is_in_use, || config.open())?;
+        let is_served = !self.live().exports_of_base(&record.name).is_empty();
+        Base::open(device, is_served, &self.core())
+    }
+}

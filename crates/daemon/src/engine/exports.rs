@@ -1,0 +1,357 @@
+//! Exports: started, remembered, started again.
+
+use super::attach::attach;
+use super::volumes::OpenVolume;
+use super::{Engine, Live};
+use crate::fault::{Fault, Kind};
+use crate::state::{ExportRecord, Target};
+use api::{Attach, Export, ExportChange, ExportState, NewExport, Traffic};
+use block::{Device, Op};
+pub use exports::Stats;
+use sandbox::Profile;
+use serde_json::{Map, Value};
+use serving::export::ExportPlan;
+use std::path::Path;
+use std::sync::Arc;
+use volume::{Name, Uuid};
+
+/// Kinds that get a socket of their own when nobody says which.
+const WITH_SOCKET: [&str; 2] = ["vhost-user-blk", "nbd"];
+/// Keys that are fields of their own, or not for people to choose.
+const OWN_KEYS: [&str; 3] = ["device", "cores", "readonly"];
+
+/// An export that clients may connect to.
+pub struct ExportLive {
+    /// First: it ends before what it serves is closed.
+    pub(super) export: Box<dyn exports::Export>,
+    /// Where it is.
+    description: String,
+    fields: Map<String, Value>,
+    /// Kept open.
+    _volumes: Vec<Arc<OpenVolume>>,
+}
+
+impl Live {
+    /// Tells the clients of an export that what it serves has grown.
+    pub fn notify_resize(&self, name: &str) {
+        if let Some(Ok(running)) = self.exports.get(name) {
+            running.export.notify_resize();
+        }
+    }
+
+    fn export_report(&self, record: &ExportRecord) -> Export {
+        let of = record.of.iter().map(|target| match target {
+            Target::Volume(uuid) => {
+                self.volume(uuid).map_or(uuid.clone(), |(_, _, info)| info.name.to_string())
+            }
+            Target::Array(name) | Target::Device(name) => name.clone(),
+        });
+        let running = self.exports.get(&record.name);
+        let is_active = matches!(running, Some(Ok(_)));
+        let running = running.map(Result::as_ref);
+        Export {
+            name: record.name.clone(),
+            kind: record.kind.clone(),
+            of: of.collect(),
+            options: record.options.clone(),
+            read_only: record.read_only,
+            cores: record.cores.clone(),
+            state: if is_active { ExportState::Active } else { ExportState::Waiting },
+            error: running.and_then(Result::err).map(Fault::to_string),
+            description: running.and_then(Result::ok).map(|running| running.description.clone()),
+            traffic: running.and_then(Result::ok).map(|running| traffic(running.export.stats())),
+        }
+    }
+
+    fn export_record(&self, name: &str) -> Result<&ExportRecord, Fault> {
+        let record = self.state.exports.iter().find(|export| export.name == name);
+        record.ok_or_else(|| Fault::not_found("export", name))
+    }
+}
+
+impl Engine {
+    /// Every export.
+    pub fn exports(&self) -> Vec<Export> {
+        let live = self.live();
+        live.state.exports.iter().map(|record| live.export_report(record)).collect()
+    }
+
+    /// The export with this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn export(&self, name: &str) -> Result<Export, Fault> {
+        let live = self.live();
+        Ok(live.export_report(live.export_record(name)?))
+    }
+
+    /// Lines to attach an export with.
+    ///
+    /// # Errors
+    /// When there is none, or it is not served.
+    pub fn attach(&self, name: &str) -> Result<Attach, Fault> {
+        let live = self.live();
+        let record = live.export_record(name)?;
+        match live.exports.get(name) {
+            Some(Ok(running)) => Ok(attach(record, &running.fields)),
+            _ => Err(Fault::new(Kind::Unavailable, format!("export {name}: it is not served"))),
+        }
+    }
+
+    /// Calls `with` for each export that is served, and what it has counted.
+    pub fn each_export(&self, mut with: impl FnMut(&str, &str, &Stats)) {
+        let live = self.live();
+        for record in &live.state.exports {
+            if let Some(Ok(running)) = live.exports.get(&record.name) {
+                with(&record.name, &record.kind, running.export.stats());
+            }
+        }
+    }
+
+    /// Starts an export, now and at every start of the daemon.
+    ///
+    /// # Errors
+    /// When the name is taken, what it is to serve is not there, or it cannot be started.
+    pub fn create_export(&self, new: &NewExport) -> Result<Export, Fault> {
+        let _alone = self.change();
+        Name::new(&new.name)?;
+        if self.live().export_record(&new.name).is_ok() {
+            return Err(Fault::new(Kind::Exists, format!("there is an export {} already", new.name)));
+        }
+        let mut record = self.record_of(new)?;
+        let running = self.start_export(&record)?;
+        // The kernel has chosen: after a restart it is to be that one again.
+        if record.options.get("id").is_some_and(|id| id == "auto")
+            && let Some(id) = running.fields.get("id").and_then(Value::as_u64)
+        {
+            record.options.insert("id".into(), id.to_string());
+        }
+        self.commit(|state| state.exports.push(record))?;
+        let description = running.description.clone();
+        self.live_mut().exports.insert(new.name.clone(), Ok(running));
+        self.events.emit("export", &new.name, "created", description);
+        self.export(&new.name)
+    }
+
+    /// Changes an export while it is served.
+    ///
+    /// # Errors
+    /// When there is none, it is not served, or its kind cannot do that.
+    pub fn change_export(
+        &self,
+        name: &str,
+        change: &ExportChange,
+        check: impl FnOnce(&Export) -> Result<(), Fault>,
+    ) -> Result<Export, Fault> {
+        let _alone = self.change();
+        let before = self.export(name)?;
+        check(&before)?;
+        let Some(cores) = change.cores.clone().filter(|cores| *cores != before.cores) else {
+            return Ok(before);
+        };
+        let record = ExportRecord { cores, ..self.live().export_record(name)?.clone() };
+        let map = self.core_map(&record)?;
+        let unavailable = || Fault::new(Kind::Unavailable, format!("export {name}: it is not served"));
+        let remap = |map: &[usize]| match self.live().exports.get(name) {
+            Some(Ok(running)) => running.export.remap(map).map_err(Fault::from),
+            _ => Err(unavailable()),
+        };
+        remap(&map)?;
+        let kept = record.cores.clone();
+        let committed = self.commit(|state| {
+            state
+                .exports
+                .iter_mut()
+                .filter(|export| export.name == name)
+                .for_each(|export| export.cores = kept.clone());
+        });
+        if let Err(fault) = committed {
+            let map = self.core_map(&ExportRecord { cores: before.cores, ..record })?;
+            remap(&map)?;
+            return Err(fault);
+        }
+        let cpus: Vec<String> = record.cores.iter().map(usize::to_string).collect();
+        let text = if cpus.is_empty() {
+            "served by all cores".into()
+        } else {
+            format!("served by {}", cpus.join(", "))
+        };
+        self.events.emit("export", name, "changed", text);
+        self.export(name)
+    }
+
+    /// Ends an export, and forgets it. Its clients lose it.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn delete_export(
+        &self,
+        name: &str,
+        check: impl FnOnce(&Export) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let _alone = self.change();
+        check(&self.export(name)?)?;
+        self.commit(|state| state.exports.retain(|export| export.name != name))?;
+        let running = self.live_mut().exports.remove(name);
+        drop(running); // not under the lock: it waits for requests in flight
+        self.events.emit("export", name, "deleted", "ended and forgotten");
+        Ok(())
+    }
+
+    fn record_of(&self, new: &NewExport) -> Result<ExportRecord, Fault> {
+        let invalid = |detail: String| Fault::invalid(format!("export {}: {detail}", new.name));
+        if new.of.is_empty() {
+            return Err(invalid("it has to serve something".into()));
+        }
+        let of = new.of.iter().map(|key| self.target(key)).collect::<Result<Vec<Target>, Fault>>()?;
+        let mut options = new.options.clone();
+        for (key, value) in &options {
+            let is_key = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+            if OWN_KEYS.contains(&&**key) || !key.bytes().all(is_key) {
+                return Err(invalid(format!("there is no option {key:?}")));
+            }
+            if key == "socket" && !Path::new(value).is_absolute() {
+                return Err(invalid(format!("socket {value:?}: want an absolute path")));
+            }
+        }
+        if WITH_SOCKET.contains(&&*new.kind)
+            && !options.contains_key("socket")
+            && !options.contains_key("listen")
+        {
+            let socket = self.options.runtime_dir.join(format!("{}.sock", new.name));
+            options.insert("socket".into(), socket.display().to_string());
+        }
+        if new.kind == "ublk" {
+            options.entry("id".into()).or_insert_with(|| "auto".into());
+        }
+        let record = ExportRecord {
+            name: new.name.clone(),
+            kind: new.kind.clone(),
+            of,
+            options,
+            read_only: new.read_only,
+            cores: new.cores.clone(),
+        };
+        let plan = plan_of(&record)?;
+        if record.of.len() > 1 && !plan.config.takes_many() {
+            return Err(invalid(format!("an export over {} serves one", record.kind)));
+        }
+        let live = self.live();
+        for other in &live.state.exports {
+            if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
+                let detail = format!("export {}: {} is export {}", new.name, plan.config.name(), other.name);
+                return Err(Fault::new(Kind::Exists, detail));
+            }
+        }
+        Ok(record)
+    }
+
+    /// What is called `key`.
+    fn target(&self, key: &str) -> Result<Target, Fault> {
+        let live = self.live();
+        if let Ok(array) = super::arrays::find_record(&live.state.arrays, key) {
+            return whole(&live, &array.name, Target::Array(array.name.clone()));
+        }
+        if live.state.devices.iter().any(|device| device.name == key) {
+            return whole(&live, key, Target::Device(key.into()));
+        }
+        match live.volume(key) {
+            Ok((_, _, info)) => Ok(Target::Volume(info.uuid.to_string())),
+            Err(fault) if fault.kind == Kind::NotFound => {
+                Err(Fault::not_found("volume, array or device", key))
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Starts an export as its record says. Within a change.
+    pub(super) fn start_export(&self, record: &ExportRecord) -> Result<ExportLive, Fault> {
+        let mut plan = plan_of(record)?;
+        let cores = self.core_map(record)?;
+        check_capabilities(record, &plan)?;
+        let (mut devices, mut volumes): (Vec<Arc<dyn Device>>, Vec<Arc<OpenVolume>>) = Default::default();
+        for target in &record.of {
+            match target {
+                Target::Volume(uuid) => {
+                    if Uuid::parse(uuid).is_none() {
+                        return Err(Fault::not_found("volume", uuid));
+                    }
+                    let open = self.open_volume(uuid)?;
+                    devices.push(open.device.clone());
+                    volumes.push(open);
+                }
+                Target::Array(name) | Target::Device(name) => {
+                    devices.push(self.live().base(name)?.device.clone());
+                }
+            }
+        }
+        // Named after the export, whose name does not change: what clients see of it must not either.
+        plan.config.complete(&record.name, cores);
+        let export = plan.config.start(&devices, self.cores.all()).map_err(|error| {
+            let fault = Fault::from(error);
+            Fault::new(fault.kind, format!("export {}: {fault}", record.name))
+        })?;
+        let description = plan.config.line(&record.name);
+        Ok(ExportLive { export, description, fields: plan.config.fields(), _volumes: volumes })
+    }
+
+    /// Places of an export's processors among the cores.
+    fn core_map(&self, record: &ExportRecord) -> Result<Vec<usize>, Fault> {
+        let place = |cpu: &usize| {
+            let place = self.options.cores.iter().position(|core| core.cpu == Some(*cpu));
+            place.ok_or_else(|| {
+                let detail =
+                    format!("export {}: the daemon does not serve from processor {cpu}", record.name);
+                Fault::invalid(detail)
+            })
+        };
+        record.cores.iter().map(place).collect()
+    }
+}
+
+/// All of a device or array, if there are no volumes on it.
+fn whole(live: &Live, name: &str, target: Target) -> Result<Target, Fault> {
+    match &live.base(name)?.pool {
+        None => Ok(target),
+        Some(_) => {
+            let detail = format!("{name}: it is prepared for volumes, of which each is served by itself");
+            Err(Fault::new(Kind::InUse, detail))
+        }
+    }
+}
+
+/// Whether the daemon may do what the kernel asks capabilities for.
+fn check_capabilities(record: &ExportRecord, plan: &ExportPlan) -> Result<(), Fault> {
+    let mut profile = Profile::default();
+    plan.config.keep(&mut profile);
+    let has = sandbox::permitted().map_err(Fault::failed)?;
+    match profile.capabilities().iter().find(|needed| !has.contains(&needed.to_string())) {
+        Some(needed) => {
+            let detail = format!("export {}: it takes {needed}, which freestoned does not have", record.name);
+            Err(Fault::new(Kind::Unavailable, detail))
+        }
+        None => Ok(()),
+    }
+}
+
+fn plan_of(record: &ExportRecord) -> Result<ExportPlan, Fault> {
+    let mut fields: Vec<String> =
+        record.options.iter().map(|(key, value)| format!("{key}={}", value.replace(',', ",,"))).collect();
+    if record.read_only {
+        fields.push("readonly=on".into());
+    }
+    Ok(ExportPlan::parse(&format!("{}:{}", record.kind, fields.join(",")))?)
+}
+
+fn traffic(stats: &Stats) -> Traffic {
+    let mut traffic =
+        Traffic { clients: stats.clients(), connections: stats.connections(), ..Traffic::default() };
+    for queue in &stats.queues {
+        traffic.reads += queue.requests(Op::Read);
+        traffic.writes += queue.requests(Op::Write);
+        traffic.bytes_read += queue.bytes_read();
+        traffic.bytes_written += queue.bytes_written();
+        traffic.failed += queue.failed();
+    }
+    traffic
+}

@@ -1,0 +1,68 @@
+//! Jobs: what arrays are busy with, and volumes that move or are made ready.
+
+use super::Engine;
+use super::report::job;
+use super::work::pace;
+use crate::fault::Fault;
+use api::{Job, JobChange};
+
+impl Engine {
+    /// Every job that runs, or is held.
+    pub fn jobs(&self) -> Vec<Job> {
+        let live = self.live();
+        let of_array = |(name, array): (&String, &super::ArrayLive)| {
+            let status = array.status();
+            status.running.as_ref().map(|progress| job(name, progress, status.is_paused))
+        };
+        let jobs = live.arrays.iter().filter_map(of_array);
+        jobs.chain(live.move_jobs()).chain(live.zeroing_jobs()).collect()
+    }
+
+    /// The job with this id.
+    ///
+    /// # Errors
+    /// When there is none: it may have ended.
+    pub fn job(&self, id: &str) -> Result<Job, Fault> {
+        self.jobs().into_iter().find(|job| job.id == id).ok_or_else(|| Fault::not_found("job", id))
+    }
+
+    /// Lets a job stand still, or go on, or at another pace.
+    ///
+    /// # Errors
+    /// When there is no such job, or the pace makes no sense.
+    pub fn change_job(&self, id: &str, change: &JobChange) -> Result<Job, Fault> {
+        let _alone = self.change();
+        let array = self.job(id)?.array;
+        if let (Some(least), Some(most @ 1..)) = (change.min_bytes_per_s, change.max_bytes_per_s)
+            && least > most
+        {
+            return Err(Fault::invalid(format!(
+                "job {id}: at least {least} and at most {most} bytes a second"
+            )));
+        }
+        if let Some(control) = self.control_of(id) {
+            control.change(change);
+            return self.changed_job(id);
+        }
+        let live = self.live();
+        let jobs = live.arrays.get(&array).and_then(|array| array.jobs());
+        let jobs = jobs.ok_or_else(|| Fault::not_found("job", id))?;
+        match change.is_paused {
+            Some(true) => jobs.pause(),
+            Some(false) => jobs.resume(),
+            None => {}
+        }
+        if change.max_bytes_per_s.is_some() || change.min_bytes_per_s.is_some() {
+            jobs.set_pace(pace(change));
+        }
+        drop(live);
+        self.changed_job(id)
+    }
+
+    fn changed_job(&self, id: &str) -> Result<Job, Fault> {
+        let job = self.job(id)?;
+        let text = if job.is_paused { "stands still" } else { "goes on" };
+        self.events.emit("job", id, "changed", text);
+        Ok(job)
+    }
+}

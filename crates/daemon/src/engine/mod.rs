@@ -1,0 +1,330 @@
+//! What the daemon has open, and every change of it.
+//!
+//! A change is one function here. It holds [`Engine::change`] from its first look to its last step, so that changes come
+//! one after the other; what others see is under a lock of its own that is held for moments only. Everything in here
+//! waits, for devices or for the disk that the state is on: it is for threads that may.
+
+mod arrays;
+mod attach;
+mod bases;
+mod devices;
+mod exports;
+mod jobs;
+mod moves;
+mod report;
+mod samples;
+pub mod upkeep;
+mod volumes;
+mod work;
+mod zeroing;
+
+use crate::events::Events;
+use crate::fault::{Fault, Kind};
+use crate::state::{State, StateError, Store};
+use api::{CoreInfo, Floor, Qos, System};
+use arrays::ArrayLive;
+use bases::Base;
+use exports::ExportLive;
+use graph::array::wall_ns;
+use layers::qos::Throttle;
+use moves::MoveLive;
+use raid::jobs::SparePool;
+use reactor::{CoreConfig, CoreRef, Cores};
+use samples::Counted;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
+use volume::Uuid;
+use volumes::OpenVolume;
+use zeroing::Zeroing;
+
+pub use exports::Stats;
+
+/// How the daemon runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where its state is.
+    pub state_dir: PathBuf,
+    /// Where sockets are made that nobody has chosen a place for.
+    pub runtime_dir: PathBuf,
+    /// Its cores; one at least.
+    pub cores: Vec<CoreConfig>,
+    /// Directories in which members of arrays are looked for, beside the places that are known.
+    pub scan: Vec<PathBuf>,
+    /// How long members that are missing are waited for before an array is run without them.
+    pub patience: Duration,
+    /// Whether each array has a control socket, as `freestone array` uses it.
+    pub has_array_sockets: bool,
+}
+
+/// Why the daemon cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its state cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A core or thread is refused.
+    #[error("cannot start {what}: {error}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// Everything that the daemon has.
+pub struct Engine {
+    options: Options,
+    store: Store,
+    events: Events,
+    spares: SparePool,
+    counted: Arc<Counted>,
+    started_ns: u64,
+    /// Held by whoever changes something, as long as that takes.
+    changing: Mutex<()>,
+    /// An array has grown: what stands on it has to look.
+    wants_refresh: AtomicBool,
+    has_ended: AtomicBool,
+    live: RwLock<Live>,
+    /// Last: whatever is open ran on them.
+    cores: Cores,
+    this: Weak<Engine>,
+}
+
+/// What is open. Fields are dropped in this order: who uses something before what is used.
+#[derive(Default)]
+struct Live {
+    state: State,
+    exports: BTreeMap<String, Result<ExportLive, Fault>>,
+    /// Volumes that exports have open, by UUID.
+    volumes: HashMap<Uuid, Weak<OpenVolume>>,
+    groups: BTreeMap<String, Arc<Throttle>>,
+    /// Moves that are on, by the UUID of their volume.
+    moves: BTreeMap<String, MoveLive>,
+    /// Room that is being made ready for volumes.
+    zeroing: Vec<Zeroing>,
+    /// Devices and arrays by name, or why they are not open.
+    bases: BTreeMap<String, Result<Base, Fault>>,
+    /// Arrays that run, by name.
+    arrays: BTreeMap<String, ArrayLive>,
+}
+
+impl Engine {
+    /// Starts the cores, and brings about what the state says, as far as that is possible.
+    ///
+    /// # Errors
+    /// When there is a state that cannot be used, or the system refuses threads.
+    pub fn start(options: Options) -> Result<Arc<Engine>, StartError> {
+        let (store, state) = Store::open(&options.state_dir)?;
+        let cores = Cores::start(&options.cores);
+        let cores = cores.map_err(|error| StartError::System { what: "cores", error })?;
+        let groups = state.groups.iter().map(|(name, qos)| (name.clone(), throttle(qos))).collect();
+        let engine = Arc::new_cyclic(|this| Engine {
+            options,
+            store,
+            events: Events::default(),
+            spares: SparePool::default(),
+            counted: Arc::default(),
+            started_ns: wall_ns(),
+            changing: Mutex::default(),
+            wants_refresh: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            live: RwLock::new(Live { state, groups, ..Live::default() }),
+            cores,
+            this: this.clone(),
+        });
+        engine.discover();
+        engine.bring_about();
+        engine.events.emit(
+            "daemon",
+            "freestoned",
+            "started",
+            format!("version {}", env!("CARGO_PKG_VERSION")),
+        );
+        upkeep::start(&engine).map_err(|error| StartError::System { what: "the upkeep", error })?;
+        Ok(engine)
+    }
+
+    /// What has happened.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// The daemon itself.
+    pub fn system(&self) -> System {
+        let live = self.live();
+        let serves = |place: usize, record: &crate::state::ExportRecord| {
+            let cpu = self.options.cores[place].cpu;
+            record.cores.is_empty() || cpu.is_some_and(|cpu| record.cores.contains(&cpu))
+        };
+        let core = |place: usize| CoreInfo {
+            number: place,
+            cpu: self.options.cores[place].cpu,
+            exports: live
+                .state
+                .exports
+                .iter()
+                .filter(|record| serves(place, record))
+                .map(|r| r.name.clone())
+                .collect(),
+        };
+        System {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            started_ns: self.started_ns,
+            user: sandbox::effective_user(),
+            capabilities: sandbox::permitted().unwrap_or_default(),
+            state_dir: self.store.directory().display().to_string(),
+            generation: live.state.generation,
+            cores: (0..self.options.cores.len()).map(core).collect(),
+        }
+    }
+
+    /// Looks at the sizes of all devices, and for whatever is missing.
+    pub fn look_again(&self) {
+        let alone = self.change();
+        self.refresh();
+        drop(alone);
+        self.bring_about();
+    }
+
+    /// Nanoseconds that each core has polled and found nothing to do.
+    pub fn polled_ns(&self) -> Vec<u64> {
+        self.cores.all().iter().map(CoreRef::polled_ns).collect()
+    }
+
+    /// Whether every core answers.
+    pub fn is_responsive(&self) -> bool {
+        self.cores.all().iter().all(|core| core.block_on(|_| async {}).is_ok())
+    }
+
+    /// Ends everything in good order: clients, requests in flight, arrays. What cannot be is logged. With a
+    /// successor, clients wait for it who can.
+    pub fn stop(&self, has_successor: bool) {
+        self.has_ended.store(true, Ordering::SeqCst);
+        // Not within a change: they may be about to make their last one.
+        let moves = std::mem::take(&mut self.live_mut().moves);
+        moves.values().for_each(MoveLive::stop);
+        self.live().zeroing.iter().for_each(Zeroing::end);
+        while !self.live().zeroing.is_empty() {
+            std::thread::sleep(work::LOOK / 10);
+        }
+        let _alone = self.change();
+        let exports = std::mem::take(&mut self.live_mut().exports);
+        if has_successor {
+            exports.values().flatten().for_each(|running| running.export.hand_over());
+        }
+        drop(exports);
+        let bases = std::mem::take(&mut self.live_mut().bases);
+        for (name, base) in bases {
+            if let Ok(base) = base
+                && let Err(error) = base.flush(&self.core())
+            {
+                tracing::error!(name, %error, "not flushed");
+            }
+        }
+        let arrays = std::mem::take(&mut self.live_mut().arrays);
+        for (_, array) in arrays {
+            array.stop(&self.core()); // says what went wrong itself
+        }
+        self.events.emit("daemon", "freestoned", "stopped", "in good order");
+    }
+
+    /// The core that metadata is read and written on, and that arrays have as their home.
+    fn core(&self) -> CoreRef {
+        self.cores.get(0)
+    }
+
+    /// Whether the daemon is about to end.
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
+    }
+
+    /// Begins a change: nobody else makes one meanwhile.
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> RwLockReadGuard<'_, Live> {
+        self.live.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live_mut(&self) -> RwLockWriteGuard<'_, Live> {
+        self.live.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a change of the state durable. Within a change.
+    fn commit(&self, edit: impl FnOnce(&mut State)) -> Result<(), Fault> {
+        let mut state = self.live().state.clone();
+        edit(&mut state);
+        state.generation += 1;
+        self.store.save(&state)?;
+        self.live_mut().state = state;
+        Ok(())
+    }
+
+    /// Whether nothing that can be served is called `name`.
+    fn check_is_new(&self, name: &str) -> Result<(), Fault> {
+        let live = self.live();
+        let taken = |what: &str| Err(Fault::new(Kind::Exists, format!("there is {what} {name} already")));
+        if live.state.devices.iter().any(|device| device.name == name) {
+            taken("a device")
+        } else if live.state.arrays.iter().any(|array| array.name == name) {
+            taken("an array")
+        } else if live.all_volumes().any(|(_, volume)| volume.name.as_str() == name)
+            || live.is_being_made(name)
+        {
+            taken("a volume")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// The limits of a volume or group.
+fn throttle(qos: &Qos) -> Arc<Throttle> {
+    Arc::new(Throttle::new(limits(qos)))
+}
+
+fn limits(qos: &Qos) -> layers::qos::Limits {
+    let rate = |rate: Option<api::Rate>| {
+        rate.map(|api::Rate { per_second, burst }| layers::qos::Rate { per_second, burst })
+            .unwrap_or_default()
+    };
+    layers::qos::Limits {
+        iops: rate(qos.iops),
+        read_iops: rate(qos.read_iops),
+        write_iops: rate(qos.write_iops),
+        bandwidth: rate(qos.bandwidth),
+        read_bandwidth: rate(qos.read_bandwidth),
+        write_bandwidth: rate(qos.write_bandwidth),
+    }
+}
+
+/// A volume's floor, as its limits are.
+fn floor_limits(floor: &Floor) -> layers::qos::Limits {
+    let rate = |per_second: Option<u64>| layers::qos::Rate::per_second(per_second.unwrap_or(0));
+    let (iops, bandwidth) = (rate(floor.iops), rate(floor.bandwidth));
+    layers::qos::Limits { iops, bandwidth, ..layers::qos::Limits::default() }
+}
+
+fn check_floor(floor: &Floor) -> Result<(), Fault> {
+    match [("iops", floor.iops), ("bandwidth", floor.bandwidth)]
+        .into_iter()
+        .find(|(_, rate)| *rate == Some(0))
+    {
+        Some((name, _)) => Err(Fault::invalid(format!("floor: {name}: 0: leave it out for no floor"))),
+        None => Ok(()),
+    }
+}
+
+fn check_qos(qos: &Qos) -> Result<(), Fault> {
+    match qos.list().into_iter().find(|(_, rate)| rate.is_some_and(|rate| rate.per_second == 0)) {
+        Some((name, _)) => Err(Fault::invalid(format!("{name}: 0 per_second: leave it out for no limit"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,462 @@
+//! Moving a volume to another array or device while it is in use.
+//!
+//! ```text
+//!   remembered ─► copy made ─► copied, and what is written meanwhile again ─► held ─► rest copied, flushed
+//!                                          remembered as done ─► the copy is the volume ─► the old place is free
+//! ```
+//!
+//! The old place alone counts until the state says that the move is done, and from then on the new one alone. A daemon that ends
+//! in between begins again with a new copy, or frees the old place, whichever it is. Until it is whole the copy has a name and an
+//! identity of its own: who finds it without a state does not take it for the volume.
+
+use super::volumes::OpenVolume;
+use super::work::{Control, Pacer, Stop};
+use super::{Engine, Live};
+use crate::fault::{Fault, Kind};
+use crate::state::MoveRecord;
+use api::{ArrayAction, Job, NewPlace};
+use block::{Channel, Device, Flags, IoError, IoFuture, IoResult, Limits, Op, Request, join_all};
+use layers::qos::Qos;
+use layers::relocate::{Dirty, Relocation, why_not};
+use reactor::{BufferPool, Core};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use volume::{Info, Name, Pool, Uuid};
+
+/// Chunks that are copied at the same time.
+const DEPTH: usize = 4;
+/// Bytes of a chunk at most.
+const PART: u64 = 1 << 20;
+/// What may be left to be copied while the volume's users wait. Twice as much after each [`PATIENCE`] passes: it ends even if
+/// they write as fast as it copies.
+const LAST: u64 = 8 * PART;
+const PATIENCE: u32 = 8;
+/// Between two attempts to make the state durable.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long whoever used the old place may take to close it.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// A move that is on.
+pub struct MoveLive {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    control: Arc<Control>,
+}
+
+impl MoveLive {
+    /// Ends it for now.
+    pub fn stop(&self) {
+        self.control.end();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a move has ended with a defect of the daemon; its log says more");
+        }
+    }
+
+    fn job(&self, volume: &str, to: &str) -> Job {
+        self.control.job("move", volume, to)
+    }
+}
+
+impl Live {
+    /// Whether a volume on a base is a copy that is not whole yet, or what a whole one was copied from.
+    pub fn is_hidden(&self, base: &str, info: &Info) -> bool {
+        !self.state.moves.is_empty()
+            && self.state.moves.iter().any(|(uuid, record)| {
+                let is_volume = *uuid == info.uuid.to_string();
+                match record.is_done {
+                    false => base == record.to && (is_volume || record.copy == info.uuid.to_string()),
+                    true => base == record.from && is_volume,
+                }
+            })
+    }
+
+    /// The move of a volume that has to do with a base.
+    pub fn move_about(&self, base: &str) -> Option<String> {
+        let is_about = |(_, record): &(&String, &MoveRecord)| record.from == base || record.to == base;
+        let (uuid, record) = self.state.moves.iter().find(is_about)?;
+        let name = self.volume(uuid).map_or(uuid.clone(), |(_, _, info)| info.name.to_string());
+        Some(format!("volume {name} moves from {} to {}", record.from, record.to))
+    }
+
+    /// Refuses what cannot be done to a volume that moves, or grows.
+    pub fn check_stays(&self, volume: &api::Volume) -> Result<(), Fault> {
+        self.check_not_growing(volume)?;
+        match self.state.moves.get(&volume.uuid) {
+            Some(record) => {
+                let detail = format!("volume {}: it moves to {} at the moment", volume.name, record.to);
+                Err(Fault::new(Kind::InUse, detail))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Moves as jobs.
+    pub fn move_jobs(&self) -> impl Iterator<Item = Job> {
+        self.moves.iter().filter_map(|(uuid, moving)| {
+            let record = self.state.moves.get(uuid)?;
+            let name = self.volume(uuid).ok()?.2.name.to_string();
+            Some(moving.job(&name, &record.to))
+        })
+    }
+
+    /// The move that is called `id`.
+    fn move_called(&self, id: &str) -> Option<(&String, &MoveLive)> {
+        self.moves.iter().find(|(uuid, _)| {
+            self.volume(uuid).is_ok_and(|(_, _, info)| id.strip_suffix(".move") == Some(info.name.as_str()))
+        })
+    }
+
+    fn pool(&self, base: &str) -> Result<Arc<Pool>, Fault> {
+        let none = || Fault::new(Kind::Unavailable, format!("{base}: it has no volumes any more"));
+        self.base(base)?.pool.clone().ok_or_else(none)
+    }
+}
+
+impl Engine {
+    /// Begins to move a volume to another array or device. It may be in use; its users do not notice.
+    ///
+    /// # Errors
+    /// When there is no such volume or place, the volume moves already, or its users rely on what the place cannot do.
+    pub fn move_volume(&self, key: &str, place: &NewPlace) -> Result<Job, Fault> {
+        let _alone = self.change();
+        let volume = self.volume(key)?;
+        self.live().check_stays(&volume)?;
+        let to = self.base_name(&place.to)?;
+        if to == volume.on {
+            return Err(Fault::invalid(format!("volume {}: it is on {to} already", volume.name)));
+        }
+        let pool = self.pool_on(&to, place.force)?;
+        let (free, size) = (pool.room().1, volume.size);
+        if free < size {
+            return Err(Fault::new(Kind::NoRoom, format!("{to}: {size} bytes: {free} are free")));
+        }
+        self.check_place(&volume, &to)?;
+        let copy = Uuid::random().map_err(Fault::failed)?.to_string();
+        let record = MoveRecord { from: volume.on, to: to.clone(), copy, is_done: false };
+        self.commit(|state| drop(state.moves.insert(volume.uuid.clone(), record)))?;
+        self.events.emit("volume", &volume.name, "moving", format!("to {to}"));
+        self.start_move(&volume.uuid, volume.size)?;
+        let live = self.live();
+        Ok(live.moves[&volume.uuid].job(&volume.name, &to))
+    }
+
+    /// Whether users of a volume, if there are any, get all that they were told at another place.
+    fn check_place(&self, volume: &api::Volume, to: &str) -> Result<(), Fault> {
+        let live = self.live();
+        let limits = |base: &str| {
+            let limits = live.base(base)?.device.limits();
+            Ok::<_, Fault>(Limits { capacity: volume.size, ..limits })
+        };
+        match why_not(&limits(&volume.on)?, &limits(to)?, !volume.exports.is_empty()) {
+            Some(why) => {
+                Err(Fault::invalid(format!("volume {}: it cannot move to {to}: {why}", volume.name)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Goes on with moves that are remembered and not on, as far as their places are there. Within a change.
+    pub(super) fn go_on_with_moves(&self) {
+        let records = self.live().state.moves.clone();
+        for (uuid, record) in records {
+            if self.live().moves.contains_key(&uuid) {
+                continue;
+            }
+            if record.is_done {
+                if self.live().pool(&record.from).is_ok()
+                    && let Err(fault) = self.free_old_place(&uuid, &record)
+                {
+                    tracing::error!(uuid, %fault, "a volume has moved, and its old place is not free yet");
+                }
+                continue;
+            }
+            let size = self.live().volume(&uuid).map(|(_, _, info)| info.size);
+            if let Ok(size) = size
+                && self.live().pool(&record.to).is_ok()
+                && let Err(fault) = self.start_move(&uuid, size)
+            {
+                tracing::error!(uuid, %fault, "a move does not go on");
+            }
+        }
+    }
+
+    /// What is wanted of the job called `id`, if it is a volume's.
+    pub(super) fn control_of(&self, id: &str) -> Option<Arc<Control>> {
+        let live = self.live();
+        let of_move = live.move_called(id).map(|(_, moving)| &moving.control);
+        of_move.or(live.zeroing_called(id)).cloned()
+    }
+
+    /// Gives a job up. The volume of a move stays where it is; of an array's jobs a scrub and a replacement end.
+    ///
+    /// # Errors
+    /// When there is no such job, or the array needs it.
+    pub fn cancel_job(&self, id: &str) -> Result<(), Fault> {
+        let job = self.job(id)?;
+        if self.cancel_zeroing(&job)? {
+            return Ok(());
+        }
+        let (uuid, thread) = {
+            let live = self.live();
+            let Some((uuid, moving)) = live.move_called(id) else {
+                drop(live);
+                return self.cancel_job_of_array(&job);
+            };
+            moving.control.cancel();
+            (uuid.clone(), moving.thread.lock().unwrap_or_else(PoisonError::into_inner).take())
+        };
+        // Nothing is left of it when this has been answered.
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            return Err(Fault::failed("a defect of the daemon; its log says more"));
+        }
+        match self.live().volume(&uuid) {
+            Ok((on, ..)) if on == job.array => {
+                Err(Fault::new(Kind::Stale, format!("job {id}: it was done already, the volume is on {on}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn cancel_job_of_array(&self, job: &Job) -> Result<(), Fault> {
+        match &*job.kind {
+            "check" | "repair" | "replace" => self.act_on_array(&job.array, &ArrayAction::Cancel).map(drop),
+            kind => {
+                let detail =
+                    format!("job {}: array {} needs its {kind}: it can only be paused", job.id, job.array);
+                Err(Fault::new(Kind::InUse, detail))
+            }
+        }
+    }
+
+    fn start_move(&self, uuid: &str, total: u64) -> Result<(), Fault> {
+        let control = Arc::new(Control::new(total));
+        let engine = self.this.upgrade().ok_or_else(|| Fault::failed("the daemon ends"))?;
+        let thread = {
+            let (uuid, control) = (uuid.to_owned(), control.clone());
+            reactor::spawn_thread("move", move || engine.carry_out_move(&uuid, &control))
+        };
+        let thread = Mutex::new(Some(thread.map_err(Fault::failed)?));
+        self.live_mut().moves.insert(uuid.into(), MoveLive { thread, control });
+        Ok(())
+    }
+
+    /// The move, on a thread of its own.
+    fn carry_out_move(&self, uuid: &str, control: &Arc<Control>) {
+        // Whoever started it has first to say that it is on.
+        drop(self.change());
+        let Some(record) = self.live().state.moves.get(uuid).cloned() else { return };
+        let result = self.copy_and_switch(uuid, &record, control);
+        let name = self.live().volume(uuid).map_or(uuid.to_owned(), |(_, _, info)| info.name.to_string());
+        let _alone = self.change();
+        let ended = match result {
+            Ok(()) => {
+                self.events.emit("volume", &name, "moved", format!("to {}", record.to));
+                self.free_old_place(uuid, &record)
+            }
+            Err(Stop::Later) => Ok(()),
+            Err(stop) => {
+                let why = match stop {
+                    Stop::Fault(fault) => fault.to_string(),
+                    Stop::Cancelled | Stop::Later => "cancelled".into(),
+                };
+                self.events.emit("volume", &name, "not moved", format!("it stays on {}: {why}", record.from));
+                // A copy that cannot be removed is found as a volume of its own then.
+                let removed = self.remove_copy(uuid, &record);
+                self.forget_move(uuid).and(removed)
+            }
+        };
+        self.live_mut().moves.remove(uuid);
+        if let Err(fault) = ended {
+            tracing::error!(volume = name, %fault, "a move leaves something behind for now");
+        }
+    }
+
+    fn copy_and_switch(&self, uuid: &str, record: &MoveRecord, control: &Arc<Control>) -> Result<(), Stop> {
+        let (from, to) = (self.live().pool(&record.from)?, self.live().pool(&record.to)?);
+        // Whatever an earlier attempt has left.
+        self.remove_copy(uuid, record)?;
+        let info = self.live().volume(uuid)?.2;
+        let copy = Uuid::parse(&record.copy).ok_or_else(|| Fault::not_found("volume", &record.copy))?;
+        to.create_copy(copy, Name::new(&format!("moving-{copy}"))?, info.size)?;
+        let open = {
+            let _alone = self.change();
+            self.open_volume(uuid)?
+        };
+        let old: Arc<dyn Device> = from.open_volume(uuid)?;
+        let new: Arc<dyn Device> = to.open_volume(&record.copy)?;
+        let relocation = {
+            let _alone = self.change(); // nobody begins to serve it meanwhile
+            let is_served = !self.volume(uuid)?.exports.is_empty();
+            let limited = Qos::new(new.clone(), open.throttles.clone()).with_floor(open.floor.clone());
+            open.device.begin(Arc::new(limited), is_served)?
+        };
+        let users = self.live().users_of(&[&record.from, &record.to]);
+        self.copy(&relocation, [&old, &new], control, Some(Pacer::new(control, users)))?;
+        self.switch(&info, record, &open, relocation, [&old, &new], control)
+    }
+
+    /// The rest, while the volume's users wait.
+    fn switch(
+        &self,
+        info: &Info,
+        record: &MoveRecord,
+        open: &OpenVolume,
+        relocation: Relocation,
+        places: [&Arc<dyn Device>; 2],
+        control: &Arc<Control>,
+    ) -> Result<(), Stop> {
+        let _alone = self.change();
+        let begin = Instant::now();
+        relocation.hold()?;
+        self.copy(&relocation, places, control, None)?;
+        // The copy's table is durable after its data: it is flushed before, and again with the table.
+        let new = places[1].clone();
+        let flushed = self.core().block_on(move |_| async move {
+            let channel = new.open_channel()?;
+            let flush = Request::flush();
+            Ok::<_, block::DeviceError>(channel.submit(&flush, 0).await)
+        });
+        flushed.map_err(Fault::from)??.map_err(Fault::failed)?;
+        let to = self.live().pool(&record.to)?;
+        to.identify_volume(&record.copy, info.uuid, info.name.clone())?;
+        let uuid = info.uuid.to_string();
+        let done = MoveRecord { is_done: true, ..record.clone() };
+        while let Err(fault) = self.commit(|state| drop(state.moves.insert(uuid.clone(), done.clone()))) {
+            tracing::error!(volume = %info.name, %fault, "cannot remember that a volume has moved");
+            // Whether it is remembered all the same is not known. Nobody may write until it is known which place counts.
+            if self.commit(|_| {}).is_ok() {
+                return Err(fault.into());
+            }
+            std::thread::sleep(RETRY);
+        }
+        relocation.complete();
+        tracing::info!(volume = %info.name, to = record.to, waited = ?begin.elapsed(), of = open.device.name(), "moved");
+        Ok(())
+    }
+
+    /// Copies what is dirty: all of it, or beside users, who come first, until so little is left that they can wait for it.
+    fn copy(
+        &self,
+        relocation: &Relocation,
+        places: [&Arc<dyn Device>; 2],
+        control: &Arc<Control>,
+        pacer: Option<Pacer>,
+    ) -> Result<(), Stop> {
+        let [old, new] = places.map(Clone::clone);
+        let dirty = relocation.dirty().clone();
+        let control = control.clone();
+        let copied = self.core().block_on(move |core| async move {
+            let channels = [old.open_channel()?, new.open_channel()?];
+            let limits = [old.limits(), new.limits()];
+            let part = limits.iter().map(|limits| u64::from(limits.max_transfer)).fold(PART, u64::min);
+            let part = part - part % u64::from(limits[0].block_size);
+            let copier = Copier {
+                pool: BufferPool::new(DEPTH * PART as usize),
+                old: &*channels[0],
+                new: &*channels[1],
+                part,
+                zeroes: limits[1].max_write_zeroes >= PART,
+            };
+            Ok::<_, block::DeviceError>(copier.copy(&core, &dirty, &control, pacer).await)
+        });
+        copied.map_err(Fault::from)??
+    }
+
+    /// Removes what there is of a copy that does not count. Within a change, or by the move itself.
+    fn remove_copy(&self, uuid: &str, record: &MoveRecord) -> Result<(), Fault> {
+        let to = self.live().pool(&record.to)?;
+        let is_copy = |info: &Info| [uuid, &*record.copy].contains(&&*info.uuid.to_string());
+        to.volumes().iter().filter(|info| is_copy(info)).try_for_each(|info| delete(&to, info))
+    }
+
+    /// The move is done: what it has moved from is free again, and it is forgotten. Within a change.
+    fn free_old_place(&self, uuid: &str, record: &MoveRecord) -> Result<(), Fault> {
+        let from = self.live().pool(&record.from)?;
+        let old = from.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
+        old.map_or(Ok(()), |info| delete(&from, &info))?;
+        self.forget_move(uuid)
+    }
+
+    fn forget_move(&self, uuid: &str) -> Result<(), Fault> {
+        self.commit(|state| drop(state.moves.remove(uuid)))
+    }
+}
+
+/// Deletes a volume that cores may be about to close.
+fn delete(pool: &Pool, info: &Info) -> Result<(), Fault> {
+    let deadline = Instant::now() + CLOSING;
+    loop {
+        match pool.delete_volume(&info.uuid.to_string()) {
+            Err(volume::PoolError::InUse(_)) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            deleted => return Ok(deleted.map(drop)?),
+        }
+    }
+}
+
+struct Copier<'a> {
+    pool: BufferPool,
+    old: &'a dyn Channel,
+    new: &'a dyn Channel,
+    part: u64,
+    zeroes: bool,
+}
+
+impl Copier<'_> {
+    async fn copy(
+        &self,
+        core: &Core,
+        dirty: &Dirty,
+        control: &Control,
+        mut pacer: Option<Pacer>,
+    ) -> Result<(), Stop> {
+        let (mut at, mut pass) = (0, 0u32);
+        loop {
+            let mut chunks: [Option<Range<u64>>; DEPTH] = Default::default();
+            for chunk in &mut chunks {
+                *chunk = dirty.take(at);
+                at = chunk.as_ref().map_or(at, |chunk| chunk.end);
+            }
+            if chunks[0].is_none() {
+                let last = LAST << (pass / PATIENCE).min(32);
+                if dirty.bytes() <= if pacer.is_some() { last } else { 0 } {
+                    return Ok(());
+                }
+                (at, pass) = (0, pass + 1);
+                continue;
+            }
+            let chunks = chunks.iter().flatten();
+            let bytes: u64 = chunks.clone().map(|chunk| chunk.end - chunk.start).sum();
+            if let Some(pacer) = &mut pacer {
+                while let Some(wait) = pacer.begin(control, bytes)? {
+                    core.sleep(wait.as_nanos() as u64).await;
+                }
+            }
+            join_all(chunks.map(|chunk| IoFuture::new(self.copy_chunk(chunk.clone()))))
+                .await
+                .map_err(|error: IoError| Fault::failed(format!("copying: {error}")))?;
+            control.set_left(dirty.bytes());
+        }
+    }
+
+    async fn copy_chunk(&self, chunk: Range<u64>) -> IoResult {
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let len = self.part.min(chunk.end - at);
+            let buffer = self.pool.take(len as usize).await;
+            let (buffer, read) = buffer.transfer(self.old, Op::Read, Flags::NONE, at).await;
+            read?;
+            // A sum that can be computed many bytes at a time.
+            let is_zero = buffer.as_slice().iter().fold(0, |any, byte| any | byte) == 0;
+            match is_zero && self.zeroes {
+                true => self.new.submit(&Request::write_zeroes(len, Flags::NONE), at).await?,
+                false => buffer.transfer(self.new, Op::Write, Flags::NONE, at).await.1?,
+            }
+            at += len;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! What was counted, for plots and metrics.
+
+use super::Engine;
+use api::{Sample, Samples};
+use block::Device;
+use graph::array::wall_ns;
+use layers::stats::{Snapshot, Stats};
+use raid::array::SlotStatus;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Of so many requests of a member one is timed: that costs a member's request a nanosecond or two.
+const EVERY: u32 = 32;
+
+impl Engine {
+    /// What was counted so far.
+    pub fn samples(&self) -> Samples {
+        let volumes = self.snapshots().into_iter().map(|(name, snapshot)| (name, sample(&snapshot, 1)));
+        let live = self.live();
+        let members = live.arrays.iter().flat_map(|(array, running)| {
+            let of_slot = move |slot: SlotStatus| {
+                let (every, snapshot) = self.counted.snapshot(slot.device.as_deref()?)?;
+                Some((format!("{array}/{}", slot.slot), sample(&snapshot, every)))
+            };
+            running.array().slots().into_iter().filter_map(of_slot)
+        });
+        Samples { at_ns: wall_ns(), volumes: volumes.collect(), members: members.collect() }
+    }
+
+    /// The counters of every volume that an export serves, by name.
+    pub fn snapshots(&self) -> Vec<(String, Snapshot)> {
+        let live = self.live();
+        let open = |info: volume::Info| {
+            let open = live.volumes.get(&info.uuid)?.upgrade()?;
+            Some((info.name.to_string(), open.device.snapshot()))
+        };
+        live.all_volumes().filter_map(|(_, info)| open(info)).collect()
+    }
+}
+
+/// Devices that are counted as members, by name.
+#[derive(Default)]
+pub struct Counted(Mutex<HashMap<String, Weak<Stats>>>);
+
+impl Counted {
+    /// A device whose requests are counted from now on.
+    pub fn count(&self, device: Arc<dyn Device>) -> Arc<dyn Device> {
+        let stats = Arc::new(Stats::sampled(device, EVERY));
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|_, stats| stats.strong_count() > 0);
+        known.insert(stats.name().to_owned(), Arc::downgrade(&stats));
+        stats
+    }
+
+    /// What was counted of a device, and of how many requests one was timed.
+    fn snapshot(&self, name: &str) -> Option<(u32, Snapshot)> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stats = known.get(name)?.upgrade()?;
+        drop(known);
+        Some((stats.every(), stats.snapshot()))
+    }
+}
+
+/// Counters of a device of which one request in `every` is timed.
+fn sample(snapshot: &Snapshot, every: u32) -> Sample {
+    use block::Op;
+    let every = u64::from(every);
+    let mut sample = Sample { in_flight: snapshot.in_flight() * every, ..Sample::default() };
+    for op in Op::ALL {
+        let counts = snapshot.of(op);
+        sample.errors += counts.errors * every;
+        let timed = counts.latency_ns.count();
+        let ns = counts.latency_ns.mean() * timed;
+        match op {
+            Op::Read => {
+                sample.reads += counts.completed;
+                sample.bytes_read += counts.bytes;
+                sample.read_ns_sum += ns;
+                sample.reads_timed += timed;
+            }
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                sample.writes += counts.completed;
+                sample.bytes_written += counts.bytes;
+                sample.write_ns_sum += ns;
+                sample.writes_timed += timed;
+            }
+            Op::Flush => {}
+        }
+    }
+    sample
+}

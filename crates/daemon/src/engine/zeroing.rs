@@ -1,0 +1,188 @@
+//! Room that is made to read as zeroes before it is a volume's: on a large one that takes long, and nobody else waits.
+
+use super::work::{Control, LOOK, Pacer, Stop, Users};
+use super::{Engine, Live};
+use crate::fault::{Fault, Kind};
+use api::Job;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+use volume::{Info, Reservation, Uuid};
+
+/// Bytes that are made zeroes between two looks at what is wanted: at least, and at most where a device is quick at that.
+const PART: u64 = 16 << 20;
+const LARGEST_PART: u64 = 1 << 30;
+/// What a part should take about.
+const PART_TIME: Duration = Duration::from_millis(20);
+
+/// Room that is being made ready.
+pub struct Zeroing {
+    kind: &'static str,
+    uuid: Uuid,
+    volume: String,
+    on: String,
+    control: Arc<Control>,
+}
+
+impl Zeroing {
+    /// Ends it: what was made ready is free again.
+    pub fn end(&self) {
+        self.control.end();
+    }
+
+    fn job(&self) -> Job {
+        self.control.job(self.kind, &self.volume, &self.on)
+    }
+}
+
+impl Live {
+    /// What is being made ready, as jobs.
+    pub fn zeroing_jobs(&self) -> impl Iterator<Item = Job> {
+        self.zeroing.iter().map(Zeroing::job)
+    }
+
+    /// What is wanted of the job called `id`.
+    pub fn zeroing_called(&self, id: &str) -> Option<&Arc<Control>> {
+        self.zeroing.iter().find(|zeroing| zeroing.job().id == id).map(|zeroing| &zeroing.control)
+    }
+
+    /// Those who use volumes on any of these bases.
+    pub fn users_of(&self, bases: &[&str]) -> Users {
+        let is_there = |base: &str| bases.contains(&base);
+        let open = |(base, info): (&str, Info)| {
+            let open = self.volumes.get(&info.uuid).filter(|_| is_there(base))?.upgrade()?;
+            Some(open.device.clone())
+        };
+        Users::of(self.all_volumes().filter_map(open))
+    }
+
+    /// What is made ready on a base.
+    pub fn zeroing_about(&self, base: &str) -> Option<String> {
+        let zeroing = self.zeroing.iter().find(|zeroing| zeroing.on == base)?;
+        Some(format!("job {} is at work on it", zeroing.job().id))
+    }
+
+    /// Whether a volume with this name is being made.
+    pub fn is_being_made(&self, name: &str) -> bool {
+        self.zeroing.iter().any(|zeroing| zeroing.volume == name)
+    }
+
+    /// Refuses what cannot be done to a volume that grows.
+    pub fn check_not_growing(&self, volume: &api::Volume) -> Result<(), Fault> {
+        match self.zeroing.iter().find(|zeroing| zeroing.uuid.to_string() == volume.uuid) {
+            Some(zeroing) => {
+                let detail = format!("volume {}: job {} is at work on it", volume.name, zeroing.job().id);
+                Err(Fault::new(Kind::InUse, detail))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Engine {
+    /// Makes room for a volume read as zeroes, in the middle of a change: others are made meanwhile.
+    ///
+    /// # Errors
+    /// When the device fails, or somebody gives the job up.
+    pub(super) fn make_ready<'a, 'b>(
+        &'a self,
+        alone: MutexGuard<'a, ()>,
+        kind: &'static str,
+        (volume, on): (&str, &str),
+        mut room: Reservation<'b>,
+    ) -> Result<(Ready<'a>, Reservation<'b>), Fault> {
+        let control = Arc::new(Control::new(room.left()));
+        self.live_mut().zeroing.push(Zeroing {
+            kind,
+            uuid: room.info().uuid,
+            volume: volume.into(),
+            on: on.into(),
+            control: control.clone(),
+        });
+        // Even if this panics: who ends the daemon waits for it.
+        let listed = Listed { engine: self, control: control.clone() };
+        if self.has_ended() {
+            control.end();
+        }
+        drop(alone);
+        // Little is done before anybody notices.
+        let users = if room.left() > PART { self.live().users_of(&[on]) } else { Users::default() };
+        let cleaned = clean(&mut room, &control, users);
+        let alone = self.change();
+        let why = match cleaned {
+            Ok(()) => return Ok((Ready { _listed: listed, _alone: alone }, room)),
+            Err(Stop::Fault(fault)) => fault,
+            Err(Stop::Cancelled) => {
+                Fault::new(Kind::Stale, format!("volume {volume}: job {volume}.{kind} was given up"))
+            }
+            Err(Stop::Later) => Fault::new(Kind::Unavailable, "the daemon ends"),
+        };
+        drop(room); // before the job is gone
+        self.events.emit("volume", volume, "not made ready", format!("{kind}: {why}"));
+        Err(why)
+    }
+
+    /// Gives such a job up; `false` when this is none.
+    ///
+    /// # Errors
+    /// When it was done already.
+    pub(super) fn cancel_zeroing(&self, job: &Job) -> Result<bool, Fault> {
+        let Some(control) = self.live().zeroing_called(&job.id).cloned() else { return Ok(false) };
+        let volume = job.volume.as_deref().unwrap_or_default();
+        let size = || self.volume(volume).ok().map(|volume| volume.size);
+        let before = size();
+        control.cancel();
+        // Nothing is left of it when this has been answered.
+        while self.live().zeroing_called(&job.id).is_some() {
+            std::thread::sleep(LOOK / 10);
+        }
+        let _alone = self.change();
+        match size() == before {
+            true => Ok(true),
+            false => Err(Fault::new(Kind::Stale, format!("job {}: it was done already", job.id))),
+        }
+    }
+}
+
+fn clean(room: &mut Reservation<'_>, control: &Arc<Control>, users: Users) -> Result<(), Stop> {
+    let mut pacer = Pacer::new(control, users);
+    let wanted = control.clone();
+    let (mut part, mut began) = (PART, Instant::now());
+    let left = room.zero(async move |left| {
+        wanted.set_left(left);
+        part = match began.elapsed() {
+            took if took < PART_TIME => LARGEST_PART.min(2 * part),
+            took if took > 4 * PART_TIME => part / 2,
+            _ => part,
+        };
+        loop {
+            part = part.min(pacer.most_at_once()).max(PART);
+            match pacer.begin(&wanted, part.min(left)) {
+                Ok(None) => break,
+                Ok(Some(wait)) => reactor::current().sleep(wait.as_nanos() as u64).await,
+                Err(_) => return 0, // it is asked again below
+            }
+        }
+        began = Instant::now();
+        part
+    })?;
+    control.set_left(left);
+    if left > 0 { control.check() } else { Ok(()) }
+}
+
+/// Room is ready. Nobody else makes a change, and the job is there, until this is dropped.
+pub struct Ready<'a> {
+    _listed: Listed<'a>,
+    _alone: MutexGuard<'a, ()>,
+}
+
+/// A job is on the list.
+struct Listed<'a> {
+    engine: &'a Engine,
+    control: Arc<Control>,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.engine.live_mut().zeroing.retain(|zeroing| !Arc::ptr_eq(&zeroing.control, &self.control));
+    }
+}

@@ -1,0 +1,283 @@
+//! `freestoned`: the daemon's command line, its signals, and the service manager.
+
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+use daemon::config::{Config, ConfigError};
+use daemon::engine::{Engine, Options};
+use daemon::rest::{Listeners, TcpOptions, UnixOptions};
+use exports::contain_truncation;
+use graph::spec::{CpuList, Value};
+use listenfd::ListenFd;
+use reactor::{CoreConfig, PollWindow};
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+use tracing_subscriber::EnvFilter;
+
+/// Microseconds that a core polls without work before it sleeps, at most.
+const POLL_US: u64 = 50;
+/// What a configuration may take before the API is there. From then on the service manager is asked for more time as often.
+const CONFIG_TIME: Duration = Duration::from_secs(1);
+/// How much more.
+const MORE_TIME: Duration = Duration::from_secs(30);
+/// What --demo is made of.
+const DEMO_MEMBERS: usize = 5;
+const DEMO_MEMBER_BYTES: u64 = 256 << 20;
+
+/// Keeps devices, arrays, volumes and exports, and serves them.
+///
+/// Everything is asked for over its REST API, which the program freestone speaks: freestone volume create, freestone
+/// export show, …
+#[derive(Debug, Parser)]
+#[command(name = "freestoned", version)]
+struct Args {
+    /// Where its state is
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/freestone")]
+    state_dir: PathBuf,
+    /// The Unix socket of its API; whoever may write to it may do everything
+    #[arg(long, value_name = "PATH", default_value = api::DEFAULT_SOCKET, env = api::SOCKET_VARIABLE)]
+    socket: PathBuf,
+    /// Permission bits of the socket, octal
+    #[arg(long, value_name = "MODE", default_value = "660", value_parser = permissions)]
+    socket_permissions: u32,
+    /// The socket's group, by number [default: the daemon's]
+    #[arg(long, value_name = "GID")]
+    socket_group: Option<u32>,
+    /// Where sockets of exports are made that nobody has chosen a place for [default: where --socket is]
+    #[arg(long, value_name = "DIR")]
+    runtime_dir: Option<PathBuf>,
+    /// Serve the API, and the page, over TCP as well
+    #[arg(long, value_name = "ADDR:PORT", requires = "tokens")]
+    listen: Option<SocketAddr>,
+    /// Who may come over TCP: lines ROLE NAME TOKEN, with the roles admin, operator and read-only
+    #[arg(long, value_name = "FILE")]
+    tokens: Option<PathBuf>,
+    /// Has server-cert.pem and server-key.pem, for TLS over TCP; needed but on loopback addresses
+    #[arg(long, value_name = "DIR", requires = "listen")]
+    tls_certificates: Option<PathBuf>,
+    /// Processors to serve from, such as 0,1 or 0-3 [default: one thread, wherever the scheduler puts it]
+    #[arg(long, value_name = "CPUS", value_parser = cpus)]
+    cores: Option<CpuList>,
+    /// Make what this file says that there is to be, and is not there: TOML, as the API has it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Say what --config would do, and end
+    #[arg(long, requires = "config")]
+    plan: bool,
+    /// Try it out: make five files in this directory, an array of them, a volume and exports on loopback addresses
+    #[arg(long, value_name = "DIR", conflicts_with = "config")]
+    demo: Option<PathBuf>,
+    /// Look for members of arrays among the files and block devices of this directory
+    #[arg(long, value_name = "DIR")]
+    scan: Vec<PathBuf>,
+    /// Seconds that missing members are waited for before an array is run without them
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    patience: u64,
+    /// One JSON object a line on standard error
+    #[arg(long)]
+    json: bool,
+    /// What to log on standard error: error, warn, info, debug, trace, off, or a list such as warn,exports=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info,drivers=warn", env = "FREESTONE_LOG")]
+    log: String,
+}
+
+fn permissions(text: &str) -> Result<u32, String> {
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|bits| *bits <= 0o777)
+        .ok_or_else(|| "expected bits such as 660".into())
+}
+
+fn cpus(text: &str) -> Result<CpuList, String> {
+    CpuList::parse(text).ok_or_else(|| format!("expected {}", CpuList::expected()))
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("freestoned: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    start_logs(args)?;
+    contain_truncation()?;
+    let began = Instant::now();
+    let inherited = ListenFd::from_env().take_unix_listener(0)?;
+    let config = config(args)?;
+    let engine = Engine::start(options(args))?;
+    if args.plan {
+        config.plan(&engine).iter().for_each(|step| println!("{step}"));
+        engine.stop(true);
+        return Ok(());
+    }
+    let ended = serve(args, &engine, config, inherited, began);
+    notify(&[NotifyState::Stopping]);
+    tracing::info!("stopping: finishing what is in flight");
+    // A service manager ends a daemon to start another; a person at the keyboard wants it gone.
+    engine.stop(!matches!(ended, Ok(SIGINT)));
+    ended.map(drop)
+}
+
+/// Makes what the configuration wants, and serves the API until a signal ends that; which one.
+fn serve(
+    args: &Args,
+    engine: &Arc<Engine>,
+    config: Config,
+    inherited: Option<UnixListener>,
+    began: Instant,
+) -> Result<i32, Box<dyn Error>> {
+    let unix = UnixOptions {
+        path: args.socket.clone(),
+        permissions: args.socket_permissions,
+        group: args.socket_group,
+    };
+    let tcp = match (args.listen, &args.tokens) {
+        (Some(address), Some(tokens)) => {
+            let (tokens, certificates) = (tokens.clone(), args.tls_certificates.clone());
+            Some(TcpOptions { address, tokens, certificates })
+        }
+        _ => None,
+    };
+    let is_stopping = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In this order: the first signal finds the flag down and raises it, the second finds it up, and ends the process.
+        flag::register_conditional_shutdown(signal, 1, is_stopping.clone())?;
+        flag::register(signal, is_stopping.clone())?;
+    }
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let applied = start_config(config, engine)?;
+    let mut is_there = wait_for(&applied)?;
+    // What takes longer is a job as others are, for which the API has to be there.
+    let listeners = Listeners::start(engine, &unix, inherited, tcp.as_ref())?;
+    while !is_there && !is_stopping.load(Ordering::SeqCst) {
+        is_there = wait_for(&applied)?;
+    }
+    if is_there {
+        let took_ms = began.elapsed().as_millis() as u64;
+        let listen = listeners.address.map(|address| address.to_string());
+        tracing::info!(socket = %args.socket.display(), listen, took_ms, "ready");
+        notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
+        start_watchdog(engine)?;
+    }
+    let last = signals.forever().find(|signal| match *signal {
+        SIGHUP => {
+            engine.look_again();
+            false
+        }
+        _ => true,
+    });
+    Ok(last.unwrap_or(SIGTERM))
+}
+
+/// Makes what there is to be, on a thread of its own.
+fn start_config(
+    config: Config,
+    engine: &Arc<Engine>,
+) -> Result<Receiver<Result<(), ConfigError>>, Box<dyn Error>> {
+    let ((sender, applied), engine) = (channel(), engine.clone());
+    reactor::spawn_thread("configuration", move || sender.send(config.apply(&engine)))?;
+    Ok(applied)
+}
+
+/// Waits for the configuration for a while; whether what it wants is there.
+fn wait_for(applied: &Receiver<Result<(), ConfigError>>) -> Result<bool, Box<dyn Error>> {
+    match applied.recv_timeout(CONFIG_TIME) {
+        Ok(result) => Ok(result.map(|()| true)?),
+        Err(RecvTimeoutError::Timeout) => {
+            let more = NotifyState::ExtendTimeoutUsec(MORE_TIME.as_micros() as u32);
+            notify(&[more, NotifyState::Status("making what the configuration wants")]);
+            Ok(false)
+        }
+        Err(RecvTimeoutError::Disconnected) => Err("the configuration could not be made".into()),
+    }
+}
+
+fn options(args: &Args) -> Options {
+    let poll = PollWindow::up_to(POLL_US * 1000);
+    let core = |cpu: Option<usize>| CoreConfig { cpu, poll, ..CoreConfig::default() };
+    let cores = match &args.cores {
+        Some(CpuList(cpus)) => cpus.iter().map(|cpu| core(Some(*cpu))).collect(),
+        None => vec![core(None)],
+    };
+    let beside = || args.socket.parent().map(PathBuf::from).unwrap_or_default();
+    Options {
+        state_dir: args.state_dir.clone(),
+        runtime_dir: std::path::absolute(args.runtime_dir.clone().unwrap_or_else(beside)).unwrap_or_default(),
+        cores,
+        scan: args.scan.clone(),
+        patience: Duration::from_secs(args.patience),
+        has_array_sockets: true,
+    }
+}
+
+/// What there is to be, whatever there is.
+fn config(args: &Args) -> Result<Config, Box<dyn Error>> {
+    match (&args.config, &args.demo) {
+        (Some(path), _) => Ok(Config::read(path)?),
+        (None, Some(directory)) => {
+            let directory = std::path::absolute(directory)?;
+            std::fs::create_dir_all(&directory)?;
+            for number in 0..DEMO_MEMBERS {
+                let path = directory.join(format!("disk{number}"));
+                let file = std::fs::File::options().write(true).create(true).truncate(false).open(path)?;
+                if file.metadata()?.len() == 0 {
+                    file.set_len(DEMO_MEMBER_BYTES)?;
+                }
+            }
+            let directory = directory.to_str().ok_or("--demo: the directory has a name that is no text")?;
+            Ok(Config::parse(&include_str!("demo.toml").replace("DIR", directory), "--demo".as_ref())?)
+        }
+        (None, None) => Ok(Config::default()),
+    }
+}
+
+fn start_logs(args: &Args) -> Result<(), Box<dyn Error>> {
+    let filter = EnvFilter::builder().parse(&args.log).map_err(|_| {
+        let expected = "error, warn, info, debug, trace or off, or a list such as warn,exports=debug";
+        format!("--log {}: expected {expected}", args.log)
+    })?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match args.json {
+        true => logs.json().flatten_event(true).init(),
+        false => logs.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+    }
+    Ok(())
+}
+
+/// Tells systemd, if it is the one who started us.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
+}
+
+/// Tells systemd's watchdog that the cores answer, as long as they do.
+fn start_watchdog(engine: &Arc<Engine>) -> Result<(), Box<dyn Error>> {
+    let Some(period) = sd_notify::watchdog_enabled() else { return Ok(()) };
+    let engine = Arc::downgrade(engine);
+    reactor::spawn_thread("watchdog", move || {
+        while let Some(engine) = engine.upgrade() {
+            if engine.is_responsive() {
+                notify(&[NotifyState::Watchdog]);
+            }
+            drop(engine);
+            std::thread::sleep(period / 3);
+        }
+    })?;
+    Ok(())
+}

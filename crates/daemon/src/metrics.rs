@@ -1,0 +1,236 @@
+//! Metrics in the text format of Prometheus (exposition format 0.0.4). All begin with `freestone_`; `docs/metrics.md` lists
+//! them.
+
+use crate::engine::Engine;
+use api::{ArrayState, ExportState};
+use block::Op;
+use layers::stats::Histogram;
+use std::fmt::Write;
+
+/// Upper ends of the buckets of latency histograms, in microseconds.
+const BUCKETS_US: [u64; 16] = [
+    10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
+];
+
+/// Everything that is measured now.
+pub fn text(engine: &Engine) -> String {
+    let mut page = Page::default();
+    system(&mut page, engine);
+    volumes(&mut page, engine);
+    exports(&mut page, engine);
+    arrays(&mut page, engine);
+    page.0
+}
+
+/// Metrics so far.
+#[derive(Default)]
+struct Page(String);
+
+impl Page {
+    fn begin(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP freestone_{name} {help}\n# TYPE freestone_{name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let _ = write!(self.0, "freestone_{name}");
+        for (place, (label, text)) in labels.iter().enumerate() {
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{text}\"", if place == 0 { '{' } else { ',' });
+        }
+        let end = if labels.is_empty() { "" } else { "}" };
+        let _ = writeln!(self.0, "{end} {value}");
+    }
+
+    fn histogram(&mut self, name: &str, labels: &[(&str, &str)], histogram: &Histogram) {
+        let bounds = BUCKETS_US.map(|us| us * 1000);
+        let mut counts = [0; BUCKETS_US.len()];
+        for (value, count) in histogram.iter() {
+            if let Some(place) = bounds.iter().position(|bound| value <= *bound) {
+                counts[place] += count;
+            }
+        }
+        let mut below = 0;
+        for (us, count) in BUCKETS_US.into_iter().zip(counts) {
+            below += count;
+            let bound = (us as f64 / 1e6).to_string();
+            self.sample(&format!("{name}_bucket"), &[labels, &[("le", &*bound)]].concat(), below);
+        }
+        self.sample(&format!("{name}_bucket"), &[labels, &[("le", "+Inf")]].concat(), histogram.count());
+        let sum = histogram.mean() as f64 * histogram.count() as f64 / 1e9;
+        self.sample(&format!("{name}_sum"), labels, sum);
+        self.sample(&format!("{name}_count"), labels, histogram.count());
+    }
+}
+
+fn system(page: &mut Page, engine: &Engine) {
+    let system = engine.system();
+    page.begin("build_info", "gauge", "The daemon's version.");
+    page.sample("build_info", &[("version", &system.version)], 1);
+    page.begin("start_time_seconds", "gauge", "When the daemon was started, in seconds since 1970.");
+    page.sample("start_time_seconds", &[], system.started_ns as f64 / 1e9);
+    page.begin("state_generation", "counter", "Changes of the daemon's state.");
+    page.sample("state_generation", &[], system.generation);
+    page.begin("core_cpu_seconds_total", "counter", "Processor time of each core: serving and polling.");
+    for (core, seconds) in core_seconds() {
+        page.sample("core_cpu_seconds_total", &[("core", &core)], seconds);
+    }
+    page.begin(
+        "core_poll_seconds_total",
+        "counter",
+        "Time that each core has polled for work and found none.",
+    );
+    for (core, ns) in engine.polled_ns().into_iter().enumerate() {
+        page.sample("core_poll_seconds_total", &[("core", &core.to_string())], ns as f64 / 1e9);
+    }
+}
+
+/// Processor time of the threads called `core-N`, which the kernel counts.
+fn core_seconds() -> Vec<(String, f64)> {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let of_task = |task: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        let core = name.trim().strip_prefix("core-")?.to_owned();
+        let times = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let on_cpu_ns: u64 = times.split(' ').next()?.parse().ok()?;
+        Some((core, on_cpu_ns as f64 / 1e9))
+    };
+    let mut cores: Vec<(String, f64)> = tasks.filter_map(|task| of_task(task.ok()?)).collect();
+    cores.sort_by(|one, other| one.0.cmp(&other.0));
+    cores
+}
+
+fn volumes(page: &mut Page, engine: &Engine) {
+    page.begin("volume_size_bytes", "gauge", "Size of a volume.");
+    for volume in engine.volumes() {
+        page.sample("volume_size_bytes", &[("volume", &volume.name), ("on", &volume.on)], volume.size);
+    }
+    let snapshots = engine.snapshots();
+    let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&layers::stats::OpSnapshot) -> u64| {
+        page.begin(name, kind, help);
+        for (volume, snapshot) in &snapshots {
+            for op in Op::ALL {
+                page.sample(name, &[("volume", volume), ("op", op.name())], value(snapshot.of(op)));
+            }
+        }
+    };
+    each("volume_requests_total", "counter", "Requests that have ended.", &|op| op.completed);
+    each("volume_bytes_total", "counter", "Bytes of requests that ended well.", &|op| op.bytes);
+    each("volume_errors_total", "counter", "Requests that ended with an error.", &|op| op.errors);
+    page.begin("volume_in_flight", "gauge", "Requests that are on their way.");
+    for (volume, snapshot) in &snapshots {
+        page.sample("volume_in_flight", &[("volume", volume)], snapshot.in_flight());
+    }
+    page.begin(
+        "volume_latency_seconds",
+        "histogram",
+        "From submission to completion, waiting for limits included.",
+    );
+    for (volume, snapshot) in &snapshots {
+        for op in Op::ALL {
+            let histogram = &snapshot.of(op).latency_ns;
+            if histogram.count() > 0 {
+                page.histogram("volume_latency_seconds", &[("volume", volume), ("op", op.name())], histogram);
+            }
+        }
+    }
+}
+
+fn exports(page: &mut Page, engine: &Engine) {
+    let exports = engine.exports();
+    page.begin("export_up", "gauge", "Whether an export is served.");
+    for export in &exports {
+        let is_up = u8::from(export.state == ExportState::Active);
+        page.sample("export_up", &[("export", &export.name), ("kind", &export.kind)], is_up);
+    }
+    let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&api::Traffic) -> u64| {
+        page.begin(name, kind, help);
+        for export in &exports {
+            if let Some(traffic) = &export.traffic {
+                page.sample(name, &[("export", &export.name), ("kind", &export.kind)], value(traffic));
+            }
+        }
+    };
+    each("export_clients", "gauge", "Clients that are connected.", &|traffic| traffic.clients);
+    each("export_connections_total", "counter", "Clients that have connected.", &|traffic| {
+        traffic.connections
+    });
+    each("export_reads_total", "counter", "Reads that have ended.", &|traffic| traffic.reads);
+    each("export_writes_total", "counter", "Writes that have ended.", &|traffic| traffic.writes);
+    each("export_read_bytes_total", "counter", "Bytes that clients have read.", &|traffic| {
+        traffic.bytes_read
+    });
+    each("export_written_bytes_total", "counter", "Bytes that clients have written.", &|traffic| {
+        traffic.bytes_written
+    });
+    each("export_errors_total", "counter", "Requests that were answered with an error.", &|traffic| {
+        traffic.failed
+    });
+}
+
+fn arrays(page: &mut Page, engine: &Engine) {
+    let arrays = engine.arrays();
+    page.begin("array_state", "gauge", "1 for the state that an array is in.");
+    for array in &arrays {
+        let states = [ArrayState::Optimal, ArrayState::Degraded, ArrayState::Failed, ArrayState::Offline];
+        for state in states {
+            let is_it = u8::from(array.state == state);
+            page.sample("array_state", &[("array", &array.name), ("state", state.name())], is_it);
+        }
+    }
+    page.begin("array_members", "gauge", "Members of an array by state.");
+    for array in &arrays {
+        for state in ["live", "rebuilding", "failing", "missing"] {
+            let count = array.members.iter().filter(|member| member.state == state).count();
+            page.sample("array_members", &[("array", &array.name), ("state", state)], count);
+        }
+    }
+    page.begin("array_spares", "gauge", "Devices that wait for a member to fail.");
+    arrays
+        .iter()
+        .for_each(|array| page.sample("array_spares", &[("array", &array.name)], array.spares.len()));
+    page.begin("array_capacity_bytes", "gauge", "Bytes that an array holds.");
+    arrays
+        .iter()
+        .for_each(|array| page.sample("array_capacity_bytes", &[("array", &array.name)], array.capacity));
+    page.begin("array_free_bytes", "gauge", "Bytes that new volumes can have.");
+    for array in &arrays {
+        array.free.iter().for_each(|free| page.sample("array_free_bytes", &[("array", &array.name)], free));
+    }
+    page.begin("array_mismatched_rows", "gauge", "Rows that did not fit in the last scrub.");
+    for array in &arrays {
+        let rows = array.scrub.as_ref().map(|scrub| scrub.mismatched_rows);
+        rows.iter().for_each(|rows| page.sample("array_mismatched_rows", &[("array", &array.name)], rows));
+    }
+    let jobs = engine.jobs();
+    let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Job) -> u64| {
+        page.begin(name, "gauge", help);
+        for job in &jobs {
+            page.sample(name, &[("array", &job.array), ("kind", &job.kind), ("job", &job.id)], value(job));
+        }
+    };
+    each("job_done_bytes", "Bytes of a member that a job has done.", &|job| job.done_bytes);
+    each("job_total_bytes", "Bytes of a member that a job has to do.", &|job| job.total_bytes);
+    each("job_rate_bytes", "Bytes of a member that a job does in a second.", &|job| job.bytes_per_s);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_quoted_and_buckets_add_up() {
+        let mut page = Page::default();
+        page.sample("x", &[("a", "q\"\\\n")], 1);
+        assert_eq!(page.0, "freestone_x{a=\"q\\\"\\\\\\n\"} 1\n");
+        let mut histogram = Histogram::default();
+        [5_000, 15_000, 15_000, 3_000_000_000].iter().for_each(|ns| histogram.record(*ns));
+        let mut page = Page::default();
+        page.histogram("y", &[("v", "a")], &histogram);
+        let value = |le: &str| {
+            let line = page.0.lines().find(|line| line.contains(&format!("le=\"{le}\""))).unwrap();
+            line.rsplit(' ').next().unwrap().to_owned()
+        };
+        assert_eq!([value("0.00001"), value("0.00002"), value("1"), value("+Inf")], ["1", "3", "3", "4"]);
+        assert!(page.0.ends_with("freestone_y_count{v=\"a\"} 4\n"));
+    }
+}

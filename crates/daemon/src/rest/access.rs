@@ -1,0 +1,262 @@
+//! Who may ask for what, and the log of who did.
+//!
+//! Whoever may open the Unix socket may do everything: that is for its permission bits to say. Over TCP each request
+//! carries a token, whose role says what it may do. Every request that is to change something is logged, whether it was
+//! carried out or not.
+
+use super::answer::Failure;
+use super::page;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::header::AUTHORIZATION;
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::serve::IncomingStream;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use subtle::ConstantTimeEq;
+use tokio::net::UnixListener;
+
+/// The shortest token: 128 bits in hexadecimal digits are 32.
+const MIN_TOKEN: usize = 24;
+
+/// What somebody may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Look at everything.
+    ReadOnly,
+    /// Everything but what data could be lost by: no array, device or volume is deleted, no disk is taken.
+    Operator,
+    /// Everything.
+    Admin,
+}
+
+impl Role {
+    /// Every role.
+    pub const ALL: [Role; 3] = [Role::ReadOnly, Role::Operator, Role::Admin];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::ReadOnly => "read-only",
+            Role::Operator => "operator",
+            Role::Admin => "admin",
+        }
+    }
+
+    /// The role that it takes to do this.
+    fn needed(method: &Method, path: &str) -> Role {
+        let is_about = |what: &str| path.starts_with(&format!("/v1/{what}"));
+        match *method {
+            Method::GET | Method::HEAD | Method::OPTIONS => Role::ReadOnly,
+            Method::DELETE if ["exports/", "groups/", "jobs/"].into_iter().any(is_about) => Role::Operator,
+            Method::DELETE => Role::Admin,
+            Method::POST if path == "/v1/arrays" || path == "/v1/devices" => Role::Admin,
+            Method::POST | Method::PATCH | Method::PUT => Role::Operator,
+            _ => Role::Admin,
+        }
+    }
+}
+
+/// Who asks.
+#[derive(Clone, Debug)]
+struct Caller {
+    who: Arc<str>,
+    role: Role,
+}
+
+/// Tokens and what they are for.
+#[derive(Clone, Debug)]
+pub struct Tokens(Arc<[Token]>);
+
+struct Token {
+    role: Role,
+    name: String,
+    secret: String,
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.role.name(), self.name)
+    }
+}
+
+/// Why there are no tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum TokensError {
+    /// The file cannot be read.
+    #[error("tokens {}: {error}", .0.display(), error = .1)]
+    Io(PathBuf, io::Error),
+    /// Others may read it.
+    #[error("tokens {}: others may read it (mode {:o}): want 600", .0.display(), .1 & 0o777)]
+    Open(PathBuf, u32),
+    /// A line is none.
+    #[error("tokens {}: line {}: {}", .0.display(), .1, .2)]
+    Line(PathBuf, usize, String),
+}
+
+impl Tokens {
+    /// Reads lines `ROLE NAME TOKEN`; empty lines and those that begin with `#` are passed over.
+    ///
+    /// # Errors
+    /// When the file cannot be read, others may read it, or a line makes no sense.
+    pub fn read(path: &Path) -> Result<Tokens, TokensError> {
+        let failed = |error| TokensError::Io(path.into(), error);
+        let mode = std::fs::metadata(path).map_err(failed)?.mode();
+        if mode & 0o007 != 0 {
+            return Err(TokensError::Open(path.into(), mode));
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let mut tokens: Vec<Token> = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let refuse = |fault: String| TokensError::Line(path.into(), number + 1, fault);
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [] => {}
+                [first, ..] if first.starts_with('#') => {}
+                [role, name, secret] => {
+                    let role = Role::ALL.into_iter().find(|known| known.name() == role).ok_or_else(|| {
+                        let known = Role::ALL.map(Role::name).join(", ");
+                        refuse(format!("role {role:?}: expected {known}"))
+                    })?;
+                    if secret.len() < MIN_TOKEN {
+                        return Err(refuse(format!(
+                            "the token of {name}: want {MIN_TOKEN} characters at least"
+                        )));
+                    }
+                    tokens.push(Token { role, name: name.into(), secret: secret.into() });
+                }
+                _ => return Err(refuse("want ROLE NAME TOKEN".into())),
+            }
+        }
+        match tokens.is_empty() {
+            true => Err(TokensError::Line(path.into(), 1, "there is no token".into())),
+            false => Ok(Tokens(tokens.into())),
+        }
+    }
+
+    fn find(&self, secret: &str) -> Option<&Token> {
+        // All are compared, whichever it is.
+        self.0.iter().fold(None, |found, token| {
+            let is_it = token.secret.as_bytes().ct_eq(secret.as_bytes()).into();
+            if is_it { Some(token) } else { found }
+        })
+    }
+}
+
+/// Who is at the other end of a Unix socket.
+#[derive(Clone, Debug)]
+pub struct Peer(Option<(u32, Option<i32>)>);
+
+impl axum::extract::connect_info::Connected<IncomingStream<'_, UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Peer {
+        Peer(stream.io().peer_cred().ok().map(|peer| (peer.uid(), peer.pid())))
+    }
+}
+
+/// Whoever comes over the Unix socket.
+pub async fn over_unix(ConnectInfo(peer): ConnectInfo<Peer>, mut request: Request, next: Next) -> Response {
+    let who = match peer.0 {
+        Some((uid, Some(pid))) => format!("user {uid}, process {pid}"),
+        Some((uid, None)) => format!("user {uid}"),
+        None => "somebody on this host".into(),
+    };
+    request.extensions_mut().insert(Caller { who: who.into(), role: Role::Admin });
+    next.run(request).await
+}
+
+/// Whoever comes over TCP, and shows a token.
+pub async fn over_tcp(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
+    if page::has(request.uri().path()) {
+        return next.run(request).await;
+    }
+    let bearer =
+        request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    match bearer.and_then(|secret| tokens.find(secret.trim())) {
+        Some(token) => {
+            let caller = Caller { who: format!("token {}", token.name).into(), role: token.role };
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        None => {
+            let detail =
+                if bearer.is_some() { "nobody has this token" } else { "want Authorization: Bearer TOKEN" };
+            let failure = Failure::new(StatusCode::UNAUTHORIZED, "unauthorized", "Who are you?", detail);
+            ([("www-authenticate", "Bearer")], failure).into_response()
+        }
+    }
+}
+
+/// Lets those through who may do what they ask for, and logs what was to change something.
+pub async fn judge(request: Request, next: Next) -> Response {
+    let caller = request.extensions().get::<Caller>().cloned();
+    // Nobody comes here without: a listener that forgets to say who it is lets nobody do anything.
+    let caller = caller.unwrap_or(Caller { who: "somebody".into(), role: Role::ReadOnly });
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let needed = Role::needed(&method, &path);
+    if needed == Role::ReadOnly {
+        return next.run(request).await;
+    }
+    let response = if caller.role >= needed {
+        next.run(request).await
+    } else {
+        let detail =
+            format!("{} has the role {}, and this takes {}", caller.who, caller.role.name(), needed.name());
+        Failure::new(StatusCode::FORBIDDEN, "forbidden", "This role may not do that", detail).into_response()
+    };
+    let status = response.status().as_u16();
+    tracing::info!(target: "audit", who = %caller.who, role = caller.role.name(), %method, path, status, "asked for");
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn roles_end_where_data_could_be_lost() {
+        use Role::{Admin, Operator, ReadOnly};
+        let cases = [
+            (Method::GET, "/v1/volumes", ReadOnly),
+            (Method::GET, "/metrics", ReadOnly),
+            (Method::POST, "/v1/volumes", Operator),
+            (Method::PATCH, "/v1/volumes/v", Operator),
+            (Method::POST, "/v1/arrays/data/actions", Operator),
+            (Method::DELETE, "/v1/exports/vm1", Operator),
+            (Method::DELETE, "/v1/volumes/v", Admin),
+            (Method::DELETE, "/v1/arrays/data", Admin),
+            (Method::POST, "/v1/arrays", Admin),
+            (Method::POST, "/v1/devices", Admin),
+            (Method::TRACE, "/v1/volumes", Admin),
+        ];
+        for (method, path, role) in cases {
+            assert_eq!(Role::needed(&method, path), role, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_read_from_a_file_that_is_nobody_elses() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let write = |text: &str, mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Tokens::read(&path)
+        };
+        let (long, other) = ("0123456789abcdef01234567", "fedcba9876543210fedcba98");
+        let tokens = write(&format!("# who\n\nadmin me {long}\nread-only page {other}\n"), 0o600).unwrap();
+        assert_eq!(tokens.find(long).map(|token| (token.role, &*token.name)), Some((Role::Admin, "me")));
+        assert_eq!(tokens.find(other).map(|token| token.role), Some(Role::ReadOnly));
+        assert!(tokens.find("").is_none() && tokens.find(&long[1..]).is_none());
+        assert!(!format!("{tokens:?}").contains(long));
+        let refusal = |text: &str, mode| write(text, mode).unwrap_err().to_string();
+        assert!(refusal(&format!("admin me {long}"), 0o604).contains("others may read it (mode 604)"));
+        assert!(refusal("admin me short", 0o600).contains("line 1: the token of me: want 24 characters"));
+        assert!(refusal(&format!("\nroot me {long}"), 0o600).contains("line 2: role \"root\""));
+        assert!(refusal("", 0o600).contains("there is no token"));
+        assert!(refusal(long, 0o600).contains("want ROLE NAME TOKEN"));
+    }
+}

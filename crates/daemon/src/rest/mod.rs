@@ -1,0 +1,153 @@
+//! The REST API: who may ask, what was meant, and what is answered. What is done stands in [`crate::engine`].
+//!
+//! Handlers are thin: each calls one function of the engine, on a thread that may wait.
+
+mod access;
+mod answer;
+mod arrays;
+mod devices;
+mod exports;
+mod idempotency;
+mod jobs;
+mod listen;
+mod page;
+mod request;
+mod system;
+mod volumes;
+
+pub use access::{Role, Tokens, TokensError};
+pub use listen::{ListenError, Listeners, TcpOptions, UnixOptions};
+
+use crate::engine::Engine;
+use crate::fault::Fault;
+use answer::{Answer, Failure};
+use api::Job;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use request::Prefer;
+use std::sync::Arc;
+use std::time::Duration;
+use utoipa::OpenApi;
+use utoipa::openapi::OpenApi as Document;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Longest body of a request: a name and a path for each of 256 members.
+const MAX_BODY: usize = 1 << 20;
+
+/// What handlers have.
+#[derive(Clone)]
+struct Context {
+    engine: Arc<Engine>,
+    /// The document, as it is sent.
+    document: Arc<str>,
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "freestoned",
+        description = "Devices, arrays, volumes and exports of a Freestone daemon. Over TCP each request carries a \
+                       token (`Authorization: Bearer …`), whose role says what it may do. A POST with an \
+                       `Idempotency-Key` is carried out once; a change with `If-Match` only if nobody else made one.",
+        license(name = "MIT OR Apache-2.0")
+    ),
+    tags(
+        (name = "devices", description = "Files, drives and network storage that volumes are on"),
+        (name = "arrays", description = "RAID arrays and their members"),
+        (name = "volumes", description = "Volumes, and groups that share limits"),
+        (name = "exports", description = "What clients attach to"),
+        (name = "jobs", description = "Work that takes long"),
+        (name = "system", description = "The daemon itself, what has happened, what was counted")
+    )
+)]
+struct Api;
+
+fn api() -> OpenApiRouter<Context> {
+    OpenApiRouter::with_openapi(Api::openapi())
+        .routes(routes!(devices::list, devices::create))
+        .routes(routes!(devices::show, devices::delete))
+        .routes(routes!(arrays::list, arrays::create))
+        .routes(routes!(arrays::show, arrays::delete))
+        .routes(routes!(arrays::members))
+        .routes(routes!(arrays::act))
+        .routes(routes!(volumes::list, volumes::create))
+        .routes(routes!(volumes::show, volumes::change, volumes::delete))
+        .routes(routes!(volumes::relocate))
+        .routes(routes!(volumes::list_groups))
+        .routes(routes!(volumes::set_group, volumes::delete_group))
+        .routes(routes!(exports::list, exports::create))
+        .routes(routes!(exports::show, exports::change, exports::delete))
+        .routes(routes!(exports::attach))
+        .routes(routes!(jobs::list))
+        .routes(routes!(jobs::show, jobs::change, jobs::cancel))
+        .routes(routes!(system::show))
+        .routes(routes!(system::events))
+        .routes(routes!(system::stream))
+        .routes(routes!(system::samples))
+}
+
+/// The OpenAPI document of the API.
+pub fn document() -> Document {
+    api().into_openapi()
+}
+
+/// Everything that the daemon answers, for whoever the listener has let in.
+fn router(engine: Arc<Engine>) -> Router {
+    let (router, document) = api().split_for_parts();
+    let document = document.to_pretty_json().expect("plain data");
+    let context = Context { engine, document: document.into() };
+    router
+        .route("/v1/openapi.json", axum::routing::get(system::document))
+        .route("/", axum::routing::get(page::index))
+        .route("/web/{name}", axum::routing::get(page::part))
+        .route("/metrics", axum::routing::get(system::metrics))
+        .fallback(answer::no_such_path)
+        .method_not_allowed_fallback(answer::no_such_method)
+        .layer(axum::middleware::from_fn_with_state(idempotency::Keys::default(), idempotency::once))
+        .layer(axum::middleware::from_fn(access::judge))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(context)
+}
+
+/// How long who prefers a job waits for something to be done, before there is one.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Has the engine do something that may take long, and be a `job` meanwhile: then that is the answer for who prefers it.
+async fn run_long<T: Send + 'static>(
+    context: Context,
+    prefer: Prefer,
+    status: StatusCode,
+    work: impl FnOnce(&Engine) -> Result<T, Fault> + Send + 'static,
+    job: impl Fn(&Engine) -> Result<Job, Fault> + Clone + Send + 'static,
+) -> Result<Answer<T>, Failure> {
+    let done = |made: Result<T, Failure>| made.map(|made| Answer::Done(status, made));
+    if !prefer.is_async {
+        return done(run(context, work).await);
+    }
+    let mut work = std::pin::pin!(run(context.clone(), work));
+    loop {
+        if let Ok(result) = tokio::time::timeout(PATIENCE, &mut work).await {
+            return done(result);
+        }
+        // It is no job while it waits for others. If it is one, it goes on without us.
+        if let Ok(job) = run(context.clone(), job.clone()).await {
+            return Ok(Answer::Job(job));
+        }
+    }
+}
+
+/// Has the engine do something, on a thread that may wait.
+async fn run<T: Send + 'static>(
+    context: Context,
+    work: impl FnOnce(&Engine) -> Result<T, Fault> + Send + 'static,
+) -> Result<T, Failure> {
+    match tokio::task::spawn_blocking(move || work(&context.engine)).await {
+        Ok(result) => result.map_err(Failure::from),
+        Err(error) => {
+            tracing::error!(%error, "a request was not carried out");
+            Err(Failure::from(Fault::failed("a defect of the daemon; its log says more")))
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The page: files that are part of the program. They are for anybody; what they show takes a token.
+
+use super::answer::Failure;
+use crate::fault::Fault;
+use axum::extract::Path;
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::response::IntoResponse;
+use include_dir::{Dir, include_dir};
+
+static FILES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/web");
+
+/// Nothing comes from elsewhere, and nothing but our files is run.
+const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Whether a path is one of the page's.
+pub fn has(path: &str) -> bool {
+    path == "/" || path.starts_with("/web/")
+}
+
+/// The page.
+pub async fn index() -> Result<impl IntoResponse, Failure> {
+    file("index.html")
+}
+
+/// What it is made of.
+pub async fn part(Path(name): Path<String>) -> Result<impl IntoResponse, Failure> {
+    file(&name)
+}
+
+fn file(name: &str) -> Result<impl IntoResponse + use<>, Failure> {
+    let file = FILES
+        .get_file(name)
+        .ok_or_else(|| Failure::from(Fault::not_found("path", &format!("/web/{name}"))))?;
+    let kind = match name.rsplit_once('.').map(|(_, ending)| ending) {
+        Some("html") => "text/html; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "application/octet-stream",
+    };
+    let headers = [
+        (CONTENT_TYPE, kind),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // A daemon that was upgraded has another page.
+        (CACHE_CONTROL, "no-cache"),
+    ];
+    Ok((headers, file.contents()))
+}

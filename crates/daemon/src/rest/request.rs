@@ -1,0 +1,157 @@
+//! What requests bring: bodies, names, tags; what is wrong with them is said as a problem.
+
+use super::answer::{Failure, Resource, tag};
+use crate::fault::{Fault, Kind};
+use axum::Json;
+use axum::body::{BodyDataStream, Bytes, HttpBody};
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::StatusCode;
+use axum::http::header::{EXPECT, IF_MATCH};
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::Response;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio_stream::{Stream, StreamExt};
+
+/// How much of a refused body is read and thrown away, in bytes.
+const MAX_UNHEARD: usize = 16 << 20;
+
+/// For how long.
+const UNHEARD_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The body of a request, for whoever handles it and for [`hear_out`] after that.
+#[derive(Clone)]
+struct SharedBody(Arc<Mutex<BodyDataStream>>);
+
+impl Stream for SharedBody {
+    type Item = Result<Bytes, axum::Error>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Pin::new(&mut *body).poll_next(context)
+    }
+}
+
+/// Reads what a handler left of a body before its answer is sent.
+///
+/// Many clients write all they have before they read: on a connection that closes meanwhile they would see a broken
+/// pipe, not why they were refused. Who waits to be asked (`Expect: 100-continue`) is not.
+pub async fn hear_out(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    if body.is_end_stream() || parts.headers.contains_key(EXPECT) {
+        return next.run(Request::from_parts(parts, body)).await;
+    }
+    let mut rest = SharedBody(Arc::new(Mutex::new(body.into_data_stream())));
+    let body = axum::body::Body::from_stream(rest.clone());
+    let answer = next.run(Request::from_parts(parts, body)).await;
+    let unheard = async {
+        let mut bytes = 0;
+        while let Some(Ok(part)) = rest.next().await
+            && bytes < MAX_UNHEARD
+        {
+            bytes += part.len();
+        }
+    };
+    let _ = tokio::time::timeout(UNHEARD_TIMEOUT, unheard).await;
+    answer
+}
+
+/// A body in JSON: an object.
+pub struct Body<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Failure> {
+        let Json(body) = Json::<Value>::from_request(request, state).await?;
+        let refuse = |detail: String| malformed(StatusCode::UNPROCESSABLE_ENTITY, detail);
+        // Serde would take a list of values for a structure.
+        if !body.is_object() {
+            return Err(refuse("the body is no object".into()));
+        }
+        serde_json::from_value(body).map(Body).map_err(|error| refuse(error.to_string()))
+    }
+}
+
+/// Names in a path.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Path), rejection(Failure))]
+pub struct Path<T>(pub T);
+
+/// What stands behind the question mark.
+#[derive(FromRequestParts)]
+#[from_request(via(axum::extract::Query), rejection(Failure))]
+pub struct Query<T>(pub T);
+
+impl From<JsonRejection> for Failure {
+    fn from(rejection: JsonRejection) -> Failure {
+        malformed(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Failure {
+    fn from(rejection: PathRejection) -> Failure {
+        malformed(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for Failure {
+    fn from(rejection: QueryRejection) -> Failure {
+        malformed(rejection.status(), rejection.body_text())
+    }
+}
+
+fn malformed(status: StatusCode, detail: String) -> Failure {
+    Failure::new(status, "malformed", "This is no such request", detail)
+}
+
+/// The tag that a resource has to have, if one was said.
+pub struct IfMatch(Option<String>);
+
+impl<S: Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<IfMatch, Failure> {
+        let Some(value) = parts.headers.get(IF_MATCH) else { return Ok(IfMatch(None)) };
+        let text =
+            value.to_str().map_err(|_| malformed(StatusCode::BAD_REQUEST, "If-Match: no tag".into()))?;
+        Ok(IfMatch(Some(text.to_owned())))
+    }
+}
+
+/// Whether the caller takes a job for an answer (`Prefer: respond-async`, RFC 7240).
+pub struct Prefer {
+    pub is_async: bool,
+}
+
+impl<S: Sync> FromRequestParts<S> for Prefer {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Prefer, Infallible> {
+        let lines = parts.headers.get_all("prefer").into_iter().filter_map(|line| line.to_str().ok());
+        let is_async = lines.flat_map(|line| line.split(',')).any(|word| word.trim() == "respond-async");
+        Ok(Prefer { is_async })
+    }
+}
+
+impl IfMatch {
+    /// Whether the resource is as the caller knows it.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn check(&self, resource: &impl Resource) -> Result<(), Fault> {
+        let Some(wanted) = &self.0 else { return Ok(()) };
+        let found = tag(resource);
+        match wanted.split(',').map(str::trim).any(|tag| tag == "*" || tag == found) {
+            true => Ok(()),
+            false => Err(Fault::new(Kind::Stale, format!("its tag is {found}, not {wanted}"))),
+        }
+    }
+}

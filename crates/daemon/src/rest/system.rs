@@ -1,0 +1,85 @@
+//! The daemon itself: what it is, what has happened, what was counted.
+
+use super::answer::Failure;
+use super::request::Query;
+use super::{Context, run};
+use api::{Event, Problem, Samples, System};
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::response::sse::{self, KeepAlive, Sse};
+use serde::Deserialize;
+use std::convert::Infallible;
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::{Stream, StreamExt};
+use utoipa::IntoParams;
+
+/// The daemon.
+#[utoipa::path(get, path = "/v1/system", tag = "system", responses((status = 200, body = System)))]
+pub async fn show(State(context): State<Context>) -> Result<Json<System>, Failure> {
+    run(context, |engine| Ok(engine.system())).await.map(Json)
+}
+
+/// Which events.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct After {
+    /// Those after the one with this id.
+    #[serde(default)]
+    after: u64,
+}
+
+/// What has happened.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "system", params(After),
+    responses((status = 200, body = Vec<Event>), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn events(
+    State(context): State<Context>,
+    Query(After { after }): Query<After>,
+) -> Json<Vec<Event>> {
+    Json(context.engine.events().listen(after).0)
+}
+
+/// What happens, as server-sent events: each has the event's id, and the event as its data. `Last-Event-ID` says where to
+/// go on.
+#[utoipa::path(
+    get, path = "/v1/events/stream", tag = "system", params(After),
+    responses((status = 200, body = String, content_type = "text/event-stream"))
+)]
+pub async fn stream(
+    State(context): State<Context>,
+    Query(After { after }): Query<After>,
+    headers: HeaderMap,
+) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
+    let (missed, next) = context.engine.events().listen(last.unwrap_or(after));
+    // Who is too slow misses some: the ids tell.
+    let next = BroadcastStream::new(next).filter_map(Result::ok);
+    let all = tokio_stream::iter(missed).chain(next);
+    let message = |event: Event| {
+        let data = serde_json::to_string(&event).expect("plain data");
+        Ok(sse::Event::default().id(event.id.to_string()).data(data))
+    };
+    Sse::new(all.map(message)).keep_alive(KeepAlive::default())
+}
+
+/// What was counted up to now, by volume.
+#[utoipa::path(get, path = "/v1/samples", tag = "system", responses((status = 200, body = Samples)))]
+pub async fn samples(State(context): State<Context>) -> Result<Json<Samples>, Failure> {
+    run(context, |engine| Ok(engine.samples())).await.map(Json)
+}
+
+/// The OpenAPI document.
+pub async fn document(State(context): State<Context>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], context.document.to_string())
+}
+
+/// Metrics in the format of Prometheus.
+pub async fn metrics(State(context): State<Context>) -> Result<impl IntoResponse, Failure> {
+    let text = run(context, |engine| Ok(crate::metrics::text(engine))).await?;
+    Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+}

@@ -1,0 +1,137 @@
+//! Volumes and groups.
+
+use super::answer::{Answer, Failure, Tagged};
+use super::request::{Body, IfMatch, Path, Prefer};
+use super::{Context, run, run_long};
+use crate::engine::Engine;
+use api::{Group, Job, NewPlace, NewVolume, Problem, Qos, Volume, VolumeChange};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+/// Every volume.
+#[utoipa::path(get, path = "/v1/volumes", tag = "volumes", responses((status = 200, body = Vec<Volume>)))]
+pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Volume>>, Failure> {
+    run(context, |engine| Ok(engine.volumes())).await.map(Json)
+}
+
+/// Make a volume. It reads as zeroes, and is there when this has been answered; or, if that is a job, when the job has ended.
+#[utoipa::path(
+    post, path = "/v1/volumes", tag = "volumes", request_body = NewVolume,
+    params(("Prefer" = Option<String>, Header, description = "`respond-async`: what takes long is answered with its job")),
+    responses(
+        (status = 201, body = Volume), (status = 202, body = Job),
+        (status = "default", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub async fn create(
+    State(context): State<Context>,
+    prefer: Prefer,
+    Body(new): Body<NewVolume>,
+) -> Result<Answer<Volume>, Failure> {
+    let id = format!("{}.create", new.name);
+    let job = move |engine: &Engine| engine.job(&id);
+    run_long(context, prefer, StatusCode::CREATED, move |engine| engine.create_volume(&new), job).await
+}
+
+/// A volume.
+#[utoipa::path(
+    get, path = "/v1/volumes/{name}", tag = "volumes", params(("name" = String, Path, description = "Its name or UUID")),
+    responses((status = 200, body = Volume), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn show(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+) -> Result<Tagged<Volume>, Failure> {
+    Ok(Tagged(StatusCode::OK, run(context, move |engine| engine.volume(&name)).await?))
+}
+
+/// Rename a volume, make it larger, or say what it may take; while it is in use. If the answer is a job, it is larger when the
+/// job has ended.
+#[utoipa::path(
+    patch, path = "/v1/volumes/{name}", tag = "volumes", request_body = VolumeChange,
+    params(
+        ("name" = String, Path, description = "Its name or UUID"),
+        ("Prefer" = Option<String>, Header, description = "`respond-async`: what takes long is answered with its job")
+    ),
+    responses(
+        (status = 200, body = Volume), (status = 202, body = Job),
+        (status = "default", body = Problem, content_type = "application/problem+json")
+    )
+)]
+pub async fn change(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    tag: IfMatch,
+    prefer: Prefer,
+    Body(change): Body<VolumeChange>,
+) -> Result<Answer<Volume>, Failure> {
+    let (now, grows) = (change.name.clone().unwrap_or_else(|| name.clone()), change.size.is_some());
+    let change = move |engine: &Engine| engine.change_volume(&name, &change, |volume| tag.check(volume));
+    let prefer = Prefer { is_async: prefer.is_async && grows };
+    let job = move |engine: &Engine| engine.job(&format!("{}.grow", engine.volume(&now)?.name));
+    run_long(context, prefer, StatusCode::OK, change, job).await
+}
+
+/// Remove a volume that nobody serves; what is on it is lost.
+#[utoipa::path(
+    delete, path = "/v1/volumes/{name}", tag = "volumes",
+    params(("name" = String, Path, description = "Its name or UUID")),
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn delete(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    tag: IfMatch,
+) -> Result<StatusCode, Failure> {
+    run(context, move |engine| engine.delete_volume(&name, |volume| tag.check(volume))).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Move a volume to another array or device. It may be in use: its users do not notice.
+#[utoipa::path(
+    post, path = "/v1/volumes/{name}/move", tag = "volumes", request_body = NewPlace,
+    params(("name" = String, Path, description = "Its name or UUID")),
+    responses((status = 202, body = Job), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn relocate(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    Body(place): Body<NewPlace>,
+) -> Result<Tagged<Job>, Failure> {
+    let job = run(context, move |engine| engine.move_volume(&name, &place)).await?;
+    Ok(Tagged(StatusCode::ACCEPTED, job))
+}
+
+/// Every group.
+#[utoipa::path(get, path = "/v1/groups", tag = "volumes", responses((status = 200, body = Vec<Group>)))]
+pub async fn list_groups(State(context): State<Context>) -> Result<Json<Vec<Group>>, Failure> {
+    run(context, |engine| Ok(engine.groups())).await.map(Json)
+}
+
+/// Say what the volumes of a group may take together; makes the group if there is none.
+#[utoipa::path(
+    put, path = "/v1/groups/{name}", tag = "volumes", request_body = Qos,
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 200, body = Group), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn set_group(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    Body(qos): Body<Qos>,
+) -> Result<Json<Group>, Failure> {
+    run(context, move |engine| engine.set_group(&name, &qos)).await.map(Json)
+}
+
+/// Remove a group that no volume is in.
+#[utoipa::path(
+    delete, path = "/v1/groups/{name}", tag = "volumes", params(("name" = String, Path, description = "Its name")),
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn delete_group(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Failure> {
+    run(context, move |engine| engine.delete_group(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

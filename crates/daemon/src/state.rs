@@ -1,0 +1,368 @@
+//! What the daemon remembers: devices, arrays, exports and settings, in one file of readable JSON.
+//!
+//! A change is in the file before it is acknowledged. The file is replaced as a whole ([`durable`]), and the one before
+//! stays beside it as `state.json.previous`. What disks say of themselves is not repeated here: the members of an array
+//! and the volumes of a pool are found by their own metadata; the file says where to look.
+
+use api::{Floor, Qos};
+use durable::SystemFolder;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// The format that is written.
+const VERSION: u32 = 1;
+/// Longer files are not ours.
+const MAX_BYTES: u64 = 64 << 20;
+const NAME: &str = "state.json";
+const PREVIOUS: &str = "state.json.previous";
+
+/// What the daemon remembers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Counts changes.
+    pub generation: u64,
+    /// Devices to be opened.
+    pub devices: Vec<DeviceRecord>,
+    /// Arrays to be run.
+    pub arrays: Vec<ArrayRecord>,
+    /// What is set for volumes, by UUID; volumes without settings are not here.
+    pub volumes: BTreeMap<String, VolumeRecord>,
+    /// What groups of volumes may take, by name.
+    pub groups: BTreeMap<String, Qos>,
+    /// Exports to be served.
+    pub exports: Vec<ExportRecord>,
+    /// Volumes that move to other arrays or devices, by UUID.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub moves: BTreeMap<String, MoveRecord>,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceRecord {
+    /// Its name.
+    pub name: String,
+    /// How it is opened.
+    pub spec: String,
+}
+
+/// An array.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArrayRecord {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub uuid: String,
+    /// Devices that were its members or spares: where to look for them.
+    pub devices: Vec<String>,
+}
+
+/// Settings of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeRecord {
+    /// What it may take.
+    pub qos: Qos,
+    /// The group whose limits it shares.
+    pub group: Option<String>,
+    /// What it gets of them.
+    #[serde(default)]
+    pub floor: Floor,
+}
+
+/// A move of a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRecord {
+    /// The array or device that the volume was on.
+    pub from: String,
+    /// The one that it moves to.
+    pub to: String,
+    /// The UUID of its copy there, until that is the volume.
+    pub copy: String,
+    /// From now on only what is at the new place counts.
+    pub is_done: bool,
+}
+
+/// An export.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExportRecord {
+    /// Its name.
+    pub name: String,
+    /// Its kind.
+    pub kind: String,
+    /// What it serves.
+    pub of: Vec<Target>,
+    /// Options of its kind.
+    pub options: BTreeMap<String, String>,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+    /// Processors that serve it; none: all.
+    pub cores: Vec<usize>,
+}
+
+/// What an export serves, by what never changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Target {
+    /// A volume, by UUID.
+    Volume(String),
+    /// All of an array, by name.
+    Array(String),
+    /// All of a device, by name.
+    Device(String),
+}
+
+/// The file, with its format.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    version: u32,
+    #[serde(flatten)]
+    state: serde_json::Value,
+}
+
+/// Where the state is. One daemon at a time has it.
+#[derive(Debug)]
+pub struct Store {
+    directory: PathBuf,
+    folder: SystemFolder,
+    /// Locked as long as the store lives.
+    _lock: File,
+}
+
+/// Why there is no state.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The system refuses something.
+    #[error("state {}: {error}", .path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Another daemon has it.
+    #[error("state {}: another freestoned uses it", .0.display())]
+    InUse(PathBuf),
+    /// A later version has written it.
+    #[error("state {}: it has format {found}, and only up to {VERSION} is known here", .path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u64,
+    },
+    /// Neither the file nor the one before it can be read.
+    #[error("state {}: {error}; what was before it, {PREVIOUS}, does not help: {previous}", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: String,
+        /// What is wrong with the one before.
+        previous: String,
+    },
+}
+
+/// What was found in a file.
+enum Found {
+    State(State),
+    None,
+    Later(u64),
+    Damaged(String),
+}
+
+impl Store {
+    /// The state in a directory, which is made if it is not there. A damaged file is put aside as `state.json.damaged`, and
+    /// the one before it counts.
+    ///
+    /// # Errors
+    /// When there is a state that cannot be used.
+    pub fn open(directory: &Path) -> Result<(Store, State), StateError> {
+        let io = |path: &Path| {
+            let path = path.to_owned();
+            move |error| StateError::Io { path, error }
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io(directory))?;
+        let lock_path = directory.join("lock");
+        let lock = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&lock_path)
+            .map_err(io(&lock_path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Err(StateError::InUse(directory.into())),
+            Err(fs::TryLockError::Error(error)) => return Err(io(&lock_path)(error)),
+        }
+        let folder = SystemFolder::new(directory, 0o600);
+        let store = Store { directory: directory.into(), folder, _lock: lock };
+        let path = directory.join(NAME);
+        let state = match read(&path).map_err(io(&path))? {
+            Found::State(state) => state,
+            Found::None => State::default(),
+            Found::Later(found) => return Err(StateError::Version { path, found }),
+            Found::Damaged(error) => {
+                let previous = directory.join(PREVIOUS);
+                let state = match read(&previous).map_err(io(&previous))? {
+                    Found::State(state) => state,
+                    Found::None => return Err(damaged(path, error, "there is none".into())),
+                    Found::Later(found) => return Err(StateError::Version { path: previous, found }),
+                    Found::Damaged(previous) => return Err(damaged(path, error, previous)),
+                };
+                let aside = directory.join("state.json.damaged");
+                fs::copy(&path, &aside).map_err(io(&aside))?;
+                tracing::error!(
+                    state = %path.display(), error, generation = state.generation, kept = %aside.display(),
+                    "the state is damaged: the one before it counts, and the last change may be missing"
+                );
+                store.save(&state)?;
+                state
+            }
+        };
+        Ok((store, state))
+    }
+
+    /// Makes `state` durable.
+    ///
+    /// # Errors
+    /// When that fails; then the state is as it was, or as it shall be.
+    pub fn save(&self, state: &State) -> Result<(), StateError> {
+        let io = |error| StateError::Io { path: self.directory.join(NAME), error };
+        durable::replace(&self.folder, NAME, &encode(state).map_err(io)?, Some(PREVIOUS)).map_err(io)
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+}
+
+fn damaged(path: PathBuf, error: String, previous: String) -> StateError {
+    StateError::Damaged { path, error, previous }
+}
+
+fn encode(state: &State) -> io::Result<Vec<u8>> {
+    let stored = Stored { version: VERSION, state: serde_json::to_value(state)? };
+    let mut bytes = serde_json::to_vec_pretty(&stored)?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+fn read(path: &Path) -> io::Result<Found> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::None),
+        Err(error) => return Err(error),
+    };
+    if file.metadata()?.len() > MAX_BYTES {
+        return Ok(Found::Damaged(format!("longer than {MAX_BYTES} bytes")));
+    }
+    match io::read_to_string(file) {
+        Ok(text) => Ok(decode(&text)),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(Found::Damaged(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+fn decode(text: &str) -> Found {
+    let stored: Stored = match serde_json::from_str(text) {
+        Ok(stored) => stored,
+        Err(error) => return Found::Damaged(error.to_string()),
+    };
+    if stored.version > VERSION {
+        return Found::Later(stored.version.into());
+    }
+    match serde_json::from_value(stored.state) {
+        Ok(state) => Found::State(state),
+        Err(error) => Found::Damaged(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(generation: u64) -> State {
+        let qos = Qos { iops: Some(api::Rate { per_second: 100, burst: 10 }), ..Qos::default() };
+        State {
+            generation,
+            devices: vec![DeviceRecord { name: "disk".into(), spec: "mem:size=1M".into() }],
+            arrays: vec![ArrayRecord { name: "data".into(), uuid: "u".into(), devices: vec!["/a".into()] }],
+            volumes: [("v".into(), VolumeRecord { qos, group: Some("g".into()), floor: Floor::default() })]
+                .into(),
+            groups: [("g".into(), Qos::default())].into(),
+            exports: vec![ExportRecord {
+                name: "e".into(),
+                kind: "nbd".into(),
+                of: vec![
+                    Target::Volume("v".into()),
+                    Target::Array("data".into()),
+                    Target::Device("d".into()),
+                ],
+                options: [("socket".into(), "/s".into())].into(),
+                read_only: true,
+                cores: vec![1],
+            }],
+            moves: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_saved_is_there_again_and_one_daemon_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/b");
+        let (store, found) = Store::open(&path).unwrap();
+        assert_eq!(found, State::default());
+        store.save(&state(1)).unwrap();
+        store.save(&state(2)).unwrap();
+        let refusal = Store::open(&path).unwrap_err().to_string();
+        assert!(refusal.ends_with("another freestoned uses it"), "{refusal}");
+        drop(store);
+        assert_eq!(Store::open(&path).unwrap().1, state(2));
+        let text = fs::read_to_string(path.join(PREVIOUS)).unwrap();
+        assert!(matches!(decode(&text), Found::State(found) if found == state(1)));
+    }
+
+    #[test]
+    fn a_damaged_state_is_put_aside_and_the_one_before_it_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        for damage in ["", "{", r#"{"version":1,"surprise":2}"#, r#"{"version":1}"#, "\u{fffd}"] {
+            let _ = fs::remove_file(path.join(PREVIOUS));
+            fs::write(path.join(NAME), damage).unwrap();
+            let refusal = Store::open(path).unwrap_err().to_string();
+            assert!(refusal.contains("does not help: there is none"), "{damage}: {refusal}");
+            fs::write(path.join(PREVIOUS), encode(&state(7)).unwrap()).unwrap();
+            assert_eq!(Store::open(path).unwrap().1, state(7), "{damage}");
+            assert_eq!(fs::read_to_string(path.join("state.json.damaged")).unwrap(), damage);
+            assert_eq!(Store::open(path).unwrap().1, state(7), "it is the state now");
+        }
+    }
+
+    #[test]
+    fn the_state_of_a_later_version_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(NAME), r#"{"version":2,"sensible":true}"#).unwrap();
+        let refusal = Store::open(folder.path()).unwrap_err().to_string();
+        assert!(refusal.contains("format 2, and only up to 1 is known"), "{refusal}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "the state and the lock");
+    }
+
+    /// The format of each release, as it wrote it: none of these files is ever changed.
+    #[test]
+    fn the_states_of_all_releases_are_understood() {
+        let Found::State(found) = decode(include_str!("state/version-1.json")) else {
+            panic!("not understood")
+        };
+        assert_eq!(found, state(42));
+    }
+}

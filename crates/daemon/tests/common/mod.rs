@@ -1,0 +1,200 @@
+//! A daemon as a process, and its API.
+
+#![allow(dead_code, missing_docs)] // each test program uses its part
+
+use reqwest::blocking::{Client, RequestBuilder, Response};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub const MIB: u64 = 1 << 20;
+
+/// A directory for members, sockets and state, and the daemon that runs there.
+pub struct Daemon {
+    pub dir: tempfile::TempDir,
+    pub args: Vec<String>,
+    pub env: Vec<(&'static str, PathBuf)>,
+    child: Option<Child>,
+    http: Client,
+}
+
+impl Daemon {
+    pub fn new() -> Daemon {
+        Daemon::with(&["--patience", "1"])
+    }
+
+    pub fn with(args: &[&str]) -> Daemon {
+        let mut daemon = Daemon::prepare(args);
+        daemon.start();
+        daemon
+    }
+
+    /// A place for a daemon.
+    pub fn prepare(args: &[&str]) -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("d.sock");
+        let http = Client::builder().unix_socket(socket).timeout(Duration::from_secs(60)).build().unwrap();
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Daemon { dir, args, env: Vec::new(), child: None, http }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_freestoned"));
+        command
+            .arg("--state-dir")
+            .arg(self.path("state"))
+            .arg("--socket")
+            .arg(self.path("d.sock"))
+            .args(&self.args);
+        command
+            .env("XDG_RUNTIME_DIR", self.dir.path())
+            .env_remove("FREESTONE_SOCKET")
+            .env_remove("FREESTONE_LOG")
+            .envs(self.env.iter().cloned());
+        command
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    pub fn start(&mut self) {
+        let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
+        self.child = Some(self.command().stdin(Stdio::null()).stderr(log).spawn().unwrap());
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while self.http.get("http://d/v1/system").send().is_err() {
+            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// Sends a signal, and waits for the end.
+    pub fn end(&mut self, signal: &str) -> std::process::ExitStatus {
+        let pid = self.pid().to_string();
+        assert!(Command::new("kill").arg(signal).arg(pid).status().unwrap().success());
+        self.wait()
+    }
+
+    /// Waits for the end.
+    pub fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.take().unwrap().wait().unwrap()
+    }
+
+    pub fn restart(&mut self, signal: &str) {
+        self.end(signal);
+        self.start();
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("http://d{path}"))
+    }
+
+    pub fn send(&self, method: Method, path: &str, body: &Value) -> Response {
+        self.request(method, path).json(body).send().unwrap()
+    }
+
+    pub fn get(&self, path: &str) -> Value {
+        let response = self.request(Method::GET, path).send().unwrap();
+        assert_eq!(response.status(), StatusCode::OK, "{path}: {}", self.log());
+        response.json().unwrap()
+    }
+
+    #[track_caller]
+    pub fn post(&self, path: &str, body: &Value) -> Value {
+        let response = self.send(Method::POST, path, body);
+        let status = response.status();
+        let answer: Value = response.json().unwrap();
+        assert!(status.is_success(), "{path} {body}: {answer}");
+        answer
+    }
+
+    #[track_caller]
+    pub fn patch(&self, path: &str, body: &Value) -> Value {
+        let response = self.send(Method::PATCH, path, body);
+        let status = response.status();
+        let answer: Value = response.json().unwrap();
+        assert_eq!(status, StatusCode::OK, "{path} {body}: {answer}");
+        answer
+    }
+
+    #[track_caller]
+    pub fn delete(&self, path: &str) {
+        let response = self.request(Method::DELETE, path).send().unwrap();
+        let status = response.status();
+        assert_eq!(status, StatusCode::NO_CONTENT, "{path}: {}", response.text().unwrap());
+    }
+
+    /// The status and the problem that a request is refused with.
+    #[track_caller]
+    pub fn refusal(&self, method: Method, path: &str, body: &Value) -> (u16, String, String) {
+        refusal(self.send(method, path, body))
+    }
+
+    pub fn file(&self, name: &str, size: u64) -> String {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(size).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// A RAID 5 called `data` over four files.
+    pub fn array(&self) -> Vec<String> {
+        let members: Vec<String> = (0..4).map(|slot| self.file(&format!("m{slot}"), 32 * MIB)).collect();
+        self.post("/v1/arrays", &json!({ "name": "data", "level": "5", "members": members }));
+        members
+    }
+
+    pub fn volume(&self, name: &str, size: u64) -> Value {
+        self.post("/v1/volumes", &json!({ "name": name, "on": "data", "size": size }))
+    }
+
+    /// Waits until something holds.
+    #[track_caller]
+    pub fn wait_for(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !holds() {
+            assert!(Instant::now() < deadline, "{what}: not within 30 s: {}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[track_caller]
+pub fn refusal(response: Response) -> (u16, String, String) {
+    let status = response.status();
+    assert!(!status.is_success(), "{status}");
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
+    let problem: Value = response.json().unwrap();
+    assert_eq!(problem["status"], status.as_u16());
+    let text = |key: &str| problem[key].as_str().unwrap().to_owned();
+    (status.as_u16(), text("type"), text("detail"))
+}
+
+pub fn names(list: &Value) -> Vec<String> {
+    list.as_array().unwrap().iter().map(|thing| thing["name"].as_str().unwrap().to_owned()).collect()
+}
+
+pub fn remove(path: &Path) {
+    std::fs::remove_file(path).unwrap();
+}

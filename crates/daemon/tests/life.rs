@@ -1,0 +1,280 @@
+//! The life of a daemon: what it was told is there after every end, in good order or not.
+
+mod common;
+
+use common::{Daemon, MIB, names};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+#[test]
+fn what_was_acknowledged_is_there_after_a_kill_and_after_an_orderly_end() {
+    let mut daemon = Daemon::new();
+    let members = daemon.array();
+    let disk = daemon.file("disk", 16 * MIB);
+    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": format!("io_uring:path={disk}") }));
+    let volume = daemon.volume("v1", 8 * MIB);
+    daemon.volume("v2", 4 * MIB);
+    let group =
+        daemon.send(Method::PUT, "/v1/groups/gold", &json!({ "bandwidth": { "per_second": 1 << 20 } }));
+    assert_eq!(group.status(), StatusCode::OK);
+    daemon.patch(
+        "/v1/volumes/v1",
+        &json!({ "qos": { "iops": { "per_second": 500, "burst": 50 } }, "group": "gold" }),
+    );
+    daemon.patch("/v1/volumes/v2", &json!({ "name": "renamed", "size": 6 * MIB }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "vhost-user-blk", "of": ["v1"] }));
+    daemon.post(
+        "/v1/exports",
+        &json!({ "name": "e2", "kind": "nbd", "of": [volume["uuid"]], "read_only": true }),
+    );
+    daemon.post("/v1/exports", &json!({ "name": "whole", "kind": "nbd", "of": ["disk"] }));
+    let everything = |daemon: &Daemon| {
+        let without_traffic = |mut exports: Value| {
+            exports.as_array_mut().unwrap().iter_mut().for_each(|export| export["traffic"] = Value::Null);
+            exports
+        };
+        let mut array = daemon.get("/v1/arrays/data");
+        array["jobs"] = Value::Null;
+        json!([
+            array,
+            daemon.get("/v1/devices"),
+            daemon.get("/v1/volumes"),
+            daemon.get("/v1/groups"),
+            without_traffic(daemon.get("/v1/exports")),
+        ])
+    };
+    let before = everything(&daemon);
+    assert_eq!(before[2][0]["exports"], json!(["e1", "e2"]));
+    assert_eq!(before[2][1]["size"], 6 * MIB);
+    assert_eq!(before[3][0]["volumes"], json!(["v1"]));
+    for signal in ["-KILL", "-TERM", "-KILL"] {
+        daemon.restart(signal);
+        assert_eq!(everything(&daemon), before, "after {signal}");
+    }
+    assert!(daemon.end("-TERM").success());
+    assert!(!daemon.path("d.sock").exists() && !daemon.path("e1.sock").exists(), "sockets are left over");
+    assert_eq!(members.len(), 4);
+}
+
+#[test]
+fn whenever_it_is_killed_what_was_acknowledged_is_there_and_nothing_is_half_done() {
+    let mut daemon = Daemon::new();
+    let disk = daemon.file("disk", 256 * MIB);
+    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": disk }));
+    let (mut known, mut number) = (Vec::new(), 0);
+    for round in 0..12u64 {
+        let pid = daemon.pid().to_string();
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_micros(3000 + round * round * 900));
+            std::process::Command::new("kill").args(["-KILL", &pid]).status().unwrap();
+        });
+        let asked_for = loop {
+            let (name, export) = (format!("v{number}"), format!("e{number}"));
+            let new = json!({ "name": name, "on": "disk", "size": MIB, "qos": { "iops": { "per_second": number + 1 } } });
+            let Ok(made) = daemon.request(Method::POST, "/v1/volumes").json(&new).send() else {
+                break Some(name);
+            };
+            assert_eq!(made.status(), StatusCode::CREATED);
+            known.push(name.clone());
+            let new = json!({ "name": export, "kind": "nbd", "of": [name] });
+            number += 1;
+            match daemon.request(Method::POST, "/v1/exports").json(&new).send() {
+                Ok(made) => assert_eq!(made.status(), StatusCode::CREATED),
+                Err(_) => break None,
+            }
+        };
+        killer.join().unwrap();
+        daemon.end("-KILL");
+        daemon.start();
+        let found = names(&daemon.get("/v1/volumes"));
+        assert!(known.iter().all(|name| found.contains(name)), "{known:?} {found:?}");
+        let extra: Vec<&String> = found.iter().filter(|name| !known.contains(name)).collect();
+        assert!(extra.iter().all(|name| Some(*name) == asked_for.as_ref()), "{extra:?}");
+        number += 1;
+        for export in daemon.get("/v1/exports").as_array().unwrap() {
+            assert_eq!(export["state"], "active", "{export}");
+        }
+        known = found;
+        // Room for the next round.
+        for export in names(&daemon.get("/v1/exports")) {
+            daemon.delete(&format!("/v1/exports/{export}"));
+        }
+        for name in known.drain(..) {
+            daemon.delete(&format!("/v1/volumes/{name}"));
+        }
+    }
+    assert_eq!(daemon.get("/v1/devices/disk")["free"], 252 * MIB, "nothing is lost");
+}
+
+#[test]
+fn arrays_and_volumes_are_found_again_without_the_state() {
+    let mut daemon = Daemon::prepare(&[]);
+    let scan = daemon.path("members");
+    std::fs::create_dir(&scan).unwrap();
+    daemon.args = ["--patience", "1", "--scan"].map(str::to_owned).into();
+    daemon.args.push(scan.to_str().unwrap().into());
+    daemon.start();
+    let members: Vec<String> =
+        (0..3).map(|slot| daemon.file(&format!("members/m{slot}"), 16 * MIB)).collect();
+    daemon.post("/v1/arrays", &json!({ "name": "data", "level": "5", "members": members }));
+    let volume = daemon.volume("v1", MIB);
+    daemon.end("-KILL");
+    std::fs::remove_dir_all(daemon.path("state")).unwrap();
+    daemon.start();
+    assert_eq!(daemon.get("/v1/arrays/data")["state"], "optimal");
+    assert_eq!(daemon.get("/v1/volumes"), json!([volume]));
+}
+
+#[test]
+fn a_missing_member_is_waited_for_and_a_known_loss_is_not() {
+    let mut daemon = Daemon::prepare(&["--patience", "3"]);
+    daemon.start();
+    let members = daemon.array();
+    daemon.volume("v1", MIB);
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["v1"] }));
+    daemon.end("-TERM");
+    let away = format!("{}.away", members[1]);
+    std::fs::rename(&members[1], &away).unwrap();
+    daemon.start();
+    let array = daemon.get("/v1/arrays/data");
+    assert_eq!(array["state"], "offline");
+    let error = array["error"].as_str().unwrap();
+    assert!(error.contains("slot 1"), "{error}");
+    assert_eq!(daemon.get("/v1/exports/e1")["state"], "waiting");
+    // It comes back in time.
+    std::fs::rename(&away, &members[1]).unwrap();
+    daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
+    assert_eq!(daemon.get("/v1/arrays/data")["state"], "optimal");
+    // It does not come back.
+    daemon.end("-TERM");
+    std::fs::rename(&members[1], &away).unwrap();
+    daemon.start();
+    daemon.wait_for("the degraded array", || daemon.get("/v1/arrays/data")["state"] == "degraded");
+    daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
+    // Now it is known to be lost.
+    daemon.end("-KILL");
+    let began = Instant::now();
+    daemon.start();
+    assert_eq!(daemon.get("/v1/exports/e1")["state"], "active");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(daemon.get("/v1/arrays/data")["state"], "degraded");
+}
+
+#[test]
+fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
+    let daemon = Daemon::new();
+    let members: Vec<String> = (0..4).map(|slot| daemon.file(&format!("m{slot}"), 256 * MIB)).collect();
+    daemon.post("/v1/arrays", &json!({ "name": "data", "level": "5", "members": members }));
+    daemon.volume("v1", 600 * MIB);
+    let spare = daemon.file("spare", 256 * MIB);
+    let act = |body: Value| daemon.post("/v1/arrays/data/actions", &body);
+    assert_eq!(act(json!({ "action": "fail", "members": ["2"] }))["array"]["state"], "degraded");
+    let text = act(json!({ "action": "add", "devices": [spare] }))["text"].as_str().unwrap().to_owned();
+    assert!(text.contains("is a spare"), "{text}");
+    daemon.wait_for("the job", || {
+        let runs = !daemon.get("/v1/jobs").as_array().unwrap().is_empty();
+        runs && act(json!({ "action": "pause" }))["text"] == "jobs stand still"
+    });
+    let job = daemon.get("/v1/jobs")[0].clone();
+    assert_eq!((&job["kind"], &job["slot"], &job["is_paused"]), (&json!("rebuild"), &json!(2), &json!(true)));
+    let path = format!("/v1/jobs/{}", job["id"].as_str().unwrap());
+    let refusal =
+        daemon.refusal(Method::PATCH, &path, &json!({ "min_bytes_per_s": 2, "max_bytes_per_s": 1 }));
+    assert_eq!((refusal.0, &*refusal.1), (422, "invalid"));
+    let (status, kind, detail) = daemon.refusal(Method::DELETE, &path, &Value::Null);
+    assert!(status == 409 && kind == "in-use" && detail.contains("array data needs its rebuild"), "{detail}");
+    daemon.patch(&path, &json!({ "is_paused": false, "max_bytes_per_s": 0 }));
+    daemon.wait_for("the rebuild", || daemon.get("/v1/arrays/data")["state"] == "optimal");
+    let device = daemon.get("/v1/arrays/data/members")[2]["device"].as_str().unwrap().to_owned();
+    assert!(device.ends_with("/spare"), "{device}");
+    // A scrub, however, can be given up.
+    daemon.wait_for("a scrub that is given up", || {
+        daemon.send(Method::POST, "/v1/arrays/data/actions", &json!({ "action": "scrub" }));
+        daemon.send(Method::DELETE, "/v1/jobs/data.check", &Value::Null).status() == StatusCode::NO_CONTENT
+    });
+    daemon.wait_for("its end", || daemon.get("/v1/jobs") == json!([]));
+    let members = daemon.get("/v1/samples")["members"].clone();
+    let written = |slot: usize| members[format!("data/{slot}")]["bytes_written"].as_u64().unwrap();
+    assert!(written(2) > 0 && written(0) > 0, "{members}");
+    daemon.wait_for("the events", || {
+        let events = daemon.get("/v1/events");
+        let words: Vec<&str> =
+            events.as_array().unwrap().iter().map(|e| e["what"].as_str().unwrap()).collect();
+        ["member failed", "degraded", "device added", "optimal"].iter().all(|word| words.contains(word))
+    });
+}
+
+#[test]
+fn a_configuration_is_planned_applied_and_applied_again_without_effect() {
+    let mut daemon = Daemon::prepare(&["--config"]);
+    let members: Vec<String> = (0..3).map(|slot| daemon.file(&format!("m{slot}"), 32 * MIB)).collect();
+    let path = daemon.path("config.toml");
+    let write = |size: u64, iops: u64| {
+        let text = format!(
+            "[[array]]\nname = \"data\"\nlevel = \"5\"\nmembers = {members:?}\n[[group]]\nname = \"g\"\n\
+             [[volume]]\nname = \"v1\"\non = \"data\"\nsize = {size}\ngroup = \"g\"\nqos.iops.per_second = {iops}\n\
+             [[export]]\nname = \"e1\"\nkind = \"nbd\"\nof = [\"v1\"]\n"
+        );
+        std::fs::write(&path, text).unwrap();
+    };
+    write(MIB, 100);
+    daemon.args.push(path.to_str().unwrap().into());
+    let plan = |daemon: &Daemon| {
+        let output = daemon.command().arg("--plan").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let steps = plan(&daemon);
+    assert_eq!(steps.lines().count(), 4, "{steps}");
+    assert!(steps.contains("make volume v1 of 1048576 bytes on data"), "{steps}");
+    daemon.start();
+    assert_eq!(daemon.get("/v1/exports/e1")["state"], "active");
+    let volume = daemon.get("/v1/volumes/v1");
+    daemon.end("-TERM");
+    assert_eq!(plan(&daemon), "");
+    write(2 * MIB, 200);
+    assert_eq!(plan(&daemon), "grow volume v1 to 2097152 bytes\nset the limits of volume v1\n");
+    daemon.start();
+    let grown = daemon.get("/v1/volumes/v1");
+    assert_eq!((&grown["uuid"], &grown["size"]), (&volume["uuid"], &json!(2 * MIB)));
+    assert_eq!(grown["qos"]["iops"]["per_second"], 200);
+    daemon.end("-TERM");
+    write(MIB, 200);
+    assert!(plan(&daemon).starts_with("leave volume v1: it has 2097152 bytes"));
+    std::fs::write(&path, "[[volume]]\nnmae = 1\n").unwrap();
+    let output = daemon.command().output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("config.toml") && said.contains("nmae"), "{said}");
+}
+
+#[test]
+fn an_array_that_grows_has_more_room_for_volumes() {
+    let daemon = Daemon::new();
+    let members = daemon.array();
+    daemon.volume("v1", MIB);
+    let free = daemon.get("/v1/arrays/data")["free"].as_u64().unwrap();
+    for member in &members {
+        std::fs::File::options().write(true).open(member).unwrap().set_len(64 * MIB).unwrap();
+    }
+    daemon.post("/v1/arrays/data/actions", &json!({ "action": "grow" }));
+    let more = daemon.get("/v1/arrays/data")["free"].as_u64().unwrap() - free;
+    assert!((90 * MIB..=96 * MIB).contains(&more), "{more}");
+}
+
+#[test]
+fn an_array_is_deleted_when_nothing_is_on_it_and_its_members_are_free() {
+    let daemon = Daemon::new();
+    let members = daemon.array();
+    daemon.volume("v1", MIB);
+    let refusal = daemon.refusal(Method::DELETE, "/v1/arrays/data", &Value::Null);
+    assert_eq!((refusal.0, &*refusal.1, &*refusal.2), (409, "in-use", "data: volume v1 is on it"));
+    daemon.delete("/v1/volumes/v1");
+    daemon.delete("/v1/arrays/data");
+    let again = json!({ "name": "other", "level": "6", "members": members });
+    assert_eq!(daemon.post("/v1/arrays", &again)["level"], "6");
+    daemon.delete("/v1/arrays/other?keep=true");
+    let refusal = daemon.refusal(Method::POST, "/v1/arrays", &again);
+    assert_eq!((refusal.0, &*refusal.1), (409, "in-use"));
+    assert!(refusal.2.contains("m0"), "{}", refusal.2);
+}

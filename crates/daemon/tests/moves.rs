@@ -1,0 +1,301 @@
+//! Volumes that move while they are in use.
+
+mod common;
+
+use block::{Device, Flags, Op};
+use common::{Daemon, MIB, names};
+use graph::kinds::raid::member;
+use reactor::{CoreConfig, Cores};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = 4096;
+/// Blocks that are read with one request.
+const AT_ONCE: u64 = 64;
+
+/// A daemon with the devices `data` and `fast`, a volume `v1` on the first, and an export of it.
+fn with_volume(size: u64) -> Daemon {
+    let daemon = Daemon::new();
+    for name in ["data", "fast"] {
+        let disk = daemon.file(name, size + 16 * MIB);
+        daemon.post("/v1/devices", &json!({ "name": name, "spec": disk }));
+    }
+    daemon.post("/v1/volumes", &json!({ "name": "first", "on": "fast", "size": MIB }));
+    daemon.delete("/v1/volumes/first"); // it is prepared for volumes, and empty
+    daemon.volume("v1", size);
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["v1"] }));
+    daemon
+}
+
+/// Begins a move that takes what it can, whatever users want.
+fn move_to(daemon: &Daemon, place: &str) -> Value {
+    let job = daemon.post("/v1/volumes/v1/move", &json!({ "to": place }));
+    let urgent = json!({ "min_bytes_per_s": u64::MAX });
+    let set = daemon.send(Method::PATCH, "/v1/jobs/v1.move", &urgent).status();
+    assert!([StatusCode::OK, StatusCode::NOT_FOUND].contains(&set), "{set}");
+    job
+}
+
+fn wait_until_moved(daemon: &Daemon) {
+    daemon.wait_for("a move", || {
+        daemon.get("/v1/volumes/v1")["moves_to"].is_null() && daemon.get("/v1/jobs") == json!([])
+    });
+}
+
+fn is_on(daemon: &Daemon) -> String {
+    daemon.get("/v1/volumes/v1")["on"].as_str().unwrap().to_owned()
+}
+
+fn free(daemon: &Daemon) -> [u64; 2] {
+    ["data", "fast"].map(|name| daemon.get(&format!("/v1/devices/{name}"))["free"].as_u64().unwrap())
+}
+
+/// A client of the export.
+struct Client {
+    device: Arc<dyn Device>,
+    cores: Cores,
+}
+
+impl Client {
+    fn new(daemon: &Daemon) -> Client {
+        let socket = daemon.get("/v1/exports/e1")["options"]["socket"].as_str().unwrap().to_owned();
+        let spec = format!("nbd:path={socket},export=e1");
+        let device = member(&spec, false, false).unwrap().open().unwrap();
+        Client { device, cores: Cores::start(&[CoreConfig::default()]).unwrap() }
+    }
+
+    /// Writes blocks by `number`, each full of what `value` says of it, until that ends or the server does. Returns those that
+    /// were acknowledged in the end, and one that may have been written.
+    fn write(&self, mut next: impl FnMut() -> Option<(u64, u64)> + Send + 'static) -> Vec<(u64, u64, bool)> {
+        let device = self.device.clone();
+        let written = self.cores.get(0).block_on(move |core| async move {
+            let Ok(channel) = device.open_channel() else { return Vec::new() };
+            let mut log = Vec::new();
+            while let Some((number, value)) = next() {
+                let mut buffer = core.buffers().take(BLOCK as usize).await;
+                let words = buffer.as_mut_slice().as_chunks_mut::<8>().0;
+                words.iter_mut().for_each(|word| *word = value.to_le_bytes());
+                let result = buffer.transfer(&*channel, Op::Write, Flags::NONE, number * BLOCK).await.1;
+                log.push((number, value, result.is_ok()));
+                if result.is_err() {
+                    break;
+                }
+            }
+            log
+        });
+        written.unwrap()
+    }
+
+    /// What the blocks hold; all of a block is the same.
+    fn read(&self, blocks: u64) -> Vec<u64> {
+        let device = self.device.clone();
+        let read = self.cores.get(0).block_on(move |core| async move {
+            let channel = device.open_channel().unwrap();
+            let mut values = Vec::new();
+            for number in (0..blocks).step_by(AT_ONCE as usize) {
+                let buffer = core.buffers().take((AT_ONCE * BLOCK) as usize).await;
+                let (buffer, read) = buffer.transfer(&*channel, Op::Read, Flags::NONE, number * BLOCK).await;
+                read.unwrap();
+                for block in buffer.as_slice().chunks(BLOCK as usize) {
+                    let words = block.as_chunks::<8>().0;
+                    assert!(words.iter().all(|word| *word == words[0]), "one of 64 from {number} is torn");
+                    values.push(u64::from_le_bytes(words[0]));
+                }
+            }
+            values
+        });
+        read.unwrap()
+    }
+}
+
+/// What a volume holds: by block what was acknowledged, and what may have been written since.
+struct Expected {
+    blocks: Vec<u64>,
+    maybe: Option<(u64, u64)>,
+}
+
+impl Expected {
+    fn note(&mut self, log: &[(u64, u64, bool)]) {
+        self.maybe = None;
+        for (number, value, is_acknowledged) in log {
+            match is_acknowledged {
+                true => self.blocks[*number as usize] = *value,
+                false => self.maybe = Some((*number, *value)),
+            }
+        }
+    }
+
+    #[track_caller]
+    fn check(&mut self, found: &[u64]) {
+        for (number, (found, expected)) in found.iter().zip(&mut self.blocks).enumerate() {
+            let may_be = self.maybe == Some((number as u64, *found));
+            assert!(found == expected || may_be, "block {number}: {found}, not {expected}");
+            *expected = *found;
+        }
+    }
+}
+
+/// Blocks in an order that looks like none, with values that grow, until somebody says that it is enough.
+fn load(blocks: u64, start: u64, is_enough: Arc<AtomicBool>) -> impl FnMut() -> Option<(u64, u64)> + Send {
+    let mut value = start;
+    move || {
+        value += 1;
+        let number = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        (!is_enough.load(Ordering::SeqCst)).then_some((number % blocks, value))
+    }
+}
+
+#[test]
+fn a_volume_moves_to_and_fro_under_load_and_its_users_do_not_notice() {
+    let size = 32 * MIB;
+    let daemon = with_volume(size);
+    let before = free(&daemon);
+    let blocks = size / BLOCK;
+    let client = Client::new(&daemon);
+    let is_enough = Arc::new(AtomicBool::new(false));
+    let log = std::thread::scope(|scope| {
+        let loading = scope.spawn(|| client.write(load(blocks, 0, is_enough.clone())));
+        for place in ["fast", "data", "fast", "data", "fast"] {
+            let job = move_to(&daemon, place);
+            assert_eq!(
+                (&job["id"], &job["kind"], &job["array"]),
+                (&json!("v1.move"), &json!("move"), &json!(place))
+            );
+            wait_until_moved(&daemon);
+            assert_eq!(is_on(&daemon), place, "{}", daemon.log());
+        }
+        is_enough.store(true, Ordering::SeqCst);
+        loading.join().unwrap()
+    });
+    assert!(log.len() > 100 && log.iter().all(|(.., is_ok)| *is_ok), "{} writes", log.len());
+    let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
+    expected.note(&log);
+    expected.check(&client.read(blocks));
+    assert_eq!(free(&daemon), [before[1], before[0]], "the old place is free");
+    let samples = daemon.get("/v1/samples");
+    assert!(samples["volumes"]["v1"]["writes"].as_u64().unwrap() >= log.len() as u64, "{samples}");
+    // It grows at its new place.
+    daemon.patch("/v1/volumes/v1", &json!({ "size": size + 4 * MIB }));
+    assert_eq!(Client::new(&daemon).device.limits().capacity, size + 4 * MIB);
+    // The old place is nobody's any more.
+    daemon.delete("/v1/devices/data");
+    expected.check(&Client::new(&daemon).read(blocks));
+    let events = daemon.get("/v1/events").to_string();
+    assert_eq!(events.matches("\"moved\"").count(), 5, "{events}");
+}
+
+#[test]
+fn whenever_the_daemon_is_killed_a_volume_that_moves_has_what_was_acknowledged() {
+    let size = 48 * MIB;
+    let mut daemon = with_volume(size);
+    let (sum, blocks) = (free(&daemon).iter().sum::<u64>(), size / BLOCK);
+    let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
+    let (mut value, mut places) = (0, Vec::new());
+    for round in 0..16u64 {
+        let client = Client::new(&daemon);
+        let is_enough = Arc::new(AtomicBool::new(false));
+        let log = std::thread::scope(|scope| {
+            let loading = scope.spawn(|| client.write(load(blocks, value, is_enough.clone())));
+            if daemon.get("/v1/volumes/v1")["moves_to"].is_null() {
+                let place = if is_on(&daemon) == "data" { "fast" } else { "data" };
+                move_to(&daemon, place);
+            }
+            std::thread::sleep(Duration::from_millis(round * 11));
+            daemon.end("-KILL");
+            let log = loading.join().unwrap();
+            is_enough.store(true, Ordering::SeqCst);
+            log
+        });
+        value += log.len() as u64 + 1;
+        expected.note(&log);
+        drop(client);
+        daemon.start();
+        daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
+        assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
+        expected.check(&Client::new(&daemon).read(blocks));
+        if round % 3 == 2 {
+            wait_until_moved(&daemon);
+            expected.check(&Client::new(&daemon).read(blocks));
+            assert_eq!(free(&daemon).iter().sum::<u64>(), sum, "nothing is left behind");
+            places.push(is_on(&daemon));
+        }
+    }
+    assert!(value > 100, "{value} writes");
+    assert!(places.contains(&"fast".into()), "it has moved: {places:?}");
+}
+
+#[test]
+fn a_move_stands_still_goes_on_is_slowed_down_and_given_up() {
+    let mut daemon = with_volume(64 * MIB);
+    let before = free(&daemon);
+    let client = Client::new(&daemon);
+    let mut expected = Expected { blocks: vec![0; 2048], maybe: None };
+    let mut numbers = 0..2000;
+    expected.note(&client.write(move || numbers.next().map(|number| (number, number + 7))));
+    move_to(&daemon, "fast");
+    daemon.patch("/v1/jobs/v1.move", &json!({ "is_paused": true }));
+    std::thread::sleep(Duration::from_millis(300));
+    let job = daemon.get("/v1/jobs/v1.move");
+    assert_eq!((&job["is_paused"], &job["eta_s"]), (&json!(true), &Value::Null));
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(daemon.get("/v1/jobs/v1.move"), job, "it stands still");
+    for (method, path, body, text) in [
+        (Method::DELETE, "/v1/volumes/v1", Value::Null, "export e1 serves it"),
+        (Method::PATCH, "/v1/volumes/v1", json!({ "size": 128 * MIB }), "it moves to fast"),
+        (Method::PATCH, "/v1/volumes/v1", json!({ "name": "v2" }), "it moves to fast"),
+        (Method::POST, "/v1/volumes/v1/move", json!({ "to": "fast" }), "it moves to fast"),
+        (Method::DELETE, "/v1/devices/fast", Value::Null, "volume v1 moves from data to fast"),
+    ] {
+        let (status, kind, detail) = daemon.refusal(method, path, &body);
+        assert!(
+            status == 409 && kind == "in-use" && detail.contains(text),
+            "{path}: {status} {kind} {detail}"
+        );
+    }
+    // What it may take can be changed, and who comes now gets what is there.
+    daemon.patch("/v1/volumes/v1", &json!({ "qos": { "iops": { "per_second": 100_000 } } }));
+    daemon.post("/v1/exports", &json!({ "name": "e2", "kind": "nbd", "of": ["v1"] }));
+    expected.check(&Client::new(&daemon).read(2048));
+    // A daemon that comes back begins again; slowly, if it is told so.
+    daemon.restart("-TERM");
+    assert_eq!(daemon.get("/v1/volumes/v1")["moves_to"], "fast");
+    daemon.patch("/v1/jobs/v1.move", &json!({ "max_bytes_per_s": 4 * MIB }));
+    let begin = Instant::now();
+    daemon.wait_for("a rate", || daemon.get("/v1/jobs/v1.move")["bytes_per_s"].as_u64() > Some(0));
+    let job = daemon.get("/v1/jobs/v1.move");
+    assert!(
+        job["bytes_per_s"].as_u64().unwrap() < 64 * MIB && begin.elapsed() < Duration::from_secs(10),
+        "{job}"
+    );
+    daemon.delete("/v1/jobs/v1.move");
+    assert_eq!((is_on(&daemon), daemon.get("/v1/jobs")), ("data".into(), json!([])));
+    assert_eq!((free(&daemon), names(&daemon.get("/v1/volumes"))), (before, vec!["v1".to_owned()]));
+    assert_eq!(daemon.get("/v1/devices/fast")["volumes"], json!([]));
+    expected.check(&Client::new(&daemon).read(2048));
+    daemon.delete("/v1/devices/fast");
+}
+
+#[test]
+fn a_place_that_does_not_do_is_refused_by_name_and_changes_nothing() {
+    let daemon = with_volume(8 * MIB);
+    let small = daemon.file("small", 8 * MIB);
+    daemon.post("/v1/devices", &json!({ "name": "small", "spec": small }));
+    daemon.post("/v1/devices", &json!({ "name": "big-blocks", "spec": "mem:size=64M,block-size=4096" }));
+    let generation = daemon.get("/v1/system")["generation"].clone();
+    for (to, status, text) in [
+        ("data", 422, "volume v1: it is on data already"),
+        ("nope", 404, "there is no array or device \"nope\""),
+        ("small", 409, "small: 8388608 bytes"),
+        ("big-blocks", 422, "in blocks of 4096"),
+    ] {
+        let refused = daemon.refusal(Method::POST, "/v1/volumes/v1/move", &json!({ "to": to }));
+        assert!(refused.0 == status && refused.2.contains(text), "{to}: {refused:?}");
+    }
+    let refused = daemon.refusal(Method::POST, "/v1/volumes/nope/move", &json!({ "to": "fast" }));
+    assert_eq!(refused.0, 404);
+    assert_eq!(daemon.refusal(Method::DELETE, "/v1/jobs/v1.move", &Value::Null).0, 404);
+    assert_eq!(daemon.get("/v1/system")["generation"], generation);
+}

@@ -1,0 +1,197 @@
+//! Volumes whose room takes long to be made ready.
+
+mod common;
+
+use block::{Device, Op};
+use common::{Daemon, MIB, names, refusal};
+use exports::nbd::{Config, Nbd};
+use exports::stream::Address;
+use graph::kinds::raid::member;
+use layers::fault::{Action, Fault, Rule};
+use reactor::{CoreConfig, Cores};
+use reqwest::blocking::Response;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What takes half a minute as long as the device is slow.
+const LARGE: u64 = 8 << 30;
+/// What a request takes by which something is made zeroes.
+const SLOW: Duration = Duration::from_millis(200);
+
+fn late() -> Rule {
+    Rule::new(Action::Delay(SLOW.as_nanos() as u64)).on(&[Op::WriteZeroes])
+}
+
+/// A daemon with a device `data` that is slow to make zeroes.
+struct Slow {
+    daemon: Daemon,
+    device: Arc<Fault>,
+    _served: Nbd,
+    _cores: Cores,
+}
+
+impl Slow {
+    fn new() -> Slow {
+        let daemon = Daemon::new();
+        let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+        let file = member(&daemon.file("disk", 4 * LARGE), false, false).unwrap().open().unwrap();
+        let slow = Arc::new(Fault::new(file));
+        slow.add(late());
+        let socket = daemon.path("slow.sock");
+        let config = Config::new(Address::Unix { path: socket.clone(), permissions: 0o600 });
+        let served = Nbd::start(slow.clone() as Arc<dyn Device>, &[cores.get(0)], config).unwrap();
+        daemon.post(
+            "/v1/devices",
+            &json!({ "name": "data", "spec": format!("nbd:path={}", socket.display()) }),
+        );
+        daemon.volume("v1", MIB);
+        Slow { daemon, device: slow, _served: served, _cores: cores }
+    }
+
+    fn ask(&self, method: Method, path: &str, body: &Value) -> Response {
+        self.daemon.request(method, path).header("prefer", "wait=9, respond-async").json(body).send().unwrap()
+    }
+
+    /// Asks for a large volume, which is a job then.
+    fn begin(&self, name: &str) -> Value {
+        let new = json!({ "name": name, "on": "data", "size": LARGE });
+        let began = Instant::now();
+        let answer = self.ask(Method::POST, "/v1/volumes", &new);
+        assert_eq!(answer.status(), StatusCode::ACCEPTED);
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        answer.json().unwrap()
+    }
+
+    fn state(&self) -> (Vec<String>, u64, Value) {
+        let free = self.daemon.get("/v1/devices/data")["free"].as_u64().unwrap();
+        (names(&self.daemon.get("/v1/volumes")), free, self.daemon.get("/v1/jobs"))
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
+    let slow = Slow::new();
+    let daemon = &slow.daemon;
+    let free = slow.state().1;
+    let job = slow.begin("big");
+    assert_eq!(
+        (&job["id"], &job["kind"], &job["volume"]),
+        (&json!("big.create"), &json!("create"), &json!("big"))
+    );
+    assert_eq!((&job["array"], &job["total_bytes"]), (&json!("data"), &json!(LARGE)));
+    let began = Instant::now();
+    assert_eq!(daemon.volume("v2", MIB)["name"], "v2");
+    daemon.patch("/v1/volumes/v1", &json!({ "qos": { "iops": { "per_second": 500 } } }));
+    assert_eq!((slow.state().0, slow.state().1), (vec!["v1".into(), "v2".into()], free - LARGE - MIB));
+    let again = json!({ "name": "big", "on": "data", "size": MIB });
+    assert_eq!(daemon.refusal(Method::POST, "/v1/volumes", &again).1, "exists");
+    let rename = json!({ "name": "big" });
+    assert_eq!(daemon.refusal(Method::PATCH, "/v1/volumes/v1", &rename).1, "exists");
+    daemon.patch("/v1/jobs/big.create", &json!({ "is_paused": true }));
+    assert!(began.elapsed() < Duration::from_secs(8), "others have waited {:?}", began.elapsed());
+    std::thread::sleep(2 * SLOW);
+    let done = || daemon.get("/v1/jobs/big.create")["done_bytes"].as_u64().unwrap();
+    let before = done();
+    std::thread::sleep(2 * SLOW);
+    assert!(before > 0 && before < LARGE && done() == before, "{before} of {LARGE}");
+    slow.device.clear();
+    daemon.patch("/v1/jobs/big.create", &json!({ "is_paused": false }));
+    daemon.wait_for("the volume", || slow.state().2 == json!([]));
+    assert_eq!(daemon.get("/v1/volumes/big")["size"], LARGE);
+    // It grows in the same way, its users go on, and the job can be given up.
+    slow.device.add(late());
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["big"] }));
+    let before = slow.state();
+    let grow = json!({ "name": "large", "size": 2 * LARGE });
+    let answer = slow.ask(Method::PATCH, "/v1/volumes/big", &grow);
+    assert_eq!(answer.status(), StatusCode::ACCEPTED);
+    assert_eq!(answer.json::<Value>().unwrap()["id"], "large.grow");
+    let refused = |method: Method, path: &str, body: Value| {
+        let (_, kind, detail) = daemon.refusal(method, path, &body);
+        assert_eq!(kind, "in-use", "{detail}");
+        detail
+    };
+    let detail = refused(Method::PATCH, "/v1/volumes/large", json!({ "size": 3 * LARGE }));
+    assert_eq!(detail, "volume large: job large.grow is at work on it");
+    refused(Method::DELETE, "/v1/devices/data", Value::Null);
+    daemon.delete("/v1/jobs/large.grow");
+    let after = slow.state();
+    assert_eq!(
+        (after.0, after.1, after.2),
+        (vec!["v1".into(), "v2".into(), "large".into()], before.1, json!([]))
+    );
+    assert_eq!(daemon.get("/v1/volumes/large")["size"], LARGE);
+    let events = daemon.get("/v1/events").to_string();
+    assert!(events.contains("large.grow was given up"), "{events}");
+    assert_eq!(daemon.get("/v1/exports/e1")["error"], Value::Null);
+}
+
+#[test]
+fn what_is_not_ready_when_the_daemon_ends_has_never_been() {
+    let mut slow = Slow::new();
+    let before = slow.state();
+    for signal in ["-KILL", "-TERM"] {
+        slow.begin("big");
+        let began = Instant::now();
+        slow.daemon.restart(signal);
+        assert!(began.elapsed() < Duration::from_secs(8), "{signal}: {:?}", began.elapsed());
+        slow.daemon.wait_for("the device", || names(&slow.daemon.get("/v1/volumes")) == ["v1"]);
+        assert_eq!(slow.state(), before, "after {signal}");
+    }
+    slow.begin("big");
+    let cancelled = slow.daemon.request(Method::DELETE, "/v1/jobs/big.create").send().unwrap();
+    assert_eq!(cancelled.status(), StatusCode::NO_CONTENT);
+    assert_eq!(slow.state(), before);
+    let none = slow.daemon.request(Method::DELETE, "/v1/jobs/big.create").send().unwrap();
+    assert_eq!(refusal(none).1, "not-found");
+}
+
+#[test]
+fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made() {
+    let mut slow = Slow::new();
+    let before = slow.state();
+    let manager = UnixDatagram::bind(slow.daemon.path("notify")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let told = || {
+        let mut message = [0; 256];
+        let len = manager.recv(&mut message).unwrap();
+        String::from_utf8(message[..len].to_vec()).unwrap()
+    };
+    let wanted = format!("[[volume]]\nname = 'big'\non = 'data'\nsize = {LARGE}\n");
+    std::fs::write(slow.daemon.path("c.toml"), wanted).unwrap();
+    slow.daemon.env.push(("NOTIFY_SOCKET", slow.daemon.path("notify")));
+    slow.daemon.args.extend(["--config".into(), slow.daemon.path("c.toml").to_str().unwrap().to_owned()]);
+    let begin = |slow: &mut Slow| {
+        let began = Instant::now();
+        slow.daemon.start();
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        assert_eq!(slow.daemon.get("/v1/jobs/big.create")["total_bytes"], LARGE);
+        assert_eq!(slow.state().0, before.0, "nothing of it is there yet");
+        assert!(told().starts_with("EXTEND_TIMEOUT_USEC=30000000\n"));
+    };
+    slow.daemon.end("-TERM");
+    begin(&mut slow);
+    // Who gives the job up ends the start, and may not even be answered: what is wanted is not there.
+    let _ = slow.daemon.request(Method::DELETE, "/v1/jobs/big.create").send();
+    assert_eq!(slow.daemon.wait().code(), Some(1));
+    let why = "freestoned: configuration: make volume big of 8589934592 bytes on data: volume big: job big.create was given up";
+    assert!(slow.daemon.log().contains(why), "{}", slow.daemon.log());
+    // A signal is obeyed at once, and in good order.
+    while !told().starts_with("STOPPING") {}
+    begin(&mut slow);
+    let began = Instant::now();
+    assert_eq!(slow.daemon.end("-TERM").code(), Some(0));
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    while !told().starts_with("STOPPING") {}
+    begin(&mut slow);
+    slow.device.clear();
+    let mut message = told();
+    while message.starts_with("EXTEND") {
+        message = told();
+    }
+    assert!(message.starts_with("READY=1\n"), "{message}");
+    assert_eq!(slow.daemon.get("/v1/volumes/big")["size"], LARGE);
+}

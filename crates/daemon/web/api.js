@@ -1,0 +1,170 @@
+// Requests to the daemon: the token, problems (RFC 9457), and the stream of events.
+//
+// A request that is answered with 401 waits for a token and is sent again. EventSource cannot send headers, so the stream
+// is read from a fetch.
+
+const TOKEN = "freestone-token";
+const PREFIX = "/v1";
+const REQUEST_TIMEOUT_MS = 30_000; // a daemon that is busy for longer cannot be worked with
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 15_000;
+
+let askForToken = async () => { throw new Error("a token is needed"); };
+let asking = null;
+
+/** An answer that is an error, or none at all (status 0). */
+export class ApiError extends Error {
+  constructor(status, kind, text) {
+    super(text);
+    this.status = status;
+    this.kind = kind;
+  }
+}
+
+/** What asks the user for a token: gets whether one was refused, returns the new one. */
+export function onTokenNeeded(ask) {
+  askForToken = ask;
+}
+
+/** Take the token from the address `#token=…` and remove it there: it must not stay in the history or be copied along. */
+export function takeTokenFromAddress() {
+  const match = /^#token=([^&]+)/.exec(location.hash);
+  if (!match) return;
+  sessionStorage.setItem(TOKEN, decodeURIComponent(match[1]));
+  history.replaceState(null, "", `${location.pathname}${location.search}#/`);
+}
+
+function headers(token, body) {
+  const all = { Accept: "application/json" };
+  if (token) all.Authorization = `Bearer ${token}`;
+  if (body !== undefined) {
+    all["Content-Type"] = "application/json";
+    all.Prefer = "respond-async"; // what takes long is a job
+  }
+  return all;
+}
+
+async function problem(response) {
+  let detail = `the daemon answered ${response.status}`;
+  let kind = "";
+  try {
+    const said = await response.json();
+    detail = said.detail || said.title || detail;
+    kind = said.type || "";
+  } catch { /* no problem document: the status must do */ }
+  if (response.status === 403) detail = `Your token may only read. ${detail}`;
+  return new ApiError(response.status, kind, detail);
+}
+
+async function renewToken(refused) {
+  // Another request may have got a new one in the meantime.
+  if (sessionStorage.getItem(TOKEN) !== refused) return;
+  asking ??= askForToken(refused !== null).then((token) => sessionStorage.setItem(TOKEN, token)).finally(() => { asking = null; });
+  await asking;
+}
+
+async function send(method, path, body, accept, signal) {
+  for (;;) {
+    const token = sessionStorage.getItem(TOKEN);
+    let response;
+    try {
+      response = await fetch(PREFIX + path, {
+        method, signal, headers: { ...headers(token, body), ...(accept && { Accept: accept }) }, cache: "no-store",
+        body: body === undefined ? undefined : JSON.stringify(body),
+      });
+    } catch (error) {
+      if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw error;
+      throw new ApiError(0, "unreachable", "The daemon cannot be reached.");
+    }
+    if (response.status !== 401) {
+      if (!response.ok) throw await problem(response);
+      return response;
+    }
+    await renewToken(token);
+    // The time that the user took is no time of the request's.
+    if (signal?.aborted) signal = AbortSignal.timeout(REQUEST_TIMEOUT_MS);
+  }
+}
+
+/** Send a request; returns the answer's JSON, or nothing where it has none. Throws an ApiError. */
+export async function request(method, path, body) {
+  const response = await send(method, path, body, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
+  try {
+    const text = await response.text();
+    return text ? JSON.parse(text) : null;
+  } catch {
+    throw new ApiError(0, "unreachable", "The daemon's answer broke off.");
+  }
+}
+
+/** The answer's text: who compares it with the last one need not parse what is the same. */
+export async function requestText(path) {
+  const response = await send("GET", path, undefined, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
+  try {
+    return await response.text();
+  } catch {
+    throw new ApiError(0, "unreachable", "The daemon's answer broke off.");
+  }
+}
+
+export const get = (path) => request("GET", path);
+export const post = (path, body) => request("POST", path, body);
+export const put = (path, body) => request("PUT", path, body);
+export const patch = (path, body) => request("PATCH", path, body);
+export const remove = (path) => request("DELETE", path);
+/** A name within a path. */
+export const segment = (name) => encodeURIComponent(name);
+
+/** Call `each` with the data of every message of the text/event-stream. Returns when the stream ends. */
+export async function readStream(body, each) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let data = [];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line === "" && data.length > 0) {
+        each(data.join("\n"));
+        data = [];
+      } else if (line.startsWith("data:")) {
+        data.push(line.slice(5).replace(/^ /, ""));
+      }
+    }
+  }
+}
+
+const sleep = (ms, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, ms);
+  signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+});
+
+/**
+ * Follow the stream of events for as long as the page lives: `onOpen` each time it is connected, `onEvent` with each event,
+ * `onLost` each time it has ended. Returns a function that connects anew at once.
+ */
+export function followEvents({ onOpen, onEvent, onLost }) {
+  let current = new AbortController();
+  let pause_ms = FIRST_PAUSE_MS;
+  const follow = async () => {
+    for (;;) {
+      current = new AbortController();
+      try {
+        const response = await send("GET", "/events/stream", undefined, "text/event-stream", current.signal);
+        pause_ms = FIRST_PAUSE_MS;
+        onOpen();
+        await readStream(response.body, (data) => onEvent(JSON.parse(data)));
+      } catch { /* lost: what follows is the same as for an end */ }
+      onLost();
+      const pause = new AbortController();
+      current = pause;
+      // Pages that lost the same daemon shall not come back all at once.
+      await sleep(pause_ms * (0.75 + Math.random() / 2), pause.signal);
+      pause_ms = Math.min(pause_ms * 2, LONGEST_PAUSE_MS);
+    }
+  };
+  follow();
+  return () => current.abort();
+}

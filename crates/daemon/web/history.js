@@ -1,0 +1,109 @@
+// The last two minutes of every volume and member: rates and mean latencies from the differences of cumulative counters.
+//
+// One ring of times for all, and a ring of numbers for each series. NaN is "not known": no sample, or no request that a
+// latency could be of.
+
+/** Seconds that are kept and drawn. */
+export const SECONDS = 120;
+const SLOTS = SECONDS + 4; // samples come a little early or late
+const LONGEST_GAP_NS = 5e9; // a rate over more than this is no rate of now
+
+/** The numbers of a series, in this order. */
+export const METRICS = ["readIops", "writeIops", "readBandwidth", "writeBandwidth", "readLatency", "writeLatency"];
+const WIDTH = METRICS.length;
+const COUNTERS = ["reads", "writes", "bytes_read", "bytes_written", "read_ns_sum", "write_ns_sum", "reads_timed", "writes_timed"];
+
+/** The key of all volumes together; no volume can have an empty name. */
+export const ALL = "";
+
+class Series {
+  constructor() {
+    this.values = new Float64Array(SLOTS * WIDTH).fill(NaN);
+    this.before = null;
+    this.in_flight = 0;
+    this.errors = 0;
+  }
+
+  put(slot, differences, seconds) {
+    const at = slot * WIDTH;
+    const values = this.values;
+    if (differences === null || differences.some((difference) => difference < 0)) {
+      values.fill(NaN, at, at + WIDTH);
+      return;
+    }
+    const [reads, writes, bytes_read, bytes_written, read_ns, write_ns, reads_timed, writes_timed] = differences;
+    values[at] = reads / seconds;
+    values[at + 1] = writes / seconds;
+    values[at + 2] = bytes_read / seconds;
+    values[at + 3] = bytes_written / seconds;
+    values[at + 4] = reads_timed > 0 ? read_ns / reads_timed : NaN;
+    values[at + 5] = writes_timed > 0 ? write_ns / writes_timed : NaN;
+  }
+}
+
+export class History {
+  constructor() {
+    this.times = new Float64Array(SLOTS).fill(NaN);
+    this.newest = 0;
+    this.volumes = new Map();
+    this.members = new Map();
+  }
+
+  /** Take an answer of /v1/samples. Returns whether it is a new one. */
+  add(sample) {
+    const before_ns = this.times[this.newest];
+    if (sample.at_ns === before_ns) return false;
+    const elapsed_ns = sample.at_ns - before_ns;
+    this.newest = (this.newest + 1) % SLOTS;
+    this.times[this.newest] = sample.at_ns;
+    const isRate = elapsed_ns > 0 && elapsed_ns < LONGEST_GAP_NS;
+    const total = this.addAll(this.volumes, sample.volumes, elapsed_ns / 1e9, isRate);
+    this.addTotal(total, sample.volumes, elapsed_ns / 1e9, isRate);
+    this.addAll(this.members, sample.members ?? {}, elapsed_ns / 1e9, isRate);
+    return true;
+  }
+
+  addAll(all, counters, seconds, isRate) {
+    const total = new Array(COUNTERS.length).fill(0);
+    for (const key of all.keys()) if (key !== ALL && !(key in counters)) all.delete(key);
+    for (const [key, now] of Object.entries(counters)) {
+      let series = all.get(key);
+      if (!series) all.set(key, series = new Series());
+      const before = series.before;
+      const differences = before && isRate ? COUNTERS.map((name) => now[name] - before[name]) : null;
+      series.put(this.newest, differences, seconds);
+      if (differences?.every((difference) => difference >= 0)) differences.forEach((difference, i) => { total[i] += difference; });
+      series.before = now;
+      series.in_flight = now.in_flight;
+      series.errors = now.errors;
+    }
+    return total;
+  }
+
+  addTotal(differences, counters, seconds, isRate) {
+    let series = this.volumes.get(ALL);
+    if (!series) this.volumes.set(ALL, series = new Series());
+    series.put(this.newest, isRate ? differences : null, seconds);
+    series.in_flight = 0;
+    series.errors = 0;
+    for (const now of Object.values(counters)) {
+      series.in_flight += now.in_flight;
+      series.errors += now.errors;
+    }
+  }
+
+  /** The newest number of a series; NaN when there is none. */
+  now(series, metric) {
+    return series ? series.values[this.newest * WIDTH + metric] : NaN;
+  }
+
+  /** Call `each(age in seconds, value)` from the oldest to the newest number of the last two minutes. */
+  forEach(series, metric, each) {
+    const newest_ns = this.times[this.newest];
+    for (let i = 1; i <= SLOTS; i += 1) {
+      const slot = (this.newest + i) % SLOTS;
+      const age_s = (newest_ns - this.times[slot]) / 1e9;
+      if (age_s <= SECONDS) each(age_s, series ? series.values[slot * WIDTH + metric] : NaN);
+    }
+  }
+}

@@ -1,0 +1,190 @@
+// What several views have in common: sections, messages, buttons, jobs.
+
+import { patch, post, remove, segment } from "./api.js";
+import { explain, openDialog } from "./dialog.js";
+import { h, hidden, link, address, newId, setText } from "./dom.js";
+import { bytes, duration, parseBytes } from "./format.js";
+import { find, refreshNow, state } from "./store.js";
+
+/** A part of a view under a heading. */
+export function section(title, ...children) {
+  const id = newId("section");
+  return h("section", { "aria-labelledby": id }, h("h2", { id }, title), children);
+}
+
+/** A button. `of` names its object for those who hear the page, where several buttons say the same. */
+export function button(label, onclick, { of, className } = {}) {
+  return h("button", { type: "button", class: className, onclick }, label, of ? hidden(` ${of}`) : null);
+}
+
+/** Says how an action went, where it was started. */
+export class Message {
+  constructor() {
+    this.status = h("p", { class: "notice", role: "status" });
+    this.alert = h("p", { class: "error", role: "alert" });
+    this.element = h("div", { class: "messages" }, this.status, this.alert);
+  }
+
+  say(text) {
+    setText(this.alert, "");
+    setText(this.status, text);
+  }
+
+  /** Run an action that returns what is to be said, or nothing; its error is shown here. */
+  async run(action) {
+    setText(this.alert, "");
+    try {
+      setText(this.status, (await action()) ?? "");
+    } catch (error) {
+      setText(this.status, "");
+      setText(this.alert, explain(error));
+    }
+  }
+
+  /** Open a dialog whose `submit` returns what is to be said here when it is done. */
+  async dialog(options) {
+    let said = "";
+    this.say("");
+    const isDone = await openDialog({ ...options, submit: async (values) => { said = (await options.submit(values)) ?? ""; } });
+    if (isDone) this.say(said);
+    return isDone;
+  }
+}
+
+/** Have an array do something; returns the sentence about it. */
+export async function act(array, action) {
+  const done = await post(`/arrays/${segment(array)}/actions`, action);
+  await refreshNow("arrays", "jobs");
+  return done.text;
+}
+
+// Jobs that end for good when they are cancelled. The others fill a slot, and go on until it is full.
+const CANCELLABLE = new Set(["check", "repair", "replace", "move", "create", "grow"]);
+const JOB_NAMES = {
+  rebuild: "Rebuild", "partial-resync": "Partial resync", replace: "Replacement", resync: "Resync", reshape: "Reshape", check: "Check", repair: "Repair", move: "Move", create: "Creation", grow: "Growth",
+};
+// What is left when the job of a volume is cancelled.
+const WITHOUT = {
+  move: "The volume stays where it is. No data is lost.", create: "The volume is not made.", grow: "The volume stays as large as it is. No data is lost.",
+};
+
+class JobItem {
+  constructor(list, job) {
+    this.list = list;
+    this.id = job.id;
+    this.array = job.array;
+    this.name = (JOB_NAMES[job.kind] ?? job.kind).toLowerCase();
+    this.whose = job.volume ? `The ${this.name} of ${job.volume}` : `The jobs of ${job.array}`;
+    const what = jobTitle(job);
+    const label = newId("job");
+    this.bar = h("progress", { max: 1, "aria-labelledby": label });
+    this.text = h("p", { class: "numbers" });
+    this.pause = h("button", { type: "button", onclick: () => this.toggle() });
+    this.pauseWord = h("span");
+    this.pause.append(this.pauseWord, hidden(` ${what}`));
+    this.element = h("li", { class: "job" },
+      h("p", { class: "what", id: label }, JOB_NAMES[job.kind] ?? job.kind, " of ", ...jobLinks(job)),
+      this.bar, this.text,
+      h("div", { class: "buttons" }, this.pause, button("Limit rate…", () => this.limit(), { of: what }),
+        CANCELLABLE.has(job.kind) ? button("Cancel…", () => this.cancel(what), { of: what }) : null));
+  }
+
+  update(job) {
+    this.job = job;
+    const part = job.total_bytes > 0 ? job.done_bytes / job.total_bytes : 0;
+    this.bar.value = part;
+    const pace = job.is_paused ? "paused" : `${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "end not known" : `${duration(job.eta_s)} left`}`;
+    setText(this.text, `${(part * 100).toFixed(1)} % · ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)} · ${pace}`);
+    setText(this.pauseWord, job.is_paused ? "Resume" : "Pause");
+  }
+
+  toggle() {
+    const is_paused = !this.job.is_paused;
+    this.list.message.run(async () => {
+      await patch(`/jobs/${segment(this.id)}`, { is_paused });
+      await refreshNow("jobs", "arrays");
+      const [still, on] = this.job.volume ? ["stands still", "goes on"] : ["stand still", "go on"];
+      return `${this.whose} ${is_paused ? still : on}.`;
+    });
+  }
+
+  limit() {
+    const rate = (name, label, hint) => ({ name, label, hint, isOptional: true, parse: parseBytes });
+    this.list.message.dialog({
+      title: this.job.volume ? `Limit the ${this.name} of ${this.job.volume}` : `Limit the jobs of ${this.array}`,
+      fields: [
+        rate("max", "At most, in a second", "Such as 200 MiB. 0: as much as leaves users their latency."),
+        rate("min", "At least, in a second", "Whatever users want."),
+      ],
+      action: "Set limits",
+      submit: async ({ max, min }) => {
+        await patch(`/jobs/${segment(this.id)}`, { max_bytes_per_s: max, min_bytes_per_s: min });
+        await refreshNow("jobs");
+        return `${this.whose} ${this.job.volume ? "is" : "are"} limited now.`;
+      },
+    });
+  }
+
+  cancel(what) {
+    this.list.message.dialog({
+      title: `Cancel the ${what}?`,
+      body: [h("p", null, this.job.volume ? WITHOUT[this.job.kind] : "What it has done so far is lost: a new one begins at the start. No data is lost.")],
+      action: "Cancel the job",
+      isDangerous: true,
+      submit: async () => {
+        await remove(`/jobs/${segment(this.id)}`);
+        await refreshNow("arrays", "jobs", "volumes");
+        return `The ${what} was cancelled.`;
+      },
+    });
+  }
+}
+
+const slotText = (job) => (job.slot === null || job.slot === undefined ? "" : `, slot ${job.slot}`);
+
+const toward = (job) => (job.kind === "move" ? "to" : "on");
+
+/** Whose job it is, with links. */
+function jobLinks(job) {
+  const place = link(address(find("devices", job.array) ? "devices" : "arrays", job.array), job.array);
+  const volume = find("volumes", job.volume) ? link(address("volumes", job.volume), job.volume) : job.volume;
+  return job.volume ? [volume, ` ${toward(job)} `, place] : [place, slotText(job)];
+}
+
+function jobTitle(job) {
+  const name = (JOB_NAMES[job.kind] ?? job.kind).toLowerCase();
+  return job.volume ? `${name} of ${job.volume} ${toward(job)} ${job.array}` : `${name} of ${job.array}${slotText(job)}`;
+}
+
+/** The jobs that run, of all arrays or of one. */
+export class JobList {
+  constructor(array) {
+    this.array = array;
+    this.items = new Map();
+    this.message = new Message();
+    this.list = h("ul", { class: "jobs" });
+    this.empty = h("p", { class: "muted" }, "No job runs.");
+    this.element = h("div", null, this.list, this.empty, this.message.element);
+  }
+
+  update() {
+    const jobs = state.jobs.filter((job) => this.array === undefined || job.array === this.array);
+    const gone = new Set(this.items.keys());
+    for (const job of jobs) {
+      gone.delete(job.id);
+      let item = this.items.get(job.id);
+      if (!item) {
+        item = new JobItem(this, job);
+        this.items.set(job.id, item);
+        this.list.append(item.element);
+      }
+      item.update(job);
+    }
+    for (const id of gone) {
+      this.items.get(id).element.remove();
+      this.items.delete(id);
+    }
+    this.list.hidden = jobs.length === 0;
+    this.empty.hidden = jobs.length > 0;
+  }
+}

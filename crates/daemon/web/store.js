@@ -1,0 +1,170 @@
+// What the page knows of the daemon, kept up to date: lists by events (and now and then anyway), counters each second.
+//
+// Views subscribe and get the set of lists that differ. A list whose text is the one from before is not even parsed.
+
+import { ApiError, followEvents, get, requestText } from "./api.js";
+import { History } from "./history.js";
+
+const LISTS = ["devices", "arrays", "volumes", "groups", "exports", "jobs"];
+const MOST_EVENTS = 1024; // what the daemon remembers
+const REFRESH_ALL_MS = 30_000; // should an event ever be missing
+const REFRESH_TRAFFIC_MS = 5_000;
+const REFRESH_JOBS_MS = 2_000;
+const SAMPLE_MS = 1_000;
+const GATHER_MS = 100; // events come in bursts
+
+// What an event may have changed, by its kind.
+const TOUCHES = {
+  device: ["devices", "arrays", "exports"],
+  array: ["arrays", "jobs", "devices", "exports"],
+  volume: ["volumes", "arrays", "devices", "groups", "exports"],
+  group: ["groups", "volumes"],
+  export: ["exports", "volumes", "arrays", "devices"],
+  job: ["jobs", "arrays"],
+};
+
+export const state = {
+  system: null, devices: [], arrays: [], volumes: [], groups: [], exports: [], jobs: [],
+  events: [], // newest first
+  eventsSince_ns: null, // the start of the daemon that they are of
+  isLoaded: false, isConnected: true,
+  streamLost_ms: null, // since when, as performance.now() counts
+};
+export const history = new History();
+
+const texts = {};
+const dirty = new Set();
+const listeners = new Set();
+let refreshing = null;
+let reconnect = () => {};
+
+/** Have `listener` called with the set of names that differ: lists, `events`, `system`, `connection`, `samples`. */
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function notify(...changed) {
+  const set = new Set(changed);
+  for (const listener of [...listeners]) listener(set);
+}
+
+function setConnected(isConnected) {
+  if (state.isConnected === isConnected) return;
+  state.isConnected = isConnected;
+  notify("connection");
+  if (isConnected) reconnect();
+}
+
+async function load(name) {
+  const text = await requestText(`/${name}`);
+  if (texts[name] === text) return null;
+  const value = JSON.parse(text);
+  texts[name] = text;
+  state[name] = value;
+  return name;
+}
+
+async function loadDirty() {
+  const names = [...dirty];
+  dirty.clear();
+  try {
+    const changed = (await Promise.all(names.map(load))).filter((name) => name !== null);
+    const isFirst = !state.isLoaded;
+    if (LISTS.every((name) => texts[name] !== undefined)) state.isLoaded = true;
+    setConnected(true);
+    if (isFirst && state.isLoaded) notify(...LISTS, "system", "events");
+    else if (changed.length > 0) notify(...changed);
+  } catch (error) {
+    for (const name of names) dirty.add(name);
+    if (error instanceof ApiError && error.status === 0) setConnected(false);
+    else console.warn(`the lists cannot be loaded: ${error.message}`);
+  }
+}
+
+/** Load these lists anew, soon. Resolves when they are here. */
+export function refresh(...names) {
+  for (const name of names.length > 0 ? names : [...LISTS, "system"]) dirty.add(name);
+  refreshing ??= new Promise((resolve) => setTimeout(resolve, GATHER_MS)).then(async () => {
+    refreshing = null;
+    await loadDirty();
+  });
+  return refreshing;
+}
+
+/** Load these lists at once: what the user has just done is to be seen. */
+export async function refreshNow(...names) {
+  for (const name of names) dirty.add(name);
+  await loadDirty();
+}
+
+function take(events) {
+  const known = state.events.length > 0 ? state.events[0].id : 0;
+  const fresh = events.filter((event) => event.id > known);
+  if (fresh.length === 0) return;
+  state.events = [...fresh.reverse(), ...state.events].slice(0, MOST_EVENTS);
+  notify("events");
+}
+
+/** What happened while nobody listened. A daemon that was started anew counts its events anew. */
+async function catchUp() {
+  const system = await get("/system");
+  if (system.started_ns !== state.eventsSince_ns) state.events = [];
+  state.eventsSince_ns = system.started_ns;
+  const after = state.events.length > 0 ? state.events[0].id : 0;
+  take(await get(`/events?after=${after}`));
+}
+
+function onEvent(event) {
+  take([event]);
+  refresh(...(TOUCHES[event.kind] ?? []));
+}
+
+async function sample() {
+  try {
+    const counters = await get("/samples");
+    setConnected(true);
+    if (history.add(counters)) notify("samples");
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 0) setConnected(false);
+  }
+}
+
+/** Repeat `work` every so often, one at a time, while somebody looks. */
+function repeat(interval_ms, work) {
+  const turn = async () => {
+    const started = performance.now();
+    if (!document.hidden) await work();
+    setTimeout(turn, Math.max(interval_ms - (performance.now() - started), interval_ms / 4));
+  };
+  setTimeout(turn, interval_ms);
+}
+
+/** Begin to keep the state up to date. */
+export async function start() {
+  reconnect = followEvents({
+    onOpen: () => {
+      state.streamLost_ms = null;
+      notify("connection");
+      catchUp().catch((error) => console.warn(`the events cannot be loaded: ${error.message}`));
+      refresh();
+    },
+    onEvent,
+    onLost: () => {
+      state.streamLost_ms ??= performance.now();
+      notify("connection");
+    },
+  });
+  repeat(SAMPLE_MS, sample);
+  repeat(REFRESH_JOBS_MS, () => (state.jobs.length > 0 ? refresh("jobs", "arrays") : null));
+  repeat(REFRESH_TRAFFIC_MS, () => refresh("exports"));
+  repeat(REFRESH_ALL_MS, () => refresh());
+  sample();
+  await refresh();
+}
+
+export const find = (list, name) => state[list].find((item) => item.name === name);
+/** The volumes on an array or device. */
+export const volumesOn = (name) => state.volumes.filter((volume) => volume.on === name);
+/** What exports can serve and volumes can lie on. */
+export const bases = () => [...state.arrays, ...state.devices];

@@ -1,0 +1,291 @@
+// One array: its state, its members and what they do, its jobs, and what can be done to it.
+
+import { remove, segment } from "./api.js";
+import { badge, h, links, newId, setText } from "./dom.js";
+import { bandwidth, bytes, count, counted, latency, parseBytes, some } from "./format.js";
+import { act, button, JobList, Message, section } from "./parts.js";
+import { peak, Plots, sparkline } from "./plots.js";
+import { find, history, refreshNow, volumesOn } from "./store.js";
+import { Facts, Table } from "./table.js";
+
+const isLive = (member) => member.state === "live";
+const called = (member) => `slot ${member.slot}${member.device ? ` (${member.device})` : ""}`;
+
+/** What a further member that goes would mean. With several groups it is said for the worst case: all in one of them. */
+function afterFailing(array, member) {
+  if (!isLive(member)) return "It is not in sync: what it has of its content so far is lost.";
+  const spare = array.parity - array.members.filter((other) => !isLive(other)).length - 1;
+  if (array.parity === 0 || spare < 0) {
+    const volumes = array.volumes.length > 0 ? ` Volumes: ${some(array.volumes)}.` : "";
+    return `The array has no redundancy left for it: it fails, and its data can no longer be reached.${volumes}`;
+  }
+  const where = array.groups > 1 ? " of the same group" : "";
+  return `Its content is computed from the others. ${spare === 0 ? `No further member${where} may fail` : `${counted(spare, "further member")}${where} may fail`} until it is rebuilt.`;
+}
+
+class ArrayView {
+  constructor(name) {
+    this.name = name;
+    this.title = `Array ${name}`;
+    this.message = new Message();
+    this.memberMessage = new Message();
+    this.facts = new Facts("Array");
+    this.error = h("p", { class: "error", hidden: true });
+    this.jobs = new JobList(name);
+    this.table = this.memberTable();
+    this.sparesList = h("ul", { class: "plain" });
+    this.traffic = this.trafficTable();
+    this.select = h("select", { id: newId("select"), onchange: () => this.sample() });
+    this.plots = new Plots();
+    this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.actions(), this.message.element,
+      section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
+      section("Jobs", this.jobs.element),
+      section("What members do", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
+  }
+
+  get array() { return find("arrays", this.name); }
+
+  actions() {
+    const again = (label, action) => button(label, () => this.message.run(() => act(this.name, { action })));
+    return h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${this.name}` },
+      button("Add spare…", () => this.addSpare()), button("Re-add…", () => this.reAdd()), button("Remove failed…", () => this.removeMembers(null)),
+      button("Scrub…", () => this.scrub()), button("Grow…", () => this.grow()), again("Pause jobs", "pause"), again("Resume jobs", "resume"),
+      button("Cancel jobs…", () => this.cancel()), button("Delete…", () => this.delete(), { className: "danger" }));
+  }
+
+  memberTable() {
+    return new Table({
+      caption: `Members of ${this.name}`,
+      empty: "The array has no members here.",
+      key: (member) => member.slot,
+      columns: [
+        { label: "Slot", isHeader: true, isNumber: true, text: (member) => String(member.slot) },
+        { label: "State", depends: (member) => member.state, nodes: (member) => badge(member.state) },
+        { label: "Device", text: (member) => member.device ?? "–" },
+        { label: "Reason", text: (member) => member.reason ?? "–" },
+        { label: "UUID", text: (member) => member.uuid ?? "–" },
+        { label: "Actions", depends: (member) => [member.state, member.uuid, member.device], nodes: (member) => h("div", { class: "buttons" }, this.memberButtons(member)) },
+      ],
+    });
+  }
+
+  memberButtons(member) {
+    const of = `slot ${member.slot}`;
+    const all = [];
+    if (member.state !== "missing") all.push(button("Fail…", () => this.fail(member), { of }));
+    if (isLive(member)) all.push(button("Replace…", () => this.replace(member), { of }));
+    if (member.state === "missing" && member.uuid) {
+      all.push(button("Re-add…", () => this.reAdd(member), { of }), button("Remove…", () => this.removeMembers(member), { of }));
+    }
+    return all;
+  }
+
+  trafficTable() {
+    const series = (member) => history.members.get(`${this.name}/${member.slot}`);
+    const spark = (label, metrics, value) => ({
+      label, isNumber: true,
+      live: (member, cell) => sparkline(cell, history, series(member), metrics, this.peaks[metrics[0]], value(series(member))),
+    });
+    const sum = (a, b) => (Number.isNaN(a) ? b : Number.isNaN(b) ? a : a + b);
+    const now = (of, metric) => history.now(of, metric);
+    return new Table({
+      caption: `What members of ${this.name} do. The small plots of a column have one scale: reads solid, writes dashed.`,
+      isCaptionHidden: false,
+      empty: "The array has no members here.",
+      key: (member) => member.slot,
+      columns: [
+        { label: "Slot", isHeader: true, isNumber: true, text: (member) => String(member.slot) },
+        { label: "Device", text: (member) => member.device ?? "–" },
+        spark("IOPS", [0, 1], (of) => count(sum(now(of, 0), now(of, 1)))),
+        spark("Bandwidth", [2, 3], (of) => bandwidth(sum(now(of, 2), now(of, 3)))),
+        spark("Mean latency, read / write", [4, 5], (of) => `${latency(now(of, 4))} / ${latency(now(of, 5))}`),
+        { label: "In flight", isNumber: true, live: (member, cell) => setText(cell, count(series(member)?.in_flight)) },
+        { label: "Errors", isNumber: true, live: (member, cell) => setText(cell, count(series(member)?.errors)) },
+      ],
+    });
+  }
+
+  update() {
+    const array = this.array;
+    if (!array) return;
+    this.error.hidden = !array.error;
+    setText(this.error, array.error ?? "");
+    this.updateFacts(array);
+    this.table.update(array.members);
+    this.jobs.update();
+    this.updateSpares(array);
+    this.updateSelect(array);
+    this.measurePeaks();
+    this.traffic.update(array.members);
+  }
+
+  updateFacts(array) {
+    const { facts } = this;
+    facts.set("State", badge(array.state), array.state);
+    facts.set("Level", array.level);
+    facts.set("Capacity", bytes(array.capacity));
+    facts.set("Free for volumes", bytes(array.free));
+    facts.set("Shape", `${array.groups > 1 ? `${array.groups} groups of ` : ""}${array.data} + ${array.parity}, strip ${bytes(array.strip_bytes)}, block ${bytes(array.block_size)}`);
+    facts.set("Consistency", array.consistency);
+    facts.set("Scrub", scrubText(array.scrub));
+    facts.set("Volumes", links("volumes", array.volumes.slice(0, 20)).concat(array.volumes.length > 20 ? ` and ${array.volumes.length - 20} more` : ""), array.volumes);
+    facts.set("Exports of all of it", links("exports", array.exports), array.exports);
+    facts.set("UUID", array.uuid);
+  }
+
+  updateSpares(array) {
+    const signature = JSON.stringify(array.spares);
+    if (this.sparesList.signature === signature) return;
+    this.sparesList.signature = signature;
+    this.sparesList.replaceChildren(...(array.spares.length === 0 ? [h("li", { class: "muted" }, "None: a member that fails is not replaced by itself.")]
+      : array.spares.map((spare) => h("li", null, badge("spare"), ` ${spare.device ?? "not here"} `,
+        spare.device ? button("Remove…", () => this.removeSpare(spare), { of: `spare ${spare.device}` }) : null))));
+  }
+
+  updateSelect(array) {
+    const signature = JSON.stringify(array.members.map(called));
+    if (this.select.signature === signature) return;
+    this.select.signature = signature;
+    const chosen = this.select.value;
+    this.select.replaceChildren(...array.members.map((member) => h("option", { value: String(member.slot) }, called(member))));
+    if (chosen) this.select.value = chosen;
+  }
+
+  /** The largest number of all members: small plots of one column have one scale, so that the odd one out shows. */
+  measurePeaks() {
+    const all = (this.array?.members ?? []).map((member) => history.members.get(`${this.name}/${member.slot}`));
+    this.peaks = [0, 0, 2, 2, 4, 4].map((metric) => Math.max(0, ...all.map((series) => peak(history, series, metric, metric + 1))));
+  }
+
+  sample() {
+    const slot = this.select.value;
+    if (slot === "") return;
+    this.measurePeaks();
+    this.traffic.sample();
+    this.plots.draw(history, history.members.get(`${this.name}/${slot}`), `slot ${slot} of ${this.name}`);
+  }
+
+  close() {
+    this.table.close();
+    this.traffic.close();
+    this.plots.close();
+  }
+
+  fail(member) {
+    this.memberMessage.dialog({
+      title: `Fail ${called(member)} of ${this.name}?`,
+      body: [h("p", null, "Nothing is read from it or written to it any more."), h("p", { class: "warning" }, afterFailing(this.array, member))],
+      action: "Fail the member", isDangerous: true,
+      submit: () => act(this.name, { action: "fail", members: [String(member.slot)] }),
+    });
+  }
+
+  replace(member) {
+    this.memberMessage.dialog({
+      title: `Replace ${called(member)} of ${this.name}`,
+      body: [h("p", null, "It is copied to the device, which then takes its place. The array keeps its redundancy meanwhile.")],
+      fields: [{ name: "device", label: "Device", placeholder: "/dev/sdx", hint: "What it holds is lost." },
+        { name: "force", label: "Overwrite whatever lies on the device", type: "checkbox" }],
+      action: "Replace the member",
+      submit: ({ device, force }) => act(this.name, { action: "replace", member: String(member.slot), device, force }),
+    });
+  }
+
+  addSpare() {
+    this.message.dialog({
+      title: `Add spares to ${this.name}`,
+      fields: [{ name: "devices", label: "Devices", type: "lines", placeholder: "/dev/sdx", hint: "One path or device specification a line. What they hold is lost. Empty slots are filled at once." },
+        { name: "force", label: "Overwrite whatever lies on the devices", type: "checkbox" },
+        { name: "global", label: "Spares for every array of the daemon", type: "checkbox" }],
+      action: "Add spares",
+      submit: (values) => act(this.name, { action: "add", ...values }),
+    });
+  }
+
+  reAdd(member) {
+    (member ? this.memberMessage : this.message).dialog({
+      title: member ? `Re-add slot ${member.slot} of ${this.name}` : `Re-add members of ${this.name}`,
+      body: [h("p", null, "Former members go back into their slots: what has changed since is copied.")],
+      fields: [{ name: "devices", label: "Devices", type: "lines", value: member?.device ?? "", placeholder: "/dev/sdx", hint: "One path or device specification a line." }],
+      action: "Re-add",
+      submit: (values) => act(this.name, { action: "re-add", ...values }),
+    });
+  }
+
+  removeMembers(member) {
+    const out = this.array.members.filter((other) => other.state === "missing" && other.uuid);
+    const names = member ? called(member) : some(out.map(called));
+    (member ? this.memberMessage : this.message).dialog({
+      title: member ? `Remove ${names} of ${this.name}?` : `Remove all failed members of ${this.name}?`,
+      body: [h("p", { class: "warning" }, `${names || "No member is out: nothing"} is let go for good. Its content counts as lost: should it come back, it is rebuilt as a whole.`)],
+      action: "Remove", isDangerous: true,
+      submit: () => act(this.name, { action: "remove", members: [member ? String(member.slot) : "failed"] }),
+    });
+  }
+
+  removeSpare(spare) {
+    this.memberMessage.dialog({
+      title: `Remove the spare ${spare.device} of ${this.name}?`,
+      body: [h("p", null, "It no longer waits for a member to fail.")],
+      action: "Remove", isDangerous: true,
+      submit: () => act(this.name, { action: "remove", members: [spare.device] }),
+    });
+  }
+
+  scrub() {
+    this.message.dialog({
+      title: `Scrub ${this.name}`,
+      body: [h("p", null, "Parity or copies are compared with the data, beside whatever the array's users do.")],
+      fields: [{ name: "repair", label: "Repair: write what is wrong anew", type: "checkbox" }],
+      action: "Scrub",
+      submit: ({ repair }) => act(this.name, { action: "scrub", repair }),
+    });
+  }
+
+  grow() {
+    this.message.dialog({
+      title: `Grow ${this.name}`,
+      body: [h("p", null, "What members have become larger by is used. An array cannot shrink again.")],
+      fields: [{ name: "member_bytes", label: "Bytes of each member to use at most", isOptional: true, parse: parseBytes, hint: "Such as 4 TiB; all of the smallest without it." }],
+      action: "Grow",
+      submit: (values) => act(this.name, { action: "grow", ...values }),
+    });
+  }
+
+  cancel() {
+    this.message.dialog({
+      title: `Cancel the jobs of ${this.name}?`,
+      body: [h("p", null, "The scrub or replacement that runs is ended. What it has done so far is lost; no data is. Rebuilds cannot be cancelled, only paused.")],
+      action: "Cancel the jobs", isDangerous: true,
+      submit: () => act(this.name, { action: "cancel" }),
+    });
+  }
+
+  async delete() {
+    const array = this.array;
+    const volumes = volumesOn(this.name).map((volume) => volume.name);
+    const isDone = await this.message.dialog({
+      title: `Delete the array ${this.name}?`,
+      body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(array.capacity)}${volumes.length > 0 ? `, with ${counted(volumes.length, "volume")}: ${some(volumes)}` : ""}.`)],
+      typed: this.name, action: "Delete the array", isDangerous: true,
+      submit: async () => {
+        await remove(`/arrays/${segment(this.name)}`);
+        return "";
+      },
+    });
+    if (!isDone) return;
+    location.hash = "#/arrays";
+    await refreshNow("arrays", "devices", "jobs");
+  }
+}
+
+function scrubText(scrub) {
+  if (!scrub) return "not since the start";
+  const what = scrub.is_repairing ? "repair" : "check";
+  return `${what} ${scrub.is_complete ? "complete" : "not complete"}: ${counted(scrub.stripes, "stripe")} compared, ${count(scrub.mismatched_rows)} mismatched rows, ${count(scrub.unreadable)} unreadable`;
+}
+
+/** The view of an array; nothing if there is none of this name. */
+export function openArray(name) {
+  return find("arrays", name) ? new ArrayView(name) : null;
+}

@@ -1,0 +1,66 @@
+// Arrays: the list, and how one is made.
+
+import { post } from "./api.js";
+import { badge, h, link, links, address } from "./dom.js";
+import { bytes, counted, parseBytes, parseCount } from "./format.js";
+import { button, Message } from "./parts.js";
+import { refreshNow, state } from "./store.js";
+import { Table } from "./table.js";
+
+const option = (value, label = value) => ({ value, label });
+
+function createArray(message) {
+  return message.dialog({
+    title: "New array",
+    body: [h("p", { class: "warning" }, "What the members hold is lost.")],
+    fields: [
+      { name: "name", label: "Name" },
+      { name: "level", label: "Level", type: "select", value: "6", options: [
+        option("1", "1 – mirror"), option("10", "10 – striped mirrors"), option("5", "5 – one parity"), option("6", "6 – two parities"),
+        option("7.3", "7.3 – three parities"), option("50", "50 – groups of 5"), option("60", "60 – groups of 6"), option("70", "70 – groups of 7.3"),
+        option("n+m", "n+m – any number of parities"), option("0", "0 – no redundancy")] },
+      { name: "members", label: "Members", type: "lines", placeholder: "/dev/sdb\n/dev/sdc", hint: "One path or device specification a line, in the order of their slots." },
+      { name: "spares", label: "Spares", type: "lines", isOptional: true, hint: "One a line." },
+      { name: "groups", label: "Groups", isOptional: true, parse: parseCount, hint: "For levels 10, 50, 60, 70 and n+m." },
+      { name: "parities", label: "Parities", isOptional: true, parse: parseCount, hint: "For level n+m." },
+      { name: "copies", label: "Copies", isOptional: true, parse: parseCount, hint: "For level 10." },
+      { name: "strip_bytes", label: "Strip", isOptional: true, parse: parseBytes, hint: "Such as 64 KiB; chosen by the number of members without it." },
+      { name: "consistency", label: "Consistency", type: "select", value: "", isOptional: true, options: [option("", "what suits the level"), option("ppl"), option("bitmap"), option("none")] },
+      { name: "force", label: "Overwrite whatever lies on the members", type: "checkbox" },
+    ],
+    action: "Make the array",
+    submit: async (values) => {
+      await post("/arrays", values);
+      await refreshNow("arrays", "jobs");
+      return `The array ${values.name} was made.`;
+    },
+  });
+}
+
+const runningJobs = (array) => state.jobs.filter((job) => job.array === array.name);
+
+export function openArrays() {
+  const message = new Message();
+  const table = new Table({
+    caption: "Arrays",
+    empty: "There are no arrays yet.",
+    key: (array) => array.uuid || array.name,
+    columns: [
+      { label: "Name", isHeader: true, sort: (array) => array.name, depends: (array) => array.name, nodes: (array) => link(address("arrays", array.name), array.name) },
+      { label: "State", sort: (array) => array.state, depends: (array) => array.state, nodes: (array) => badge(array.state) },
+      { label: "Level", sort: (array) => array.level, text: (array) => array.level },
+      { label: "Members", text: (array) => `${array.members.filter((member) => member.state === "live").length} of ${array.members.length} live${array.spares.length > 0 ? `, ${counted(array.spares.length, "spare")}` : ""}` },
+      { label: "Capacity", isNumber: true, sort: (array) => array.capacity, text: (array) => bytes(array.capacity) },
+      { label: "Free", isNumber: true, sort: (array) => array.free ?? -1, text: (array) => bytes(array.free) },
+      { label: "Volumes", isNumber: true, sort: (array) => array.volumes.length, text: (array) => String(array.volumes.length) },
+      { label: "Exports", depends: (array) => array.exports, nodes: (array) => links("exports", array.exports) },
+      { label: "Jobs", text: (array) => runningJobs(array).map((job) => `${job.kind} ${job.total_bytes > 0 ? Math.floor((job.done_bytes / job.total_bytes) * 100) : 0} %`).join(", ") || "–" },
+    ],
+  });
+  return {
+    title: "Arrays",
+    element: h("div", null, h("div", { class: "toolbar" }, button("New array…", () => createArray(message), { className: "primary" })), message.element, h("div", { class: "panel" }, table.element)),
+    update() { table.update(state.arrays); },
+    close() { table.close(); },
+  };
+}

@@ -1,0 +1,77 @@
+// The overview: health, jobs, and the picture of everything.
+
+import { h, link, setText, SIGNS } from "./dom.js";
+import { bytes, count, bandwidth, counted } from "./format.js";
+import { problems, summary } from "./health.js";
+import { ALL } from "./history.js";
+import { drawMap } from "./map.js";
+import { JobList, section } from "./parts.js";
+import { Facts } from "./table.js";
+import { history, state } from "./store.js";
+
+export function openOverview() {
+  const line = h("p", { class: "summary" });
+  const list = h("ul", { class: "problems" });
+  const facts = new Facts("Totals");
+  const jobs = new JobList();
+  const picture = h("div", { class: "picture" });
+  let drawn = "";
+
+  const updateHealth = () => {
+    const { look, text } = summary();
+    line.className = `summary ${look}`;
+    setText(line, `${SIGNS[look]} ${text}`);
+    const all = problems();
+    const signature = JSON.stringify(all);
+    if (list.signature === signature) return;
+    list.signature = signature;
+    list.replaceChildren(...all.map((problem) => h("li", { class: problem.look },
+      h("span", { "aria-hidden": "true", class: "sign" }, SIGNS[problem.look]), " ", link(problem.href, problem.text))));
+  };
+
+  const updateTotals = () => {
+    const capacity = state.arrays.reduce((sum, array) => sum + array.capacity, 0);
+    const free = state.arrays.reduce((sum, array) => sum + (array.free ?? 0), 0);
+    facts.set("Arrays", `${state.arrays.length}, ${bytes(capacity)}`);
+    facts.set("Free for volumes", bytes(free));
+    facts.set("Volumes", `${state.volumes.length}, ${bytes(state.volumes.reduce((sum, volume) => sum + volume.size, 0))}`);
+    const clients = state.exports.reduce((sum, item) => sum + (item.traffic?.clients ?? 0), 0);
+    facts.set("Exports", `${state.exports.length}, ${counted(clients, "client")}`);
+  };
+
+  const updatePicture = () => {
+    const { arrays, devices, volumes, exports } = state;
+    const signature = JSON.stringify([
+      arrays.map((array) => [array.name, array.level, array.state, array.members, array.spares]),
+      devices.map((device) => [device.name, device.capacity, device.error]),
+      volumes.map((volume) => [volume.name, volume.on, volume.size, volume.exports]),
+      exports.map((item) => [item.name, item.kind, item.state, item.of]),
+    ]);
+    if (drawn === signature) return;
+    drawn = signature;
+    const focused = picture.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const isEmpty = arrays.length + devices.length + exports.length === 0;
+    picture.replaceChildren(isEmpty
+      ? h("p", { class: "muted" }, "Nothing is here yet. Make an ", link("#/arrays", "array"), " or open a ", link("#/devices", "device"), " first.")
+      : drawMap(state));
+    if (focused !== null) [...picture.querySelectorAll("a")].find((node) => node.getAttribute("href") === focused)?.focus();
+  };
+
+  return {
+    title: "Overview",
+    element: h("div", null,
+      h("div", { class: "panel health" }, line, list, facts.element),
+      section("Jobs", jobs.element), section("What is there", picture)),
+    update() {
+      updateHealth();
+      updateTotals();
+      jobs.update();
+      updatePicture();
+    },
+    sample() {
+      const all = history.volumes.get(ALL);
+      facts.set("IOPS now", count(history.now(all, 0) + history.now(all, 1)));
+      facts.set("Bandwidth now", bandwidth(history.now(all, 2) + history.now(all, 3)));
+    },
+  };
+}

@@ -1,0 +1,142 @@
+// Volumes: the list, which stays quick with a thousand of them, the groups, and one volume with its plots.
+
+import { address, h, link, links, newId, setText } from "./dom.js";
+import { bandwidth, bytes, count, counted, latency } from "./format.js";
+import { ALL } from "./history.js";
+import { button, Message, section } from "./parts.js";
+import { Plots, sparkline, peak } from "./plots.js";
+import { floorText, groupTable, qosText } from "./qos.js";
+import { find, history, refreshNow, state } from "./store.js";
+import { Facts, Table } from "./table.js";
+import { createVolume, deleteVolume, growVolume, moveVolume, renameVolume, setQos } from "./volume-actions.js";
+
+const sum = (a, b) => (Number.isNaN(a) ? b : Number.isNaN(b) ? a : a + b);
+const series = (volume) => history.volumes.get(volume.name);
+const iops = (volume) => sum(history.now(series(volume), 0), history.now(series(volume), 1));
+const rate = (volume) => sum(history.now(series(volume), 2), history.now(series(volume), 3));
+
+/** The mean latency of reads and writes together. */
+function meanLatency(volume) {
+  const of = series(volume);
+  let requests = 0;
+  let time = 0;
+  for (const kind of [0, 1]) {
+    const rate_of_kind = history.now(of, kind);
+    if (rate_of_kind > 0) {
+      requests += rate_of_kind;
+      time += rate_of_kind * history.now(of, kind + 4);
+    }
+  }
+  return requests > 0 ? time / requests : NaN;
+}
+
+function volumeTable() {
+  const live = (label, value, format) => ({ label, isNumber: true, sort: value, live: (volume, cell) => setText(cell, format(value(volume))) });
+  return new Table({
+    caption: "Volumes",
+    empty: "There are no volumes yet.",
+    key: (volume) => volume.uuid || volume.name,
+    columns: [
+      { label: "Name", isHeader: true, sort: (volume) => volume.name, depends: (volume) => volume.name, nodes: (volume) => link(address("volumes", volume.name), volume.name) },
+      { label: "Size", isNumber: true, sort: (volume) => volume.size, text: (volume) => bytes(volume.size) },
+      { label: "On", sort: (volume) => volume.on, depends: (volume) => volume.on, nodes: (volume) => link(address(find("arrays", volume.on) ? "arrays" : "devices", volume.on), volume.on) },
+      { label: "QoS", text: (volume) => qosText(volume.qos) },
+      { label: "Group", sort: (volume) => volume.group ?? "", text: (volume) => volume.group ?? "–" },
+      { label: "Exports", depends: (volume) => volume.exports, nodes: (volume) => links("exports", volume.exports) },
+      { label: "IOPS", isNumber: true, sort: iops, live: (volume, cell) => sparkline(cell, history, series(volume), [0, 1], peak(history, series(volume), 0, 1), count(iops(volume))) },
+      live("Bandwidth", rate, bandwidth),
+      live("Mean latency", meanLatency, latency),
+    ],
+  });
+}
+
+export function openVolumes(query) {
+  const on = query.get("on") ?? "";
+  const message = new Message();
+  const table = volumeTable();
+  const plots = new Plots();
+  const groupMessage = new Message();
+  const groups = groupTable(groupMessage);
+  const filterId = newId("filter");
+  const filter = h("input", { type: "search", id: filterId, autocomplete: "off", spellcheck: "false", value: query.get("filter") ?? "" });
+  const shown = h("p", { role: "status", class: "muted" });
+
+  const applyFilter = () => {
+    const text = filter.value.trim().toLowerCase();
+    const holds = (value) => value !== null && value !== undefined && value.toLowerCase().includes(text);
+    const n = table.filter((volume) => (on === "" || volume.on === on)
+      && (text === "" || holds(volume.name) || holds(volume.on) || holds(volume.group) || volume.exports.some(holds) || holds(volume.uuid)));
+    setText(shown, n === state.volumes.length ? counted(n, "volume") : `${n} of ${counted(state.volumes.length, "volume")} shown`);
+  };
+  filter.addEventListener("input", applyFilter);
+
+  return {
+    title: on === "" ? "Volumes" : `Volumes on ${on}`,
+    element: h("div", null,
+      h("div", { class: "toolbar" },
+        button("New volume…", () => createVolume(message, on || undefined), { className: "primary" }),
+        h("label", { for: filterId }, "Filter"), filter, shown, on === "" ? null : link("#/volumes", "Show those on other arrays and devices, too")),
+      message.element,
+      on === "" ? section("All volumes together", plots.element) : null,
+      section("Volumes by name", table.element),
+      section("Groups", h("div", { class: "toolbar" }, button("New group…", groups.create)), groupMessage.element, groups.table.element)),
+    update(changed) {
+      if (changed.has("volumes") || changed.has("arrays") || changed.has("devices")) {
+        table.update(state.volumes);
+        applyFilter();
+      }
+      if (changed.has("groups")) groups.table.update(state.groups);
+    },
+    sample() {
+      plots.draw(history, history.volumes.get(ALL), "all volumes together");
+      table.sample();
+    },
+    close() {
+      table.close();
+      plots.close();
+    },
+  };
+}
+
+/** The view of a volume; nothing if there is none of this name. */
+export function openVolume(name) {
+  if (!find("volumes", name)) return null;
+  const volume = () => find("volumes", name);
+  const message = new Message();
+  const facts = new Facts("Volume");
+  const plots = new Plots();
+
+  const rename = async () => {
+    const renamed = await renameVolume(message, volume());
+    if (renamed !== null && renamed !== name) location.replace(address("volumes", renamed));
+  };
+  const destroy = async () => {
+    if (!(await deleteVolume(message, volume()))) return;
+    location.hash = "#/volumes";
+    await refreshNow("volumes", "arrays", "devices", "groups", "exports");
+  };
+
+  return {
+    title: `Volume ${name}`,
+    element: h("div", null, h("div", { class: "panel" }, facts.element),
+      h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${name}` },
+        button("Grow…", () => growVolume(message, volume())), button("Set QoS…", () => setQos(message, volume())), button("Rename…", rename), button("Move…", () => moveVolume(message, volume())),
+        button("Delete…", destroy, { className: "danger" })),
+      message.element, section("The last two minutes", plots.element)),
+    update() {
+      const now = volume();
+      if (!now) return;
+      facts.set("Size", bytes(now.size));
+      const place = (base) => link(address(find("arrays", base) ? "arrays" : "devices", base), base);
+      facts.set("On", now.moves_to ? h("span", null, place(now.on), ", moves to ", place(now.moves_to)) : place(now.on), `${now.on} ${now.moves_to ?? ""}`);
+      facts.set("QoS", qosText(now.qos));
+      facts.set("Group", now.group ?? "–");
+      facts.set("Floor", floorText(now.floor));
+      facts.set("Exports", links("exports", now.exports), now.exports);
+      facts.set("Pieces", String(now.pieces));
+      facts.set("UUID", now.uuid);
+    },
+    sample() { plots.draw(history, history.volumes.get(name), name); },
+    close() { plots.close(); },
+  };
+}

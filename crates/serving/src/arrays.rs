@@ -1,0 +1,460 @@
+//! The arrays of a server: who keeps them, and what people can ask of them.
+
+use crate::Error;
+use crate::control::path_of;
+use crate::control::protocol::{Command, Done};
+use crate::control::server::{ControlSocket, Controlled};
+use block::{Device, IoError};
+use graph::Stack;
+use graph::array::Opened;
+use graph::kinds::device::DeviceConfig;
+use graph::kinds::raid::member;
+use raid::Uuid;
+use raid::admin::edit::{FAILED, failed_slots, remove};
+use raid::admin::report::ArrayReport;
+use raid::array::{Array, Growth};
+use raid::jobs::{Jobs, Options, SparePool, is_called};
+use raid::metadata::{Table, probe};
+use reactor::{CoreRef, CoreStopped};
+use sandbox::Permits;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What control sockets ask of the server. Called on threads of theirs.
+#[derive(Clone)]
+pub struct Requests {
+    /// Ends the server, as SIGTERM does.
+    pub stop: Arc<dyn Fn() + Send + Sync>,
+    /// Has it look at its devices' sizes again and tell clients, as SIGHUP does.
+    pub refresh: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// An array, and who keeps it: rebuilds, resyncs, scrubs. Nobody does where it is only read.
+pub type Kept = (Arc<Array>, Option<Arc<Jobs>>);
+
+/// Has every array of the stacks commit, and be kept, on `core`.
+///
+/// # Errors
+/// When a member's channel cannot be opened.
+pub fn keep(stacks: &[Stack], core: &CoreRef) -> Result<Vec<Kept>, Error> {
+    let spares = SparePool::default();
+    stacks.iter().flat_map(|stack| &stack.arrays).map(|opened| keep_one(opened, &spares, core)).collect()
+}
+
+/// Has an array commit, and be kept, on `core`; `spares` are for every array that was given them.
+///
+/// # Errors
+/// When a member's channel cannot be opened.
+pub fn keep_one(opened: &Opened, spares: &SparePool, core: &CoreRef) -> Result<Kept, Error> {
+    let Opened { array, spares: found } = opened;
+    if array.is_read_only() {
+        return Ok((array.clone(), None));
+    }
+    let subject = array.clone();
+    let options = Options { spares: spares.clone(), ..Options::default() };
+    let jobs = core.block_on(move |_| async move { subject.keep(options) })??;
+    for (device, label) in found {
+        // One that does not fit is left alone: the array is served all the same.
+        if let Err(error) = jobs.add_found_spare(device.clone(), label) {
+            tracing::warn!(array = array.config().name, %error, "a spare cannot be used");
+        }
+    }
+    Ok((array.clone(), Some(Arc::new(jobs))))
+}
+
+/// Listens for commands to the arrays of the stacks: at one socket for all if there is one, else at one for each, where
+/// an array whose socket cannot be made is served without.
+///
+/// # Errors
+/// When nobody can listen at the socket that was asked for.
+pub fn listen(
+    kept: &[Kept],
+    stacks: &[Stack],
+    core: &CoreRef,
+    requests: &Requests,
+    control: Option<&Path>,
+    permits: &Permits,
+) -> Result<Vec<ControlSocket>, Error> {
+    let is_alone = kept.len() == 1 && stacks.len() == 1;
+    let running = |kept: &Kept| {
+        Arc::new(Running { is_alone, ..Running::new(kept, core, requests.clone(), permits.clone()) })
+    };
+    if let Some(path) = control {
+        let all = Arc::new(All(kept.iter().map(running).collect()));
+        let socket = ControlSocket::listen(path, all)
+            .map_err(|error| Error::ControlSocket { path: path.into(), error })?;
+        return Ok(vec![socket]);
+    }
+    Ok(kept.iter().filter_map(|kept| listen_for(&kept.0, running(kept))).collect())
+}
+
+/// Listens for commands to one array at a socket that is called after it, unless nobody can.
+pub fn listen_for(array: &Array, controlled: Arc<dyn Controlled>) -> Option<ControlSocket> {
+    let config = array.config();
+    let path = path_of(config.uuid);
+    ControlSocket::listen(&path, controlled)
+        .inspect_err(|error| {
+            tracing::warn!(array = config.name, %error, path = %path.display(), "no control socket");
+        })
+        .ok()
+}
+
+/// Ends the service of every array, so that its next start has nothing to recover.
+///
+/// # Errors
+/// Names the first array that could not be stopped; all have been tried.
+pub fn stop(kept: &[Kept], core: &CoreRef) -> Result<(), Error> {
+    let mut result = Ok(());
+    for (array, jobs) in kept {
+        let name = array.config().name.clone();
+        let (array, jobs) = (array.clone(), jobs.clone());
+        let stopped = core.block_on(move |_| async move {
+            if let Some(jobs) = jobs {
+                jobs.stop().await;
+            }
+            array.stop().await
+        })?;
+        if let Err(error) = stopped {
+            let error = Error::Stop { name, error };
+            tracing::error!(%error, "the array is recovered at its next start");
+            result = result.and(Err(error));
+        }
+    }
+    result
+}
+
+/// Puts a layer over a device that becomes a member.
+pub type Wrap = Arc<dyn Fn(Arc<dyn Device>) -> Arc<dyn Device> + Send + Sync>;
+
+/// A running array, as people control it.
+pub struct Running {
+    array: Arc<Array>,
+    jobs: Option<Arc<Jobs>>,
+    core: CoreRef,
+    requests: Requests,
+    /// Where members can be opened.
+    permits: Permits,
+    /// What new members are put into.
+    wrap: Option<Wrap>,
+    /// The server has no other devices.
+    is_alone: bool,
+    /// The device that each slot had last: people call a member that is out by it.
+    last: Mutex<Vec<Option<String>>>,
+}
+
+/// Sees that nothing on a device would be missed.
+///
+/// # Errors
+/// With a sentence that says what it holds.
+pub fn check_unused(name: &str, device: &Arc<dyn Device>, core: &CoreRef) -> Result<(), String> {
+    let subject = device.clone();
+    let found = core.block_on(move |_| async move {
+        let channel = subject.open_channel().map_err(|error| error.to_string())?;
+        probe(&*channel, &subject.limits()).await.map_err(|error| error.to_string())
+    });
+    let found = found.map_err(gone)?.map_err(|error| format!("{name}: it cannot be read: {error}"))?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+    Err(format!("{name} holds {} (--force overwrites it)", found.join(", ")))
+}
+
+/// All arrays of a server, behind one socket.
+struct All(Vec<Arc<Running>>);
+
+impl Controlled for All {
+    fn control(&self, array: Option<&str>, command: Command) -> Result<Done, String> {
+        let names = || self.0.iter().map(|running| running.name()).collect::<Vec<_>>().join(", ");
+        match (array, &self.0[..]) {
+            (Some(array), arrays) => {
+                let found: Vec<_> = arrays.iter().filter(|running| running.is_called(array)).collect();
+                match found[..] {
+                    [] => Err(format!("it is not served here; there are {}", names())),
+                    [running] => running.control(None, command),
+                    _ => Err(format!("there are several of the name {array}: say which by UUID")),
+                }
+            }
+            (None, [running]) => running.control(None, command),
+            (None, arrays) if command == Command::Show => {
+                let arrays = arrays.iter().map(|running| running.report()).collect();
+                Ok(Done { arrays, pid: std::process::id(), ..Done::default() })
+            }
+            (None, _) => Err(format!("which array? There are {}", names())),
+        }
+    }
+}
+
+impl Controlled for Running {
+    fn control(&self, array: Option<&str>, command: Command) -> Result<Done, String> {
+        if let Some(array) = array.filter(|array| !self.is_called(array)) {
+            return Err(format!("array {array} is not served here; this is {}", self.name()));
+        }
+        self.remember();
+        let text = match command {
+            Command::Show => String::new(),
+            Command::Stop => self.end()?,
+            Command::Fail { members } => self.fail(&members)?,
+            Command::Remove { members } => self.remove(&members)?,
+            Command::Add { devices, force, global } => self.add(&devices, force, global)?,
+            Command::ReAdd { devices } => self.re_add(&devices)?,
+            Command::Replace { member, device, force } => self.replace(&member, &device, force)?,
+            Command::Grow { size } => self.grow(size)?,
+            Command::Scrub { repair } => {
+                self.jobs()?.scrub(repair);
+                "a scrub begins".into()
+            }
+            Command::Pause => {
+                self.jobs()?.pause();
+                "jobs stand still".into()
+            }
+            Command::Resume => {
+                self.jobs()?.resume();
+                "jobs go on".into()
+            }
+            Command::Cancel => {
+                self.jobs()?.cancel();
+                "what can be given up is given up".into()
+            }
+        };
+        let array = Some(self.report());
+        Ok(Done { text, array, pid: std::process::id(), ..Done::default() })
+    }
+}
+
+impl Running {
+    /// An array that is kept on `core`. Whoever grows it is told by `requests`, and new members are opened where that is
+    /// permitted.
+    pub fn new(kept: &Kept, core: &CoreRef, requests: Requests, permits: Permits) -> Running {
+        let (array, jobs) = kept.clone();
+        let core = core.clone();
+        let running = Running {
+            array,
+            jobs,
+            core,
+            requests,
+            permits,
+            wrap: None,
+            is_alone: false,
+            last: Mutex::default(),
+        };
+        running.remember();
+        running
+    }
+
+    /// The same, with what new members are put into.
+    pub fn wrapping(self, wrap: Wrap) -> Running {
+        Running { wrap: Some(wrap), ..self }
+    }
+
+    /// The array.
+    pub fn array(&self) -> &Array {
+        &self.array
+    }
+
+    fn name(&self) -> &str {
+        &self.array.config().name
+    }
+
+    /// Whether `name` is its name or UUID.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name() == name || Uuid::parse(name) == Some(self.array.config().uuid)
+    }
+
+    /// Who keeps the array. An array that is only read does not change.
+    fn jobs(&self) -> Result<Arc<Jobs>, String> {
+        self.jobs.clone().ok_or_else(|| "it is served read-only: nothing can be changed".to_owned())
+    }
+
+    /// Remembers which device is in which slot, before one goes.
+    fn remember(&self) {
+        let slots = self.array.slots();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.resize(slots.len(), None);
+        slots.into_iter().filter(|slot| slot.device.is_some()).for_each(|slot| last[slot.slot] = slot.device);
+    }
+
+    fn report(&self) -> ArrayReport {
+        let jobs = self.jobs.as_ref().map(|jobs| jobs.status()).unwrap_or_default();
+        ArrayReport::of_running(&self.array, &jobs)
+    }
+
+    fn end(&self) -> Result<String, String> {
+        if !self.is_alone {
+            return Err("its server serves other devices too: end the server instead (SIGTERM)".into());
+        }
+        (self.requests.stop)();
+        Ok("stopping".into())
+    }
+
+    fn fail(&self, members: &[String]) -> Result<String, String> {
+        self.jobs()?;
+        let table = self.array.table();
+        let slots: Vec<usize> =
+            members.iter().map(|member| self.slot(member, &table)).collect::<Result<_, _>>()?;
+        let mut said = Vec::new();
+        for slot in slots {
+            let array = self.array.clone();
+            let members = array.members();
+            if !members.is_live(slot) && members.is_filling(slot) {
+                let let_go = self.core.block_on(move |_| async move { array.stop_filling(slot).await });
+                let_go.map_err(gone)?.map_err(|error| format!("slot {slot}: {error}"))?;
+                said.push(format!("the device that was filling slot {slot} is out"));
+                continue;
+            }
+            let failed = self.core.block_on(move |_| async move { array.fail(slot).await });
+            match failed.map_err(gone)? {
+                Ok(()) => said.push(format!("slot {slot} is out")),
+                Err(IoError::Invalid) => {
+                    return Err(format!("slot {slot}: the array would not survive without it"));
+                }
+                Err(error) => return Err(format!("slot {slot}: {error}")),
+            }
+        }
+        Ok(said.join(", "))
+    }
+
+    fn remove(&self, members: &[String]) -> Result<String, String> {
+        self.jobs()?;
+        let table = self.array.table();
+        let (mut slots, mut spares) = (Vec::new(), Vec::new());
+        for name in members {
+            if name == FAILED {
+                slots.extend(failed_slots(&table));
+                continue;
+            }
+            match self.slot(name, &table) {
+                Ok(slot) => slots.push(slot),
+                Err(unknown) => spares.push((name.clone(), unknown)),
+            }
+        }
+        // Looked at before anything is done; what changes meanwhile is left alone.
+        let mut after = table.clone();
+        slots.iter().try_for_each(|slot| remove(&mut after, *slot)).map_err(|error| error.to_string())?;
+        let mut said = Vec::new();
+        for (name, unknown) in spares {
+            let jobs = self.jobs()?;
+            let removed = self.core.block_on(move |_| async move { jobs.remove_spare(&name).await });
+            let removed = removed.map_err(gone)?.map_err(|error| error.to_string())?;
+            said.push(format!("{} is no spare any more", removed.ok_or(unknown)?));
+        }
+        if !slots.is_empty() {
+            let (array, removed) = (self.array.clone(), slots.clone());
+            let done = self.core.block_on(move |_| async move { array.remove(removed).await });
+            done.map_err(gone)?.map_err(|error| error.to_string())?;
+        }
+        said.extend(slots.iter().map(|slot| format!("slot {slot} is removed")));
+        Ok(if said.is_empty() { "no member is out".into() } else { said.join(", ") })
+    }
+
+    fn add(&self, devices: &[String], force: bool, is_global: bool) -> Result<String, String> {
+        let mut said = Vec::new();
+        for name in devices {
+            let device = self.open(name, force)?;
+            let jobs = self.jobs()?;
+            let added = self.core.block_on(move |_| async move {
+                match is_global {
+                    true => jobs.add_global_spare(device).await,
+                    false => jobs.add(device).await,
+                }
+            });
+            added.map_err(gone)?.map_err(|error| error.to_string())?;
+            let whose = if is_global { " for any array of this server" } else { "" };
+            said.push(format!("{name} is a spare{whose}, or fills an empty slot"));
+        }
+        Ok(said.join(", "))
+    }
+
+    fn re_add(&self, devices: &[String]) -> Result<String, String> {
+        let mut said = Vec::new();
+        for name in devices {
+            // It is one of ours: what it holds is what is wanted.
+            let device = self.open(name, true)?;
+            let jobs = self.jobs()?;
+            let added = self.core.block_on(move |_| async move { jobs.re_add(device).await });
+            let is_partial = added.map_err(gone)?.map_err(|error| error.to_string())?;
+            let how = if is_partial { "gets what has changed" } else { "gets everything" };
+            said.push(format!("{name} {how}"));
+        }
+        Ok(said.join(", "))
+    }
+
+    fn replace(&self, member: &str, name: &str, force: bool) -> Result<String, String> {
+        let slot = self.slot(member, &self.array.table())?;
+        let device = self.open(name, force)?;
+        let jobs = self.jobs()?;
+        let begun = self.core.block_on(move |_| async move { jobs.replace(slot, device).await });
+        begun.map_err(gone)?.map_err(|error| error.to_string())?;
+        Ok(format!("slot {slot} is copied to {name}"))
+    }
+
+    fn grow(&self, size: Option<u64>) -> Result<String, String> {
+        let array = self.array.clone();
+        let grown = self.core.block_on(move |_| async move { array.grow(size).await });
+        let Growth { before, after } = grown.map_err(gone)?.map_err(|error| error.to_string())?;
+        // Layers above and clients learn of it in their turn.
+        (self.requests.refresh)();
+        Ok(format!("{after} bytes, {before} before"))
+    }
+
+    /// Opens a device that is to be a member, and sees that nothing on it would be missed.
+    fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
+        let config = member(name, true, false).map_err(|error| error.to_string())?;
+        let device = config.open().map_err(|error| format!("{error}{}", self.hint(&config)))?;
+        if !force {
+            check_unused(name, &device, &self.core)?;
+        }
+        Ok(self.wrap.as_ref().map_or(device.clone(), |wrap| wrap(device)))
+    }
+
+    /// Why a member cannot be opened, if that is the sandbox's doing.
+    fn hint(&self, config: &DeviceConfig) -> String {
+        let path = match config {
+            DeviceConfig::IoUring(options) => &options.path,
+            DeviceConfig::NvmeUring(options) => &options.path,
+            DeviceConfig::Mem(_)
+            | DeviceConfig::Nbd(_)
+            | DeviceConfig::Null(_)
+            | DeviceConfig::NvmeTcp(_)
+            | DeviceConfig::VirtioBlk(_) => return String::new(),
+        };
+        match self.permits.closes(path) {
+            Some(open) if path.exists() => {
+                let open: Vec<String> = open.iter().map(|path| path.display().to_string()).collect();
+                format!(
+                    " (the sandbox lets members be opened in {}; --sandbox-path adds to that)",
+                    open.join(", ")
+                )
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// The slot that a person means: by number, the member's UUID, or its device.
+    fn slot(&self, name: &str, table: &Table) -> Result<usize, String> {
+        let count = table.members.len();
+        if let Ok(slot) = name.parse::<usize>() {
+            return match slot < count {
+                true => Ok(slot),
+                false => Err(format!("slot {slot}: there is no such slot (0 to {})", count - 1)),
+            };
+        }
+        if let Some(uuid) = Uuid::parse(name) {
+            let slot = table.members.iter().position(|member| member.uuid == uuid);
+            return slot.ok_or_else(|| format!("member {uuid}: it is not in the array"));
+        }
+        let slots = self.array.slots();
+        let is_it = |device: &str| is_called(device, name);
+        let slot = slots.iter().find(|slot| slot.device.as_deref().is_some_and(is_it)).map(|slot| slot.slot);
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = || last.iter().position(|device| device.as_deref().is_some_and(is_it));
+        slot.or_else(before).ok_or_else(|| {
+            let known: Vec<_> = slots.iter().filter_map(|slot| slot.device.as_deref()).collect();
+            format!("member {name}: it is not in the array; there are {}", known.join(", "))
+        })
+    }
+}
+
+fn gone(_: CoreStopped) -> String {
+    "the server is ending".into()
+}

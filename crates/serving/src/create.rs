@@ -1,0 +1,108 @@
+//! Making an array.
+
+use block::{Device, DeviceError};
+use graph::array::wall_ns;
+use graph::kinds::raid::member;
+use graph::spec::SpecError;
+use raid::metadata::{CreateError, CreateOptions, Identities, Shape, Table, create_with_spares};
+use raid::{Consistency, Level};
+use std::sync::Arc;
+
+/// An array that is wanted. What is not said is chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Creation {
+    /// Its name.
+    pub name: String,
+    /// Its level.
+    pub level: Level,
+    /// Paths or device specifications, in the order of their slots.
+    pub members: Vec<String>,
+    /// Devices that wait for a member to fail.
+    pub spares: Vec<String>,
+    /// Bytes of a strip.
+    pub strip_bytes: Option<u32>,
+    /// How it stays consistent.
+    pub consistency: Option<Consistency>,
+    /// Independent groups.
+    pub groups: Option<usize>,
+    /// Parity strips, for level n+m.
+    pub parities: Option<usize>,
+    /// Copies of everything, for level 10.
+    pub copies: Option<usize>,
+    /// Bytes of each member to use at most.
+    pub member_bytes: Option<u64>,
+    /// Whatever lies on the members may be overwritten.
+    pub force: bool,
+}
+
+/// Why there is no such array.
+#[derive(Debug, thiserror::Error)]
+pub enum CreationError {
+    /// There cannot be one.
+    #[error("array {0}: {1}")]
+    Nonsense(String, String),
+    /// A member's specification makes no sense.
+    #[error("{0}")]
+    Spec(#[from] SpecError),
+    /// A member cannot be opened.
+    #[error("device {0}")]
+    Device(#[from] DeviceError),
+    /// Members do not fit, hold something, or fail.
+    #[error("array {0}: {1}")]
+    Create(String, CreateError),
+}
+
+impl Creation {
+    /// Makes the array, after it has seen that nothing is lost, or that it may be. Its members are closed again. Runs a
+    /// core on the calling thread.
+    ///
+    /// # Errors
+    /// See [`CreationError`].
+    pub fn carry_out(&self) -> Result<Table, CreationError> {
+        let failed = |error: CreateError| match error {
+            CreateError::Shape(_) => CreationError::Nonsense(self.name.clone(), error.to_string()),
+            _ => CreationError::Create(self.name.clone(), error),
+        };
+        let shape = self.shape().map_err(|fault| CreationError::Nonsense(self.name.clone(), fault))?;
+        // What makes no sense is said before any device is opened, and before any is found to be too small.
+        shape.config(Identities::System.uuid(), self.members.len(), 1 << 40, 512).map_err(failed)?;
+        let (members, spares) = (open(&self.members)?, open(&self.spares)?);
+        let options = CreateOptions {
+            shape,
+            force: self.force,
+            zeroes: true,
+            owner: crate::host(),
+            now_ns: wall_ns(),
+            identities: Identities::System,
+        };
+        reactor::run(async move { create_with_spares(&members, &spares, &options).await }).map_err(failed)
+    }
+
+    fn shape(&self) -> Result<Shape, String> {
+        let level = self.level;
+        let refuse = |what: &str, is_given: bool, levels: &[Level]| match is_given && !levels.contains(&level)
+        {
+            true => Err(format!("level {} takes no --{what}", level.name())),
+            false => Ok(()),
+        };
+        let grouped = [Level::Raid10, Level::Raid50, Level::Raid60, Level::Raid70, Level::NPlusM];
+        refuse("groups", self.groups.is_some(), &grouped)?;
+        refuse("parities", self.parities.is_some(), &[Level::NPlusM])?;
+        refuse("copies", self.copies.is_some(), &[Level::Raid10])?;
+        let group = self.members.len() / self.groups.unwrap_or(1).max(1);
+        Ok(Shape {
+            groups: self.groups,
+            copies: self.copies,
+            data: self.parities.map(|parities| group.saturating_sub(parities)),
+            parity: self.parities,
+            strip_bytes: self.strip_bytes,
+            consistency: self.consistency,
+            member_bytes: self.member_bytes,
+            ..Shape::new(&self.name, level)
+        })
+    }
+}
+
+fn open(devices: &[String]) -> Result<Vec<Arc<dyn Device>>, CreationError> {
+    devices.iter().map(|text| Ok(member(text, true, false)?.open()?)).collect()
+}

@@ -1,0 +1,124 @@
+//! `--export vhost-user-blk:…`.
+
+use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object, serial_of};
+use crate::text::count;
+use block::Device;
+use exports::vhost_user_blk::{Config, SocketMode, VhostUserBlk};
+use exports::{Error, Export};
+use graph::kinds::READ_ONLY;
+use graph::spec::{Kind, Spec, SpecError, Switch, Value, key};
+use reactor::CoreRef;
+use sandbox::Profile;
+use serde_json::{Map, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub(super) static KIND: Kind = Kind {
+    name: "vhost-user-blk",
+    about: "a disk for virtual machines, over a Unix socket",
+    keys: &[
+        key("socket", "PATH", "the Unix socket"),
+        DEVICE,
+        key("queues", "N", "virtqueues offered, 1 to 64 [1]"),
+        key("queue-size", "N", "largest ring the guest should use: 4 to 1024, a power of two [256]"),
+        key("serial", "TEXT", "what the guest sees as serial number, at most 20 bytes [the device's id]"),
+        READ_ONLY,
+        key("writeback", "on|off", "start with the write cache on [on]"),
+        key("mode", "server|client", "listen on the socket, or connect to a VMM that listens [server]"),
+        PERMISSIONS,
+        CORES,
+    ],
+};
+
+/// An export over vhost-user.
+#[derive(Debug)]
+struct VhostUserBlkConfig {
+    /// Whether the serial number was given.
+    has_serial: bool,
+    config: Config,
+}
+
+/// The export that `spec` describes.
+pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
+    let mut config = Config::new(spec.require::<PathBuf>("socket")?);
+    config.num_queues = spec.get_or("queues", config.num_queues)?;
+    config.queue_size = spec.get_or("queue-size", config.queue_size)?;
+    let serial: Option<String> = spec.get("serial")?;
+    let has_serial = serial.is_some();
+    config.serial = serial.unwrap_or_default();
+    config.read_only = spec.get_or("readonly", Switch(false))?.0;
+    config.writeback = spec.get_or("writeback", Switch(true))?.0;
+    config.mode = spec.get_or("mode", Mode(config.mode))?.0;
+    config.permissions = spec.get_or("permissions", Permissions(config.permissions))?.0;
+    Ok(Box::new(VhostUserBlkConfig { has_serial, config }))
+}
+
+impl ExportConfig for VhostUserBlkConfig {
+    fn name(&self) -> String {
+        format!("vhost-user-blk:{}", self.config.socket.display())
+    }
+
+    fn complete(&mut self, device_id: &str, cores: Vec<usize>) {
+        if !self.has_serial {
+            self.config.serial = serial_of(device_id);
+        }
+        self.config.core_map = cores;
+    }
+
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
+        Ok(Box::new(VhostUserBlk::start(devices[0].clone(), cores, self.config.clone())?))
+    }
+
+    fn keep(&self, profile: &mut Profile) {
+        match self.config.mode {
+            SocketMode::Listen => profile.allow_socket(&self.config.socket),
+            SocketMode::Connect => profile.connect_to(&self.config.socket),
+        }
+    }
+
+    fn line(&self, device_id: &str) -> String {
+        let Config { num_queues, mode, socket, .. } = &self.config;
+        let verb = match mode {
+            SocketMode::Listen => "listens on",
+            SocketMode::Connect => "connects to",
+        };
+        let queues = count((*num_queues).into(), "queue");
+        format!("vhost-user-blk: {queues} of {device_id}, {verb} {}", socket.display())
+    }
+
+    fn fields(&self) -> Map<String, serde_json::Value> {
+        let Config { socket, mode, num_queues, queue_size, serial, .. } = &self.config;
+        object(json!({
+            "kind": KIND.name,
+            "socket": socket,
+            "mode": match mode { SocketMode::Listen => "server", SocketMode::Connect => "client" },
+            "queues": num_queues,
+            "queue_size": queue_size,
+            "serial": serial,
+        }))
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.config.read_only
+    }
+
+    fn cores(&self) -> &[usize] {
+        &self.config.core_map
+    }
+}
+
+struct Mode(SocketMode);
+
+impl Value for Mode {
+    fn expected() -> String {
+        "server or client".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "server" => Some(Mode(SocketMode::Listen)),
+            "client" => Some(Mode(SocketMode::Connect)),
+            _ => None,
+        }
+    }
+}

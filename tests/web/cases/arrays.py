@@ -1,0 +1,156 @@
+"""Arrays: the list, one array, and everything that can be done to it."""
+
+import json
+import re
+
+from playwright.sync_api import expect
+
+from web import Keyboard, Mouse
+
+
+def the_list_says_how_each_array_is(web):
+    page = web.open("degraded", "#/arrays")
+    row = page.get_by_role("row").filter(has_text="data")
+    expect(row).to_contain_text(re.compile(r"data! degraded6\s*4 of 6 live\s*16 TiB\s*2 TiB\s*3"))
+    expect(row).to_contain_text("rebuild 38 %")
+
+
+def an_array_shows_members_by_slot(web):
+    page = web.open("degraded", "#/arrays/data")
+    expect(page.get_by_role("heading", name="Array data", level=1)).to_be_visible()
+    members = page.get_by_role("table", name="Members of data", exact=True)
+    expect(members.locator("tbody tr")).to_have_count(6)
+    expect(members.locator("tbody tr").nth(4)).to_contain_text("✕ missing")
+    expect(members.locator("tbody tr").nth(4)).to_contain_text("write error at 1.2 TiB: medium error")
+    expect(members.locator("tbody tr").nth(2)).to_contain_text("! rebuilding/dev/sdh")
+    expect(page.get_by_text("4 + 2, strip 128 KiB, block 4 KiB")).to_be_visible()
+
+
+def members_have_plots_and_numbers(web):
+    page = web.open("degraded", "#/arrays/data")
+    table = page.get_by_role("table", name=re.compile("What members of data do"))
+    expect(table.locator("tbody tr").nth(1)).to_contain_text(re.compile(r"/dev/sdc[\d,]+[\d.]+ MiB/s[\d.]+ µs / [\d.]+ µs"))
+    plot = page.get_by_role("img", name=re.compile(r"^IOPS of slot 0 of data in the last two minutes. Now: reads [\d,]+, writes [\d,]+\.$"))
+    expect(plot).to_be_visible()
+    page.wait_for_timeout(2500)
+    assert "L" in plot.locator("path.line.read").get_attribute("d")
+    assert "L" in table.locator("tbody tr").nth(1).locator("path.line.read").first.get_attribute("d")
+    Keyboard(page).choose("Plots of", "3")
+    expect(page.get_by_role("img", name=re.compile("^Bandwidth of slot 3 of data"))).to_be_visible()
+
+
+def _action(web, action):
+    sent = [json.loads(body) for body in web.sent("POST", "/v1/arrays/data/actions")]
+    assert sent and sent[-1] == action, f"{sent} ends with {action}"
+
+
+def _work_an_array(web, hands):
+    page = web.open("healthy", "#/arrays/data")
+    hand = hands(page)
+
+    def in_dialog(opener, confirm, action, *steps):
+        hand.press("button", opener)
+        for step in steps:
+            step()
+        hand.press("button", confirm)
+        web.wait_closed()
+        _action(web, action)
+
+    def says(text):
+        expect(web.dialog()).to_contain_text(text)
+
+    in_dialog("Fail… slot 1", "Fail the member", {"action": "fail", "members": ["1"]}, lambda: says("1 further member may fail until it is rebuilt"))
+    expect(page.get_by_text("Slot 1 of data is out")).to_have_count(2)  # beside the table, and as the last event
+    in_dialog("Re-add… slot 1", "Re-add", {"action": "re-add", "devices": ["/dev/sdc"]})
+    in_dialog("Replace… slot 0", "Replace the member", {"action": "replace", "member": "0", "device": "/dev/sdx", "force": True},
+              lambda: hand.write("Device", "/dev/sdx"), lambda: hand.check("Overwrite whatever lies on the device"))
+    in_dialog("Add spare…", "Add spares", {"action": "add", "devices": ["/dev/sdy", "/dev/sdz"], "force": False, "global": True},
+              lambda: hand.write("Devices", "/dev/sdy\n/dev/sdz"), lambda: hand.check("Spares for every array of the daemon"))
+    in_dialog("Scrub…", "Scrub", {"action": "scrub", "repair": True}, lambda: hand.check("Repair: write what is wrong anew"))
+    hand.press("button", "Pause jobs")
+    expect(page.locator("main").get_by_text("The jobs of data stand still")).to_be_visible()
+    _action(web, {"action": "pause"})
+    hand.press("button", "Resume jobs")
+    expect(page.locator("main").get_by_text("The jobs of data go on")).to_be_visible()
+    _action(web, {"action": "resume"})
+    in_dialog("Cancel jobs…", "Cancel the jobs", {"action": "cancel"}, lambda: says("What it has done so far is lost"))
+    in_dialog("Fail… slot 5", "Fail the member", {"action": "fail", "members": ["5"]})
+    in_dialog("Remove failed…", "Remove", {"action": "remove", "members": ["failed"]}, lambda: says("slot 5 (/dev/sdg) is let go for good"))
+    in_dialog("Remove… spare /dev/sdy", "Remove", {"action": "remove", "members": ["/dev/sdy"]})
+    in_dialog("Grow…", "Grow", {"action": "grow", "member_bytes": 4 << 40},
+              lambda: hand.write("Bytes of each member to use at most (optional)", "4 TiB"))
+
+
+def everything_is_done_to_an_array_by_mouse(web):
+    _work_an_array(web, Mouse)
+
+
+def everything_is_done_to_an_array_by_keyboard(web):
+    _work_an_array(web, Keyboard)
+
+
+def failing_one_member_too_many_says_what_is_lost(web):
+    page = web.open("degraded", "#/arrays/data")
+    Mouse(page).press("button", "Fail… slot 0")
+    expect(web.dialog()).to_contain_text("it fails, and its data can no longer be reached. Volumes: backup, archive and media.")
+    page.keyboard.press("Escape")
+    web.wait_closed()
+    expect(page.get_by_role("button", name="Fail… slot 0")).to_be_focused()
+    assert not web.sent("POST", "/v1/arrays/data/actions")
+
+
+def _make_and_delete(web, hands):
+    page = web.open("healthy", "#/arrays")
+    hand = hands(page)
+    hand.press("button", "New array…")
+    expect(web.dialog()).to_contain_text("What the members hold is lost.")
+    hand.write("Name", "new")
+    hand.choose("Level", "5")
+    hand.write("Members", "/dev/sdk\n/dev/sdl\n/dev/sdm")
+    hand.press("button", "Make the array")
+    web.wait_closed()
+    assert json.loads(web.sent("POST", "/v1/arrays")[-1]) == {"name": "new", "level": "5", "members": ["/dev/sdk", "/dev/sdl", "/dev/sdm"], "force": False}
+    hand.press("link", "new")
+    expect(page.get_by_role("heading", name="Array new")).to_be_focused()
+    hand.press("button", "Delete…")
+    expect(web.dialog()).to_contain_text("All data on it is lost: 8 TiB.")
+    hand.press("button", "Delete the array")
+    expect(web.dialog()).to_contain_text("Type “new” to confirm is needed")
+    hand.write("Type “new” to confirm", "nwe")
+    hand.press("button", "Delete the array")
+    expect(web.dialog()).to_contain_text("This is not “new”")
+    assert not web.sent("DELETE", "/v1/arrays/new")
+    hand.write("Type “new” to confirm", "new")
+    hand.press("button", "Delete the array")
+    web.wait_closed()
+    expect(page.get_by_role("heading", name="Arrays", level=1)).to_be_focused()
+    expect(page.get_by_role("link", name="new", exact=True)).to_have_count(0)
+
+
+def an_array_is_made_and_deleted_by_mouse(web):
+    _make_and_delete(web, Mouse)
+
+
+def an_array_is_made_and_deleted_by_keyboard(web):
+    _make_and_delete(web, Keyboard)
+
+
+def a_problem_is_shown_in_the_dialog_that_caused_it(web):
+    web.allow("status of 409")
+    page = web.open("healthy", "#/arrays/data")
+    hand = Mouse(page)
+    hand.press("button", "Replace… slot 0")
+    hand.write("Device", "/dev/used")
+    hand.press("button", "Replace the member")
+    expect(web.dialog().get_by_role("alert")).to_have_text("/dev/used holds an ext4 file system: force overwrites it")
+    hand.check("Overwrite whatever lies on the device")
+    hand.press("button", "Replace the member")
+    web.wait_closed()
+
+
+def an_array_that_is_deleted_elsewhere_is_said_to_be_gone(web):
+    page = web.open("healthy", "#/arrays/data")
+    with web.mock.state.lock:
+        del web.mock.state.arrays["data"]
+        web.mock.emit("array", "data", "deleted", "The array data was deleted")
+    expect(page.get_by_role("heading", name="Not found")).to_be_visible()

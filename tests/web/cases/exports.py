@@ -1,0 +1,143 @@
+"""Exports and devices: lists, what is made and deleted, and the lines to attach an export."""
+
+import json
+
+from playwright.sync_api import expect
+
+from web import Keyboard, Mouse
+
+
+def the_list_says_what_is_served_where_and_to_whom(web):
+    page = web.open("degraded", "#/exports")
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="bulk", exact=True))
+    for text in ["✓ active", "nvme-tcp", "backup, archive", "10.0.0.1:4420", "read-write", "3"]:
+        expect(row).to_contain_text(text)
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="media-ro", exact=True))
+    for text in ["! waiting", "address in use", "read-only"]:
+        expect(row).to_contain_text(text)
+
+
+def clients_that_come_are_seen(web):
+    page = web.open("healthy", "#/exports/bulk")
+    with web.mock.state.lock:
+        web.mock.state.exports["bulk"]["traffic"]["clients"] = 77
+        web.mock.emit("export", "bulk", "connected", "A client has connected to bulk")
+    expect(page.locator(".facts")).to_contain_text("77 now")
+
+
+def _make_and_delete(web, hands):
+    page = web.open("healthy", "#/exports")
+    hand = hands(page)
+    hand.press("button", "New export…")
+    hand.write("Name", "shared")
+    hand.choose("Kind", "nvme-tcp")
+    hand.write("Serves", "tmp")
+    hand.write("Further namespaces (optional)", "media\nvm-db")
+    hand.write("Listen address (optional)", "10.0.0.2:4420")
+    hand.write("Other options (optional)", "nqn=nqn.2014-08.org.example:shared")
+    hand.check("Read-only")
+    hand.press("button", "Make the export")
+    web.wait_closed()
+    assert json.loads(web.sent("POST", "/v1/exports")[-1]) == {
+        "name": "shared", "kind": "nvme-tcp", "of": ["tmp", "media", "vm-db"], "read_only": True,
+        "options": {"listen": "10.0.0.2:4420", "nqn": "nqn.2014-08.org.example:shared"}}
+    hand.press("link", "Attach shared")
+    expect(page.get_by_role("heading", name="Export shared")).to_be_focused()
+    page.go_back()
+    hand.press("button", "New export…")
+    hand.write("Name", "plain")
+    hand.write("Serves", "tmp")
+    hand.write("Socket (optional)", "/run/plain.sock")
+    hand.press("button", "Make the export")
+    web.wait_closed()
+    assert json.loads(web.sent("POST", "/v1/exports")[-1]) == {"name": "plain", "kind": "vhost-user-blk", "of": ["tmp"], "read_only": False, "options": {"socket": "/run/plain.sock"}}
+    hand.press("button", "Delete… bulk")
+    expect(web.dialog()).to_contain_text("3 clients lose access to backup, archive.")
+    hand.press("button", "Delete the export")
+    web.wait_closed()
+    expect(page.get_by_role("link", name="bulk", exact=True)).to_have_count(0)
+    assert web.sent("DELETE", "/v1/exports/bulk")
+
+
+def exports_are_made_and_deleted_by_mouse(web):
+    _make_and_delete(web, Mouse)
+
+
+def exports_are_made_and_deleted_by_keyboard(web):
+    _make_and_delete(web, Keyboard)
+
+
+def _give_processors(web, hands):
+    page = web.open("healthy", "#/exports/bulk")
+    hand = hands(page)
+    for tick, cores, said in (("Processor 1", [1], "1 processor"), ("Processor 0", [0, 1], "2 processors")):
+        hand.press("button", "Processors…")
+        hand.check(tick)
+        hand.press("button", "Set processors")
+        web.wait_closed()
+        assert json.loads(web.sent("PATCH", "/v1/exports/bulk")[-1]) == {"cores": cores}
+        expect(page.get_by_text(f"The export bulk is served from {said} now.")).to_be_visible()
+    expect(page.locator(".facts")).to_contain_text("0, 1")
+
+
+def an_export_is_given_processors_by_mouse(web):
+    _give_processors(web, Mouse)
+
+
+def an_export_is_given_processors_by_keyboard(web):
+    _give_processors(web, Keyboard)
+
+
+def _attach(web, hands):
+    page = web.open("healthy", "#/exports/vm-db-disk")
+    line = page.get_by_role("region", name="Line for cloud-hypervisor")
+    expect(line).to_have_text("--memory size=4G,shared=on --disk vhost_user=true,socket=/run/freestone/vm-db-disk.sock")
+    hands(page).press("button", "Copy the line for cloud-hypervisor")
+    expect(page.get_by_text("Copied.")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == line.text_content()
+    expect(page.get_by_role("region", name="Line for qemu")).to_contain_text("-device vhost-user-blk-pci")
+
+
+def attach_lines_are_copied_by_mouse(web):
+    _attach(web, Mouse)
+
+
+def attach_lines_are_copied_by_keyboard(web):
+    _attach(web, Keyboard)
+
+
+def an_export_of_what_is_not_there_is_refused_in_the_dialog(web):
+    web.allow("status of 404")
+    page = web.open("healthy", "#/exports")
+    hand = Mouse(page)
+    hand.press("button", "New export…")
+    hand.write("Name", "x")
+    hand.write("Serves", "nowhere")
+    hand.press("button", "Make the export")
+    expect(web.dialog().get_by_role("alert")).to_have_text("there is no volume, array or device nowhere")
+
+
+def _devices(web, hands):
+    page = web.open("healthy", "#/devices")
+    hand = hands(page)
+    hand.press("button", "Open a device…")
+    hand.write("Name", "spare-disk")
+    hand.write("Specification", "/dev/nvme9n1")
+    hand.press("button", "Open the device")
+    web.wait_closed()
+    assert json.loads(web.sent("POST", "/v1/devices")[-1]) == {"name": "spare-disk", "spec": "/dev/nvme9n1"}
+    hand.press("link", "spare-disk")
+    hand.press("button", "Close the device…")
+    hand.write("Type “spare-disk” to confirm", "spare-disk")
+    hand.press("button", "Close the device")
+    web.wait_closed()
+    expect(page.get_by_role("heading", name="Devices", level=1)).to_be_focused()
+    assert web.sent("DELETE", "/v1/devices/spare-disk")
+
+
+def devices_are_opened_and_closed_by_mouse(web):
+    _devices(web, Mouse)
+
+
+def devices_are_opened_and_closed_by_keyboard(web):
+    _devices(web, Keyboard)

@@ -1,0 +1,144 @@
+"""The overview: health, jobs, and the picture."""
+
+import re
+
+from playwright.sync_api import expect
+
+from web import Keyboard, Mouse
+
+
+def a_healthy_system_says_so(web):
+    page = web.open("healthy")
+    expect(page.locator("#health")).to_have_text("✓ Everything is well")
+    expect(page.locator(".summary")).to_contain_text("Everything is well")
+    expect(page.get_by_text("No job runs.")).to_be_visible()
+    expect(page).to_have_title("Overview – freestoned")
+
+
+def problems_are_named_and_linked(web):
+    page = web.open("degraded")
+    expect(page.locator("#health")).to_have_text("! 1 array degraded, 1 export waiting")
+    expect(page.get_by_role("link", name="Array data is degraded: slot 2 rebuilding and slot 4 missing")).to_have_attribute("href", "#/arrays/data")
+    expect(page.get_by_role("link", name="Export media-ro is waiting: /run/freestone/media-ro.sock: address in use")).to_be_visible()
+    expect(page).to_have_title("(!) Overview – freestoned")
+
+
+def a_failed_array_and_a_closed_device_are_worse(web):
+    web.start("healthy")
+    for slot in range(3):
+        web.mock.state.arrays["data"]["members"][slot].update(state="missing")
+    web.mock.state.devices["scratch"].update(error="no such device", capacity=None)
+    page = web.open()
+    expect(page.locator("#health")).to_have_text("✕ 1 array failed, 1 device not open")
+    expect(page.get_by_role("link", name="Device scratch is not open: no such device")).to_be_visible()
+
+
+def health_changes_when_an_event_says_so(web):
+    page = web.open("healthy")
+    with web.mock.state.lock:
+        web.mock.state.arrays["data"]["members"][0].update(state="missing")
+        web.mock.emit("array", "data", "degraded", "The array data is degraded")
+    expect(page.locator("#health")).to_have_text("! 1 array degraded", timeout=3000)
+
+
+def the_picture_shows_everything_and_how_it_hangs_together(web):
+    page = web.open("degraded")
+    picture = page.locator("svg.map")
+    for name in ["sdh, slot 2, rebuilding, member of array data", "no device, slot 4, missing, member of array data",
+                 "data, RAID 6, degraded, array of 6 members with 3 volumes", "scratch, 256 GiB, open, device",
+                 "backup, 8 TiB, volume on data, served by bulk", "tmp, 100 GiB, volume on scratch, not served",
+                 "bulk, nvme-tcp, active, export of backup and archive"]:
+        node = picture.get_by_role("link", name=name, exact=True)
+        expect(node).to_be_visible()
+        expect(node.locator("text.name")).to_have_text(name.split(",")[0])
+        expect(node.locator("text.below")).to_contain_text(name.split(",")[1].strip())
+    # 6 + 4 members to arrays, 6 + 1 volumes to what they are on, 6 volumes to exports.
+    expect(picture.locator("path.edge")).to_have_count(23)
+    expect(picture.locator("path.edge.bad")).to_have_count(1)
+    # A state is a sign and a word beside its colour.
+    expect(picture.locator("a.node.bad")).to_contain_text("✕")
+    expect(picture.locator("a.node.bad")).to_contain_text("missing")
+
+
+def the_picture_of_1000_volumes_stays_small(web):
+    page = web.open("many")
+    picture = page.locator("svg.map")
+    expect(picture.get_by_role("link", name=re.compile("^1,000 volumes, [0-9.]+ TiB, together, on pool"))).to_have_attribute("href", "#/volumes?on=pool")
+    expect(picture.get_by_role("link", name="1,000 exports, active, together")).to_be_visible()
+    assert picture.locator("a").count() < 30
+
+
+def _follow_the_picture(web, hands):
+    page = web.open("degraded")
+    hands(page).press("link", "backup, 8 TiB, volume on data, served by bulk")
+    expect(page.get_by_role("heading", name="Volume backup", level=1)).to_be_focused()
+
+
+def the_picture_is_followed_by_mouse(web):
+    _follow_the_picture(web, Mouse)
+
+
+def the_picture_is_followed_by_keyboard(web):
+    _follow_the_picture(web, Keyboard)
+
+
+def the_focus_stays_in_a_picture_that_changes(web):
+    page = web.open("healthy")
+    node = page.get_by_role("link", name="bulk, nvme-tcp, active, export of backup and archive", exact=True)
+    node.focus()
+    with web.mock.state.lock:
+        web.mock.state.arrays["data"]["members"][0].update(state="missing")
+        web.mock.emit("array", "data", "degraded", "The array data is degraded")
+    expect(page.locator("svg.map a.node.bad")).to_have_count(1)
+    expect(node).to_be_focused()
+
+
+def _work_a_job(web, hands):
+    page = web.open("degraded")
+    hand = hands(page)
+    job = page.locator("li.job", has_text="Rebuild of data, slot 2")
+    expect(job).to_contain_text(re.compile(r"38\.\d % · 1\.5 TiB of 4 TiB · 412 MiB/s, 1 h 4\d min left"))
+    expect(page.get_by_role("progressbar", name="Rebuild of data, slot 2")).to_be_visible()
+    hand.press("button", "Pause rebuild of data, slot 2")
+    expect(page.get_by_text("The jobs of data stand still.")).to_be_visible()
+    expect(job).to_contain_text("paused")
+    hand.press("button", "Resume rebuild of data, slot 2")
+    expect(job).to_contain_text("left")
+    hand.press("button", "Limit rate… rebuild of data, slot 2")
+    hand.write("At most, in a second (optional)", "200 MiB")
+    hand.press("button", "Set limits")
+    web.wait_closed()
+    assert web.sent("PATCH", "/v1/jobs/data:rebuild:2")[-1] == '{"max_bytes_per_s":209715200}'
+    hand.press("button", "Cancel… check of fast")
+    expect(web.dialog()).to_contain_text("What it has done so far is lost")
+    hand.press("button", "Cancel the job")
+    web.wait_closed()
+    expect(page.locator("li.job")).to_have_count(1)
+
+
+def jobs_are_worked_by_mouse(web):
+    _work_a_job(web, Mouse)
+
+
+def jobs_are_worked_by_keyboard(web):
+    _work_a_job(web, Keyboard)
+
+
+def a_job_moves_and_ends(web):
+    page = web.open("degraded")
+    bar = page.get_by_role("progressbar", name="Check of fast")
+    before = bar.evaluate("bar => bar.value")
+    page.wait_for_function("before => document.querySelectorAll('progress')[1].value > before", arg=before)
+    with web.mock.state.lock:
+        job = web.mock.state.jobs["data:rebuild:2"]
+        job["done_bytes"] = job["total_bytes"] - 1
+    expect(page.locator("li.job")).to_have_count(1)
+    expect(page.locator("#last-event")).to_contain_text("The rebuild of data is complete")
+
+
+def an_empty_system_says_what_to_do_first(web):
+    page = web.open("empty")
+    expect(page.get_by_text("Nothing is here yet.")).to_be_visible()
+    for view, text in [("#/arrays", "There are no arrays yet."), ("#/volumes", "There are no volumes yet."), ("#/exports", "There are no exports yet."), ("#/events", "Nothing has happened yet.")]:
+        web.go(view)
+        expect(page.get_by_text(text)).to_be_visible()
