@@ -1,8 +1,9 @@
 """What the daemon costs the data path: metrics scraped each second and not, and the daemon beside `freestone serve`.
 
 Two processors, one to serve and one to ask; short rounds of each kind take turns. What else a shared machine does only makes a
-round slower, and by half at times, so the checks compare the best round of each kind, and are far from what is measured: metrics
-that hold a core up for more than a fifth of the time, or layers as dear as all that is below them."""
+round slower, and by half at times, so the checks compare the best round of each kind, there are more rounds while they fail, and
+they are far from what is measured: metrics that hold a core up for more than a fifth of the time, or layers dearer than all that
+is below them, fail however often they are measured."""
 
 import json
 import os
@@ -14,7 +15,7 @@ import paths
 from freestoned import MIB
 from vm import die_with_parent
 
-ROUNDS, SECONDS = 10, 1
+LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 40, 1
 LEAST_SCRAPED, LEAST_DAEMON = 0.8, 0.4
 
 
@@ -30,17 +31,19 @@ def scraping_metrics_and_being_a_daemon_cost_little(subject):
     subject.ends.callback(serve.kill)
     daemon.wait_for("freestone serve", lambda: os.path.exists(socket))
     iops = {"serve": [], "daemon": [], "scraped": []}
-    for _ in range(ROUNDS):
+    for number in range(1, MOST_ROUNDS + 1):
         iops["serve"].append(_bench(socket))
         iops["daemon"].append(_bench(daemon.path("vm1.sock")))
         with _scraped(daemon):
             iops["scraped"].append(_bench(daemon.path("vm1.sock")))
+        best = {kind: max(values) for kind, values in iops.items()}
+        is_cheap = best["scraped"] > LEAST_SCRAPED * best["daemon"] and best["daemon"] > LEAST_DAEMON * best["serve"]
+        if is_cheap and number >= LEAST_ROUNDS:
+            break
+    assert is_cheap, iops
     medians = {kind: statistics.median(values) for kind, values in iops.items()}
     scraping = [scraped / daemon for scraped, daemon in zip(iops["scraped"], iops["daemon"])]
     layers = [daemon / serve for daemon, serve in zip(iops["daemon"], iops["serve"])]
-    best = {kind: max(values) for kind, values in iops.items()}
-    assert best["scraped"] > LEAST_SCRAPED * best["daemon"], iops
-    assert best["daemon"] > LEAST_DAEMON * best["serve"], iops
     return "\n".join([
         f"4K random reads at depth 32 from memory: {', '.join(f'{kind} {value:,.0f}' for kind, value in medians.items())} a second",
         f"scraped each second beside not: {_ratio(scraping)}",
