@@ -7,7 +7,6 @@ Only what the page needs is checked. The shapes are those of crates/api."""
 
 import argparse
 import contextlib
-import copy
 import http.server
 import json
 import math
@@ -651,10 +650,6 @@ class Mock:
         for connection in list(self.server.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-
-    def snapshot(self):
-        with self.state.lock:
-            return copy.deepcopy({name: getattr(self.state, name) for name in ("devices", "arrays", "volumes", "groups", "exports", "jobs")})
 
     def close(self):
         self.is_closed.set()

@@ -95,6 +95,13 @@ pub struct Spare {
     pub device: Option<String>,
 }
 
+impl Array {
+    /// How many members are in sync.
+    pub fn live_members(&self) -> usize {
+        self.members.iter().filter(|member| member.state == "live").count()
+    }
+}
+
 /// What a scrub has found so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {

@@ -79,6 +79,11 @@ export function links(kind, names) {
   return names.flatMap((name, i) => [i > 0 ? ", " : null, link(address(kind, name), name)]);
 }
 
+/** The first of many objects as links, and how many there are beside them. */
+export function someLinks(kind, names, most = 20) {
+  return links(kind, names.slice(0, most)).concat(names.length > most ? ` and ${names.length - most} more` : "");
+}
+
 /** Where an object is on this page: `arrays`, `volumes`, `exports` or `devices`, and its name. */
 export function address(kind, name) {
   return `#/${kind}/${encodeURIComponent(name)}`;

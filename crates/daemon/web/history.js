@@ -97,6 +97,12 @@ export class History {
     return series ? series.values[this.newest * WIDTH + metric] : NaN;
   }
 
+  /** The newest numbers of reads and of writes together: of `metric` and the one behind it. */
+  together(series, metric) {
+    const [reads, writes] = [this.now(series, metric), this.now(series, metric + 1)];
+    return Number.isNaN(reads) ? writes : Number.isNaN(writes) ? reads : reads + writes;
+  }
+
   /** Call `each(age in seconds, value)` from the oldest to the newest number of the last two minutes. */
   forEach(series, metric, each) {
     const newest_ns = this.times[this.newest];

@@ -12,6 +12,11 @@ export function section(title, ...children) {
   return h("section", { "aria-labelledby": id }, h("h2", { id }, title), children);
 }
 
+/** A link to an array or device. */
+export function baseLink(name) {
+  return link(address(find("devices", name) ? "devices" : "arrays", name), name);
+}
+
 /** A button. `of` names its object for those who hear the page, where several buttons say the same. */
 export function button(label, onclick, { of, className } = {}) {
   return h("button", { type: "button", class: className, onclick }, label, of ? hidden(` ${of}`) : null);
@@ -146,7 +151,7 @@ const toward = (job) => (job.kind === "move" ? "to" : "on");
 
 /** Whose job it is, with links. */
 function jobLinks(job) {
-  const place = link(address(find("devices", job.array) ? "devices" : "arrays", job.array), job.array);
+  const place = baseLink(job.array);
   const volume = find("volumes", job.volume) ? link(address("volumes", job.volume), job.volume) : job.volume;
   return job.volume ? [volume, ` ${toward(job)} `, place] : [place, slotText(job)];
 }

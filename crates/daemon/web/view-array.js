@@ -1,7 +1,7 @@
 // One array: its state, its members and what they do, its jobs, and what can be done to it.
 
 import { remove, segment } from "./api.js";
-import { badge, h, links, newId, setText } from "./dom.js";
+import { badge, h, links, newId, setText, someLinks } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some } from "./format.js";
 import { act, button, JobList, Message, section } from "./parts.js";
 import { peak, Plots, sparkline } from "./plots.js";
@@ -86,8 +86,6 @@ class ArrayView {
       label, isNumber: true,
       live: (member, cell) => sparkline(cell, history, series(member), metrics, this.peaks[metrics[0]], value(series(member))),
     });
-    const sum = (a, b) => (Number.isNaN(a) ? b : Number.isNaN(b) ? a : a + b);
-    const now = (of, metric) => history.now(of, metric);
     return new Table({
       caption: `What members of ${this.name} do. The small plots of a column have one scale: reads solid, writes dashed.`,
       isCaptionHidden: false,
@@ -96,9 +94,9 @@ class ArrayView {
       columns: [
         { label: "Slot", isHeader: true, isNumber: true, text: (member) => String(member.slot) },
         { label: "Device", text: (member) => member.device ?? "–" },
-        spark("IOPS", [0, 1], (of) => count(sum(now(of, 0), now(of, 1)))),
-        spark("Bandwidth", [2, 3], (of) => bandwidth(sum(now(of, 2), now(of, 3)))),
-        spark("Mean latency, read / write", [4, 5], (of) => `${latency(now(of, 4))} / ${latency(now(of, 5))}`),
+        spark("IOPS", [0, 1], (of) => count(history.together(of, 0))),
+        spark("Bandwidth", [2, 3], (of) => bandwidth(history.together(of, 2))),
+        spark("Mean latency, read / write", [4, 5], (of) => `${latency(history.now(of, 4))} / ${latency(history.now(of, 5))}`),
         { label: "In flight", isNumber: true, live: (member, cell) => setText(cell, count(series(member)?.in_flight)) },
         { label: "Errors", isNumber: true, live: (member, cell) => setText(cell, count(series(member)?.errors)) },
       ],
@@ -128,7 +126,7 @@ class ArrayView {
     facts.set("Shape", `${array.groups > 1 ? `${array.groups} groups of ` : ""}${array.data} + ${array.parity}, strip ${bytes(array.strip_bytes)}, block ${bytes(array.block_size)}`);
     facts.set("Consistency", array.consistency);
     facts.set("Scrub", scrubText(array.scrub));
-    facts.set("Volumes", links("volumes", array.volumes.slice(0, 20)).concat(array.volumes.length > 20 ? ` and ${array.volumes.length - 20} more` : ""), array.volumes);
+    facts.set("Volumes", someLinks("volumes", array.volumes), array.volumes);
     facts.set("Exports of all of it", links("exports", array.exports), array.exports);
     facts.set("UUID", array.uuid);
   }

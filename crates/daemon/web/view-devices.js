@@ -1,7 +1,7 @@
 // Devices: leaves that the daemon has open by name, beside the members of arrays.
 
 import { post, remove, segment } from "./api.js";
-import { address, badge, h, link, links } from "./dom.js";
+import { address, badge, h, link, links, someLinks } from "./dom.js";
 import { bytes, counted, some } from "./format.js";
 import { button, Message } from "./parts.js";
 import { find, refreshNow, state } from "./store.js";
@@ -85,7 +85,7 @@ export function openDevice(name) {
       facts.set("Block", bytes(now.block_size));
       facts.set("Access", now.read_only ? "read-only" : "read-write");
       facts.set("Free for volumes", bytes(now.free));
-      facts.set("Volumes", links("volumes", now.volumes.slice(0, 20)).concat(now.volumes.length > 20 ? ` and ${now.volumes.length - 20} more` : ""), now.volumes);
+      facts.set("Volumes", someLinks("volumes", now.volumes), now.volumes);
       facts.set("Exports of all of it", links("exports", now.exports), now.exports);
     },
   };

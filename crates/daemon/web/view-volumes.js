@@ -3,17 +3,16 @@
 import { address, h, link, links, newId, setText } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency } from "./format.js";
 import { ALL } from "./history.js";
-import { button, Message, section } from "./parts.js";
+import { baseLink, button, Message, section } from "./parts.js";
 import { Plots, sparkline, peak } from "./plots.js";
 import { floorText, groupTable, qosText } from "./qos.js";
 import { find, history, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
 import { createVolume, deleteVolume, growVolume, moveVolume, renameVolume, setQos } from "./volume-actions.js";
 
-const sum = (a, b) => (Number.isNaN(a) ? b : Number.isNaN(b) ? a : a + b);
 const series = (volume) => history.volumes.get(volume.name);
-const iops = (volume) => sum(history.now(series(volume), 0), history.now(series(volume), 1));
-const rate = (volume) => sum(history.now(series(volume), 2), history.now(series(volume), 3));
+const iops = (volume) => history.together(series(volume), 0);
+const rate = (volume) => history.together(series(volume), 2);
 
 /** The mean latency of reads and writes together. */
 function meanLatency(volume) {
@@ -39,7 +38,7 @@ function volumeTable() {
     columns: [
       { label: "Name", isHeader: true, sort: (volume) => volume.name, depends: (volume) => volume.name, nodes: (volume) => link(address("volumes", volume.name), volume.name) },
       { label: "Size", isNumber: true, sort: (volume) => volume.size, text: (volume) => bytes(volume.size) },
-      { label: "On", sort: (volume) => volume.on, depends: (volume) => volume.on, nodes: (volume) => link(address(find("arrays", volume.on) ? "arrays" : "devices", volume.on), volume.on) },
+      { label: "On", sort: (volume) => volume.on, depends: (volume) => volume.on, nodes: (volume) => baseLink(volume.on) },
       { label: "QoS", text: (volume) => qosText(volume.qos) },
       { label: "Group", sort: (volume) => volume.group ?? "", text: (volume) => volume.group ?? "–" },
       { label: "Exports", depends: (volume) => volume.exports, nodes: (volume) => links("exports", volume.exports) },
@@ -127,8 +126,7 @@ export function openVolume(name) {
       const now = volume();
       if (!now) return;
       facts.set("Size", bytes(now.size));
-      const place = (base) => link(address(find("arrays", base) ? "arrays" : "devices", base), base);
-      facts.set("On", now.moves_to ? h("span", null, place(now.on), ", moves to ", place(now.moves_to)) : place(now.on), `${now.on} ${now.moves_to ?? ""}`);
+      facts.set("On", now.moves_to ? h("span", null, baseLink(now.on), ", moves to ", baseLink(now.moves_to)) : baseLink(now.on), `${now.on} ${now.moves_to ?? ""}`);
       facts.set("QoS", qosText(now.qos));
       facts.set("Group", now.group ?? "–");
       facts.set("Floor", floorText(now.floor));

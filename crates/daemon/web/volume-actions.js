@@ -10,12 +10,16 @@ const groupField = (value) => ({
   name: "group", label: "Group", value, isOptional: true, options: state.groups.map((group) => group.name), hint: "Volumes of a group share its limits.",
 });
 
+/** Where a volume may lie, as a choice. */
+const place = (base) => ({ value: base.name, label: `${base.name} (${base.free === null || base.free === undefined ? "no volumes yet" : `${bytes(base.free)} free`})` });
+
+const pathOf = (volume) => `/volumes/${segment(volume.uuid || volume.name)}`;
 const loadVolumes = () => refreshNow("volumes", "arrays", "devices", "groups", "exports", "jobs");
 /** Whether an answer is a job: what was asked for takes longer. */
 const isJob = (answer) => answer?.total_bytes !== undefined;
 
 async function change(volume, what) {
-  const answer = await patch(`/volumes/${segment(volume.uuid || volume.name)}`, what);
+  const answer = await patch(pathOf(volume), what);
   await loadVolumes();
   return answer;
 }
@@ -25,7 +29,7 @@ export function createVolume(message, on) {
     title: "New volume",
     fields: [
       { name: "name", label: "Name" },
-      { name: "on", label: "On", type: "select", value: on, options: bases().map((base) => ({ value: base.name, label: `${base.name} (${base.free === null || base.free === undefined ? "no volumes yet" : `${bytes(base.free)} free`})` })) },
+      { name: "on", label: "On", type: "select", value: on, options: bases().map(place) },
       { name: "size", label: "Size", parse: parseBytes, hint: "Such as 20 GiB." },
       groupField(),
       qosField({}),
@@ -79,12 +83,12 @@ export function moveVolume(message, volume) {
     title: `Move the volume ${volume.name}`,
     body: [h("p", null, `${bytes(volume.size)} on ${volume.on} are copied. Its users can go on meanwhile.`)],
     fields: [
-      { name: "to", label: "To", type: "select", options: places.map((base) => ({ value: base.name, label: `${base.name} (${base.free === null || base.free === undefined ? "no volumes yet" : `${bytes(base.free)} free`})` })) },
+      { name: "to", label: "To", type: "select", options: places.map(place) },
       { name: "force", label: "Overwrite whatever lies on a device without volumes", type: "checkbox" },
     ],
     action: "Move",
     submit: async (values) => {
-      await post(`/volumes/${segment(volume.uuid || volume.name)}/move`, values);
+      await post(`${pathOf(volume)}/move`, values);
       await refreshNow("volumes", "jobs");
       return `The volume ${volume.name} moves to ${values.to}.`;
     },
@@ -111,7 +115,7 @@ export function deleteVolume(message, volume) {
     body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(volume.size)} on ${volume.on}.${exports}`)],
     typed: volume.name, action: "Delete the volume", isDangerous: true,
     submit: async () => {
-      await remove(`/volumes/${segment(volume.uuid || volume.name)}`);
+      await remove(pathOf(volume));
       return `The volume ${volume.name} was deleted.`;
     },
   });

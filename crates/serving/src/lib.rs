@@ -13,9 +13,11 @@ pub mod create;
 pub mod export;
 pub mod text;
 
-use block::{DeviceError, IoError};
+use block::{Device, DeviceError, IoError, Request};
+use reactor::CoreRef;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Why a server cannot begin or end as it should.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +36,14 @@ pub enum Error {
         /// Why.
         error: io::Error,
     },
+    /// What a device holds in its cache may be lost.
+    #[error("device {name}: cannot flush: {error}")]
+    Flush {
+        /// The device.
+        name: String,
+        /// Why.
+        error: IoError,
+    },
     /// An array has something to recover at its next start.
     #[error("array {name}: it cannot be stopped in good order: {error}")]
     Stop {
@@ -42,6 +52,22 @@ pub enum Error {
         /// Why.
         error: IoError,
     },
+}
+
+/// Makes durable what a device holds in its cache.
+///
+/// # Errors
+/// When the device fails.
+pub fn flush(device: &Arc<dyn Device>, core: &CoreRef) -> Result<(), Error> {
+    if device.limits().read_only {
+        return Ok(());
+    }
+    let device = device.clone();
+    core.block_on(move |_| async move {
+        let channel = device.open_channel()?;
+        let flushed = channel.submit(&Request::flush(), 0).await;
+        flushed.map_err(|error| Error::Flush { name: device.name().to_owned(), error })
+    })?
 }
 
 /// What this host is called.

@@ -55,14 +55,13 @@ pub fn list(socket: &Path, is_json: bool) -> Result<(), Error> {
     let session = Session::at(socket, false, false, is_json)?;
     let arrays: Vec<Array> = session.client.get(&["arrays"])?;
     let row = |array: &Array| {
-        let live = array.members.iter().filter(|member| member.state == "live").count();
         [
             array.name.clone(),
             array.state.name().to_owned(),
             array.level.clone(),
             human_bytes(array.capacity),
             array.free.map(human_bytes).unwrap_or_default(),
-            format!("{live}/{}", array.members.len()),
+            format!("{}/{}", array.live_members(), array.members.len()),
             array.volumes.len().to_string(),
             array.error.clone().unwrap_or_default(),
         ]

@@ -151,11 +151,11 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
         [Constraint::Length(arrays), Constraint::Length(view.jobs.len() as u16), Constraint::Min(2)];
     let [top, middle, bottom] = Layout::vertical(heights).areas(frame.area());
     let line = |array: &Array| {
-        let live = array.members.iter().filter(|member| member.state == "live").count();
         let text = format!(
-            "array {}: {}, {live} of {} members live",
+            "array {}: {}, {} of {} members live",
             array.name,
             array.state.name(),
+            array.live_members(),
             array.members.len()
         );
         let is_well = array.state == api::ArrayState::Optimal;

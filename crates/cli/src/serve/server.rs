@@ -4,10 +4,10 @@ use super::ServePlan;
 use crate::error::Error;
 use crate::output::Output;
 use crate::stats;
-use block::{Device, Op, Request};
+use block::Op;
 use exports::{Export, QueueStats, Stats};
 use graph::Stack;
-use reactor::{CoreRef, Cores};
+use reactor::Cores;
 use sandbox::Permits;
 use serde_json::{Value, json};
 use serving::arrays::{self, Kept, Requests};
@@ -15,7 +15,6 @@ use serving::control::server::ControlSocket;
 use serving::export::ExportConfig;
 use serving::text::{count, human_bytes};
 use std::path::Path;
-use std::sync::Arc;
 
 /// A running server. Fields are dropped in this order: control sockets and exports, then devices, then the cores they
 /// ran on.
@@ -167,13 +166,13 @@ impl Server {
         let core = self.cores.get(0);
         let mut result = Ok(());
         for stack in &self.stacks {
-            if let Err(error) = flush(&core, stack.device.clone()) {
+            if let Err(error) = serving::flush(&stack.device, &core) {
                 tracing::error!(%error, "a device was not flushed");
                 result = result.and(Err(error));
             }
         }
         // Clients of the sockets see them close when nothing is left to be done.
-        result.and(arrays::stop(&self.arrays, &core).map_err(Error::from))
+        Ok(result.and(arrays::stop(&self.arrays, &core))?)
     }
 
     fn cores_line(&self) -> String {
@@ -239,19 +238,4 @@ fn export_stats(stats: &Stats) -> (String, Value) {
     fields.insert("connected".into(), stats.is_connected().into());
     let human: Vec<String> = fields.iter().map(|(name, value)| format!("  {name:<14}{value}")).collect();
     (human.join("\n"), Value::Object(fields))
-}
-
-/// Makes durable what the device holds in its cache.
-fn flush(core: &CoreRef, device: Arc<dyn Device>) -> Result<(), Error> {
-    if device.limits().read_only {
-        return Ok(());
-    }
-    core.block_on(move |_| async move {
-        let channel = device.open_channel()?;
-        let flush = Request::flush();
-        channel.submit(&flush, 0).await.map_err(|error| {
-            let name = device.name();
-            Error::Runtime(format!("device {name}: cannot flush: {error}"))
-        })
-    })?
 }

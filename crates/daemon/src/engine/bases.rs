@@ -3,7 +3,7 @@
 use super::{Engine, Live};
 use crate::fault::{Fault, Kind};
 use crate::state::Target;
-use block::{Device, IoError, Request};
+use block::Device;
 use reactor::CoreRef;
 use std::sync::Arc;
 use volume::store::ReadError;
@@ -30,20 +30,6 @@ impl Base {
             Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => Ok(Base { device, pool: None }),
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Makes durable what its device holds in its cache.
-    pub fn flush(&self, core: &CoreRef) -> Result<(), Fault> {
-        if self.device.limits().read_only {
-            return Ok(());
-        }
-        let device = self.device.clone();
-        let flushed = core.block_on(move |_| async move {
-            let channel = device.open_channel().map_err(Fault::from)?;
-            let flush = Request::flush();
-            channel.submit(&flush, 0).await.map_err(|error: IoError| Fault::failed(error))
-        });
-        flushed?
     }
 }
 

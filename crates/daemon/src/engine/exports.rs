@@ -7,7 +7,7 @@ use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, Target};
 use api::{Attach, Export, ExportChange, ExportState, NewExport, Traffic};
 use block::{Device, Op};
-pub use exports::Stats;
+use exports::Stats;
 use sandbox::Profile;
 use serde_json::{Map, Value};
 use serving::export::ExportPlan;
@@ -34,8 +34,16 @@ pub struct ExportLive {
 impl Live {
     /// Tells the clients of an export that what it serves has grown.
     pub fn notify_resize(&self, name: &str) {
-        if let Some(Ok(running)) = self.exports.get(name) {
+        if let Ok(running) = self.served(name) {
             running.export.notify_resize();
+        }
+    }
+
+    /// An export that clients may connect to.
+    fn served(&self, name: &str) -> Result<&ExportLive, Fault> {
+        match self.exports.get(name) {
+            Some(Ok(running)) => Ok(running),
+            _ => Err(Fault::new(Kind::Unavailable, format!("export {name}: it is not served"))),
         }
     }
 
@@ -92,20 +100,7 @@ impl Engine {
     pub fn attach(&self, name: &str) -> Result<Attach, Fault> {
         let live = self.live();
         let record = live.export_record(name)?;
-        match live.exports.get(name) {
-            Some(Ok(running)) => Ok(attach(record, &running.fields)),
-            _ => Err(Fault::new(Kind::Unavailable, format!("export {name}: it is not served"))),
-        }
-    }
-
-    /// Calls `with` for each export that is served, and what it has counted.
-    pub fn each_export(&self, mut with: impl FnMut(&str, &str, &Stats)) {
-        let live = self.live();
-        for record in &live.state.exports {
-            if let Some(Ok(running)) = live.exports.get(&record.name) {
-                with(&record.name, &record.kind, running.export.stats());
-            }
-        }
+        Ok(attach(record, &live.served(name)?.fields))
     }
 
     /// Starts an export, now and at every start of the daemon.
@@ -151,11 +146,7 @@ impl Engine {
         };
         let record = ExportRecord { cores, ..self.live().export_record(name)?.clone() };
         let map = self.core_map(&record)?;
-        let unavailable = || Fault::new(Kind::Unavailable, format!("export {name}: it is not served"));
-        let remap = |map: &[usize]| match self.live().exports.get(name) {
-            Some(Ok(running)) => running.export.remap(map).map_err(Fault::from),
-            _ => Err(unavailable()),
-        };
+        let remap = |map: &[usize]| self.live().served(name)?.export.remap(map).map_err(Fault::from);
         remap(&map)?;
         let kept = record.cores.clone();
         let committed = self.commit(|state| {

@@ -20,7 +20,7 @@ mod zeroing;
 
 use crate::events::Events;
 use crate::fault::{Fault, Kind};
-use crate::state::{State, StateError, Store};
+use crate::state::{ExportRecord, State, StateError, Store};
 use api::{CoreInfo, Floor, Qos, System};
 use arrays::ArrayLive;
 use bases::Base;
@@ -40,8 +40,6 @@ use std::time::Duration;
 use volume::Uuid;
 use volumes::OpenVolume;
 use zeroing::Zeroing;
-
-pub use exports::Stats;
 
 /// How the daemon runs.
 #[derive(Clone, Debug)]
@@ -157,20 +155,12 @@ impl Engine {
     /// The daemon itself.
     pub fn system(&self) -> System {
         let live = self.live();
-        let serves = |place: usize, record: &crate::state::ExportRecord| {
-            let cpu = self.options.cores[place].cpu;
-            record.cores.is_empty() || cpu.is_some_and(|cpu| record.cores.contains(&cpu))
-        };
-        let core = |place: usize| CoreInfo {
-            number: place,
-            cpu: self.options.cores[place].cpu,
-            exports: live
-                .state
-                .exports
-                .iter()
-                .filter(|record| serves(place, record))
-                .map(|r| r.name.clone())
-                .collect(),
+        let core = |(number, CoreConfig { cpu, .. }): (usize, &CoreConfig)| {
+            let serves = |record: &&ExportRecord| {
+                record.cores.is_empty() || cpu.is_some_and(|cpu| record.cores.contains(&cpu))
+            };
+            let exports = live.state.exports.iter().filter(serves).map(|record| record.name.clone());
+            CoreInfo { number, cpu: *cpu, exports: exports.collect() }
         };
         System {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -180,7 +170,7 @@ impl Engine {
             capabilities: sandbox::permitted().unwrap_or_default(),
             state_dir: self.store.directory().display().to_string(),
             generation: live.state.generation,
-            cores: (0..self.options.cores.len()).map(core).collect(),
+            cores: self.options.cores.iter().enumerate().map(core).collect(),
         }
     }
 
@@ -222,7 +212,7 @@ impl Engine {
         let bases = std::mem::take(&mut self.live_mut().bases);
         for (name, base) in bases {
             if let Ok(base) = base
-                && let Err(error) = base.flush(&self.core())
+                && let Err(error) = serving::flush(&base.device, &self.core())
             {
                 tracing::error!(name, %error, "not flushed");
             }

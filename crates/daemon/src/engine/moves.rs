@@ -312,13 +312,7 @@ impl Engine {
         relocation.hold()?;
         self.copy(&relocation, places, control, None)?;
         // The copy's table is durable after its data: it is flushed before, and again with the table.
-        let new = places[1].clone();
-        let flushed = self.core().block_on(move |_| async move {
-            let channel = new.open_channel()?;
-            let flush = Request::flush();
-            Ok::<_, block::DeviceError>(channel.submit(&flush, 0).await)
-        });
-        flushed.map_err(Fault::from)??.map_err(Fault::failed)?;
+        serving::flush(places[1], &self.core())?;
         let to = self.live().pool(&record.to)?;
         to.identify_volume(&record.copy, info.uuid, info.name.clone())?;
         let uuid = info.uuid.to_string();

@@ -6,6 +6,7 @@
 
 use super::MAX_BODY;
 use super::answer::Failure;
+use super::request::malformed;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_LENGTH;
@@ -105,14 +106,12 @@ pub async fn once(State(keys): State<Keys>, request: Request, next: Next) -> Res
     let Some(key) = key.filter(|_| request.method() == Method::POST) else { return next.run(request).await };
     if key.is_empty() || key.len() > MAX_KEY {
         let detail = format!("Idempotency-Key: want 1 to {MAX_KEY} visible characters");
-        return Failure::new(StatusCode::BAD_REQUEST, "malformed", "This is no such request", detail)
-            .into_response();
+        return malformed(StatusCode::BAD_REQUEST, detail).into_response();
     }
     let (parts, body) = request.into_parts();
     let Ok(body) = to_bytes(body, MAX_BODY).await else {
         let detail = format!("the body has more than {MAX_BODY} bytes");
-        return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "malformed", "This is no such request", detail)
-            .into_response();
+        return malformed(StatusCode::PAYLOAD_TOO_LARGE, detail).into_response();
     };
     let mut hasher = DefaultHasher::new();
     (parts.method.as_str(), parts.uri.path(), &body).hash(&mut hasher);

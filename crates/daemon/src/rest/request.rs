@@ -108,7 +108,8 @@ impl From<QueryRejection> for Failure {
     }
 }
 
-fn malformed(status: StatusCode, detail: String) -> Failure {
+/// What cannot be understood.
+pub fn malformed(status: StatusCode, detail: String) -> Failure {
     Failure::new(status, "malformed", "This is no such request", detail)
 }
 

@@ -6,7 +6,7 @@ use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -193,8 +193,4 @@ pub fn refusal(response: Response) -> (u16, String, String) {
 
 pub fn names(list: &Value) -> Vec<String> {
     list.as_array().unwrap().iter().map(|thing| thing["name"].as_str().unwrap().to_owned()).collect()
-}
-
-pub fn remove(path: &Path) {
-    std::fs::remove_file(path).unwrap();
 }

@@ -205,23 +205,20 @@ impl View {
 
     /// Takes a turn of every limit; when the last of them comes.
     fn take(&self, costs: [u64; LIMITS], now_ns: u64) -> u64 {
-        let rates = self.rates.get();
-        let turns = self.throttle.buckets.iter().zip(rates).zip(costs);
-        turns
-            .filter(|((_, rate), units)| !rate.is_unlimited() && *units > 0)
-            .map(|((bucket, rate), units)| bucket.take(rate, units, now_ns))
-            .max()
-            .unwrap_or(0)
+        self.limits(costs).map(|(bucket, rate, units)| bucket.take(rate, units, now_ns)).max().unwrap_or(0)
     }
 
     /// When turns that were taken now would come, of the limits that there are.
     fn next(&self, costs: [u64; LIMITS], now_ns: u64) -> Option<u64> {
-        let rates = self.rates.get();
-        let turns = self.throttle.buckets.iter().zip(rates).zip(costs);
-        turns
-            .filter(|((_, rate), units)| !rate.is_unlimited() && *units > 0)
-            .map(|((bucket, rate), _)| bucket.next(rate, now_ns))
-            .max()
+        self.limits(costs).map(|(bucket, rate, _)| bucket.next(rate, now_ns)).max()
+    }
+
+    /// The limits that there are for what costs something, and how much that is.
+    #[inline]
+    fn limits(&self, costs: [u64; LIMITS]) -> impl Iterator<Item = (&Bucket, Rate, u64)> {
+        let limits = self.throttle.buckets.iter().zip(self.rates.get()).zip(costs);
+        let limits = limits.map(|((bucket, rate), units)| (bucket, rate, units));
+        limits.filter(|(_, rate, units)| !rate.is_unlimited() && *units > 0)
     }
 }
 
@@ -281,12 +278,9 @@ impl QosChannel {
     }
 
     fn take(&self, costs: [u64; LIMITS], now_ns: u64) -> u64 {
-        let turns: [u64; 2] = self.throttles.iter().enumerate().fold([0; 2], |mut turns, (place, view)| {
-            let turn = &mut turns[usize::from(place > 0)];
-            *turn = (*turn).max(view.take(costs, now_ns));
-            turns
-        });
-        let [own, shared] = turns;
+        let (own, shared) = self.throttles.split_at(self.throttles.len().min(1));
+        let turn = |views: &[View]| views.iter().map(|view| view.take(costs, now_ns)).max().unwrap_or(0);
+        let (own, shared) = (turn(own), turn(shared));
         let floor = self.floor.as_ref().and_then(|floor| floor.next(costs, now_ns));
         own.max(floor.map_or(shared, |floor| shared.min(floor)))
     }

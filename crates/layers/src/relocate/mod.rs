@@ -286,39 +286,46 @@ impl Relocation {
         let next = state.next.clone().expect("it is there as long as the move");
         let cores = state.cores.clone();
         drop(state);
-        let held = cores.iter().try_for_each(|core| self.hold_on(core, next.clone(), false));
-        let held =
-            held.and_then(|()| cores.iter().try_for_each(|core| self.hold_on(core, next.clone(), true)));
-        held.inspect_err(|_| self.release())
+        let held = cores.iter().try_for_each(|core| self.hold_on(core, next.clone()));
+        let drained = held.and_then(|()| cores.iter().try_for_each(|core| self.drain(core)));
+        drained.inspect_err(|_| self.release())
     }
 
-    /// Holds the requests of a core and opens the copy there; or waits for those that are on their way.
-    fn hold_on(&self, core: &CoreRef, next: Arc<dyn Device>, is_to_wait: bool) -> Result<(), DeviceError> {
-        let (id, name) = (self.device.id, self.device.name.clone());
-        let held = core.block_on(move |core| async move {
+    /// Holds the requests of a core, and opens the copy there.
+    fn hold_on(&self, core: &CoreRef, next: Arc<dyn Device>) -> Result<(), DeviceError> {
+        let id = self.device.id;
+        let held = core.call(move |_| {
             let mut opened = Ok(());
-            let mut busy = Vec::new();
-            each_channel(id, |channel| match is_to_wait {
-                true => busy.push(channel.clone()),
-                false => {
-                    channel.is_held.set(true);
-                    match next.open_channel() {
-                        Ok(next) => drop(channel.next.replace(Some(next))),
-                        Err(error) => opened = Err(error),
-                    }
+            each_channel(id, |channel| {
+                channel.is_held.set(true);
+                match next.open_channel() {
+                    Ok(next) => drop(channel.next.replace(Some(next))),
+                    Err(error) => opened = Err(error),
                 }
             });
+            opened
+        });
+        // A core that has ended has no channels.
+        held.unwrap_or(Ok(()))
+    }
+
+    /// Waits for the requests of a core that are on their way.
+    fn drain(&self, core: &CoreRef) -> Result<(), DeviceError> {
+        let (id, name) = (self.device.id, self.device.name.clone());
+        let drained = core.block_on(move |core| async move {
+            let mut channels = Vec::new();
+            each_channel(id, |channel| channels.push(channel.clone()));
             let begin_ns = core.now_ns();
-            while busy.iter().any(|channel| channel.is_busy()) {
+            while channels.iter().any(|channel| channel.is_busy()) {
                 if core.now_ns() - begin_ns > PATIENCE_NS {
                     return Err(DeviceError::new(name, "requests that are on their way do not end"));
                 }
                 core.sleep(LOOK_NS).await;
             }
-            opened
+            Ok(())
         });
-        // A core that has ended has no channels.
-        held.unwrap_or(Ok(()))
+        // As above.
+        drained.unwrap_or(Ok(()))
     }
 
     /// Lets the copy take the device's place. It has every byte, and is durable: whoever calls this has seen to that.
