@@ -549,11 +549,12 @@ impl Assembly {
         slots.iter().map(|slot| self.name(*slot)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Members that are trusted and missing might have gone on alone, declaring these out.
+    /// Members that are trusted and missing might have gone on alone, declaring these failed. One that was being rebuilt
+    /// may have become live since.
     fn refuse_old(&self, options: &AssembleOptions) -> Result<(), Refusal> {
         let missing = |set: &MemberSet| {
             let slots = self.missing.iter().filter(|slot| set.slots.contains(slot));
-            slots.filter(|slot| self.table.members[**slot].is_live()).count()
+            slots.filter(|slot| self.table.members[**slot].is_in()).count()
         };
         let could_go_on = self.table.sets().all(|set| missing(&set) >= set.needed);
         if could_go_on && !options.run && !options.force {

@@ -587,6 +587,23 @@ impl Model {
     }
 }
 
+/// A rebuild ends, and power cuts that off when one member knows; two starts, each without another member, and a write
+/// that the members of the second start alone hold. By the tables of the other two the replacement was never filled, yet
+/// it may have gone on with the member that they trust.
+#[test]
+fn a_member_that_was_being_filled_counts_among_those_that_may_have_gone_on_alone() {
+    let steps = vec![
+        (4, 0b1011, 0, [None, None]),
+        (3, 0, 0, [None, None]),
+        (2, 1_001_489_286, 6_360_433_827_297_628_153, [None, Some(1)]),
+        (4, 0b1101, 5_645_602_659_742_629_661, [Some(1), None]),
+        (4, 0b0111, 0, [None, None]),
+        (0, 0, 0, [None, None]),
+        (4, 0b1010, 0, [None, None]),
+    ];
+    Model::live(&config(2, 2), &DEFAULT, steps).unwrap();
+}
+
 type Step = (u8, u32, u64, [Cut; 2]);
 
 fn steps(kinds: u8) -> impl Strategy<Value = Vec<Step>> {
