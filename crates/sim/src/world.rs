@@ -503,6 +503,9 @@ impl World {
             for write in writes.iter().filter(|write| write.is_unlogged) {
                 self.torn.borrow_mut().extend(self.stripes_of(write));
             }
+            // Recovery writes a block that it cannot read anew: what it could not bring back then is noted as bad.
+            let groups = self.was_impaired.borrow().len();
+            (0..groups).for_each(|group| drop(self.is_impaired(group)));
             let is_bad = |slot: usize| self.is_lost(slot) || self.disk(slot).has_medium_errors();
             for (group, was_hurt) in self.was_hurt.borrow_mut().iter_mut().enumerate() {
                 *was_hurt |= self.slots_of(group).any(is_bad);

@@ -7,7 +7,8 @@ use super::verify::{Expectation, Findings, Observer, Subject, verify};
 use crate::log::{self, Nonce, PendingWrite, RecoverError, Recovery, RecoveryMember, Report};
 use crate::metadata::store::Copy;
 use crate::metadata::{
-    BadBlocks, BadRange, Layout, MemberFailures, MemberState, RegionMap, Store, Table, Target, region_map,
+    BadBlocks, BadRange, Layout, LoadError, MemberFailures, MemberState, RegionMap, Store, Table, Target,
+    region_map,
 };
 use block::{Channel, DeviceError};
 use serde::Serialize;
@@ -65,6 +66,14 @@ pub enum CheckError {
         /// Why.
         error: RecoverError,
     },
+    /// The list of bad blocks cannot be read.
+    #[error("array {array}: {error}")]
+    BadBlocks {
+        /// The array.
+        array: String,
+        /// Why.
+        error: LoadError,
+    },
     /// A member cannot be opened on this core.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -95,8 +104,19 @@ pub async fn check(
     }
     let failed = |failures| CheckError::Members { array: config.name.clone(), failures };
     let targets = targets(selection)?;
-    let regions = RegionMap::load(config, table.initial_region, &targets).await.map_err(failed)?;
-    let bad = BadBlocks::load(config.uuid, &targets).await.map_err(failed)?;
+    // Members that hold older copies of these get the newest ones only when something may be written.
+    let (regions, bad) = match repair {
+        true => (
+            RegionMap::load(config, table.initial_region, &targets).await,
+            BadBlocks::load(config.uuid, &targets, false).await,
+        ),
+        false => (
+            RegionMap::look(config, table.initial_region, &targets).await,
+            BadBlocks::look(config.uuid, &targets, false).await,
+        ),
+    };
+    let regions = regions.map_err(failed)?;
+    let bad = bad.map_err(|error| CheckError::BadBlocks { array: config.name.clone(), error })?;
     let superblocks = broken_copies(selection);
     let superblocks_repaired = repair && !superblocks.is_empty();
     if superblocks_repaired {

@@ -161,6 +161,11 @@ pub async fn select(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selec
         };
         match (result, device) {
             (Ok(found), Ok(device)) => known.push(Known { found, device }),
+            // Its slot is missing then, like that of a device that cannot be opened.
+            (Err(error @ ReadError::Io { .. }), _) if is_named => {
+                tracing::warn!("{error}: the device is left out");
+                unopened.push(error.to_string());
+            }
             (Err(error), _) if is_named => return Err(error.into()),
             _ => {}
         }

@@ -4,11 +4,12 @@ use super::Array;
 use super::crossing::Crossing;
 use super::members::{Attached, Members, Shift};
 use super::shared::{Clock, Common, OLD_STRIPES, Shared};
+use crate::config::ROW_BYTES;
 use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
 use crate::metadata::region_map::{self, RegionMap};
 use crate::metadata::{
-    Assembly, BadBlocks, BadBlocksError, BadRange, Found, Label, Layout, MemberFailures, MemberSet,
-    MemberState, Reason, Store, Table, Target,
+    self, Assembly, BadBlocks, BadBlocksError, BadRange, Found, Label, Layout, LoadError, MemberFailures,
+    MemberSet, MemberState, Reason, Store, Table, Target,
 };
 use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, ConfigError, Consistency};
@@ -112,6 +113,32 @@ pub enum StartError {
         /// What it lacks.
         what: String,
     },
+    /// Writes may have been in flight whose log entries cannot be read, and which need the members that are missing.
+    #[error(
+        "array {name}: group {group}: members {slots:?} cannot read all of their logs, {missing} more are missing, and \
+         the array was not stopped cleanly: blocks that were being written may be lost (start with force to accept that)"
+    )]
+    LogUnreadable {
+        /// The array.
+        name: String,
+        /// The group.
+        group: usize,
+        /// Slots of the members whose logs have unreadable blocks.
+        slots: Vec<usize>,
+        /// Members of the group that are missing or being rebuilt.
+        missing: usize,
+    },
+    /// No copy of the list of bad blocks is valid.
+    #[error(
+        "array {name}: no copy of the bad block list on members {slots:?} is valid: blocks without data would read as \
+         zeroes (start with force to accept that)"
+    )]
+    BadBlocksLost {
+        /// The array.
+        name: String,
+        /// Slots of the members that were read.
+        slots: Vec<usize>,
+    },
     /// There is no room to remember what a crash has left unreadable.
     #[error("array {name}: too many bad blocks to remember those of stripe {stripe}")]
     TooManyBad {
@@ -188,6 +215,8 @@ struct Starting {
     is_recovered: bool,
     /// Whether nothing may be written.
     is_read_only: bool,
+    /// Blocks of members' logs that cannot be read: slot, and offset on the member in bytes.
+    unreadable_log: Vec<(usize, u64)>,
 }
 
 impl Array {
@@ -253,6 +282,7 @@ impl Starting {
             is_durable: false,
             is_recovered: false,
             is_read_only: false,
+            unreadable_log: Vec::new(),
         })
     }
 
@@ -413,9 +443,10 @@ impl Starting {
             }
         };
         let bad = loop {
-            match BadBlocks::load(self.config.uuid, &self.live_targets()).await {
+            match BadBlocks::load(self.config.uuid, &self.live_targets(), self.trusts_parity).await {
                 Ok(bad) => break bad,
-                Err(MemberFailures(failures)) => self.fail(failures).await?,
+                Err(LoadError::Members(MemberFailures(failures))) => self.fail(failures).await?,
+                Err(LoadError::Lost(slots)) => return Err(self.bad_blocks_lost(slots)),
             }
         };
         if was_logging && !self.table.is_clean {
@@ -470,6 +501,65 @@ impl Starting {
         Ok(())
     }
 
+    fn bad_blocks_lost(&self, slots: Vec<usize>) -> StartError {
+        StartError::BadBlocksLost { name: self.config.name.clone(), slots }
+    }
+
+    /// What unreadable blocks of the log mean for the array, by the rules of [`crate::log::recover()`]: parity is made again
+    /// everywhere, and until then replaces no data where a hidden write may have left it open.
+    async fn account_for_unreadable_log(
+        &mut self,
+        shape: &Shape,
+        regions: &RegionMap,
+        report: &log::Report,
+    ) -> Result<(), StartError> {
+        for unit in &report.unreadable {
+            let member = self.members[unit.slot].as_ref().expect("its log was read");
+            let log_offset = shape.shift.apply(member.layout).log_offset;
+            let lane_at = log_offset + u64::from(unit.lane) * u64::from(shape.config.lane_bytes);
+            tracing::warn!(
+                array = self.config.name,
+                slot = unit.slot,
+                offset = lane_at + u64::from(unit.position),
+                "a block of the member's log cannot be read: it is taken for empty and rewritten"
+            );
+            self.unreadable_log.push((unit.slot, lane_at + u64::from(unit.position)));
+        }
+        if report.suspects.is_empty() {
+            return Ok(());
+        }
+        let geometry = shape.config.geometry;
+        let mut may_hide_all = false;
+        for group in 0..geometry.groups {
+            let slots = group * geometry.group_members()..(group + 1) * geometry.group_members();
+            let missing = slots.clone().filter(|slot| !self.table.members[*slot].is_live()).count();
+            let suspects: Vec<usize> =
+                report.suspects.iter().copied().filter(|slot| slots.contains(slot)).collect();
+            if missing > 0 && !suspects.is_empty() && missing + suspects.len() > geometry.parity {
+                if !self.trusts_parity {
+                    let name = self.config.name.clone();
+                    return Err(StartError::LogUnreadable { name, group, slots: suspects, missing });
+                }
+                tracing::error!(
+                    array = self.config.name,
+                    group,
+                    "forced: log entries of members {suspects:?} cannot be read: blocks that were being written may be \
+                     wrong"
+                );
+            }
+            may_hide_all |= missing == 0 && suspects.len() >= geometry.parity;
+        }
+        tracing::warn!(
+            array = self.config.name,
+            "members {:?} cannot read all of their logs: parity is computed again everywhere",
+            report.suspects
+        );
+        let open = if may_hide_all && !self.trusts_parity { region_map::OPEN } else { 0 };
+        let stale = if self.table.is_degraded() { region_map::STALE } else { 0 };
+        let bits = region_map::NEED_SYNC | open | stale;
+        self.mark(regions, bits, |_, bits| bits & region_map::WRITTEN != 0).await
+    }
+
     /// Replays the log of a shape.
     async fn replay_log(
         &mut self,
@@ -478,7 +568,9 @@ impl Starting {
         bad: &BadBlocks,
     ) -> Result<(), StartError> {
         let geometry = shape.config.geometry;
+        let mut tries = 0;
         loop {
+            tries += 1;
             let member = |(slot, member): (usize, &Option<StartMember>)| {
                 let (member, channel) = (member.as_ref()?, self.channels[slot].clone()?);
                 let Layout { log_offset, data_offset, .. } = shape.shift.apply(member.layout);
@@ -511,6 +603,7 @@ impl Starting {
                         bad = report.bad.len(),
                         "the log was replayed"
                     );
+                    self.account_for_unreadable_log(shape, regions, &report).await?;
                     self.mark_replayed(shape, regions, &report.stripes).await?;
                     for log::BadRange { stripe, strip, offset, len } in report.bad {
                         let stripe = shape.bad_base + stripe;
@@ -518,6 +611,9 @@ impl Starting {
                     }
                     return Ok(());
                 }
+                // A block has become unreadable since the log was scanned: another scan finds it.
+                Err(RecoverError::Member { error: IoError::Medium | IoError::Corrupt, .. })
+                    if tries < MOST_SCANS => {}
                 Err(RecoverError::Member { slot, error }) => self.fail(vec![(slot, error)]).await?,
                 Err(error) => {
                     return Err(StartError::Recovery { name: self.config.name.clone(), error });
@@ -574,15 +670,16 @@ impl Starting {
         let out: Vec<usize> = (0..self.members.len()).filter(is_out).collect();
         self.leave_out(&out)?;
         let regions = loop {
-            match RegionMap::load(&self.config, self.table.initial_region, &self.live_targets()).await {
+            match RegionMap::look(&self.config, self.table.initial_region, &self.live_targets()).await {
                 Ok(regions) => break regions,
                 Err(MemberFailures(failures)) => self.leave_out(&slots_of(&failures))?,
             }
         };
         let bad = loop {
-            match BadBlocks::load(self.config.uuid, &self.live_targets()).await {
+            match BadBlocks::look(self.config.uuid, &self.live_targets(), self.trusts_parity).await {
                 Ok(bad) => break bad,
-                Err(MemberFailures(failures)) => self.leave_out(&slots_of(&failures))?,
+                Err(LoadError::Members(MemberFailures(failures))) => self.leave_out(&slots_of(&failures))?,
+                Err(LoadError::Lost(slots)) => return Err(self.bad_blocks_lost(slots)),
             }
         };
         let unsynced = regions.count(region_map::NEED_SYNC);
@@ -621,7 +718,23 @@ impl Starting {
             table.config.lanes = lanes;
         };
         self.commit(serve).await?;
+        // Entries of the log count no more: what could not be read of it may become readable, as zeroes.
+        while let Some(failure) = self.rewrite_log().await {
+            self.fail(vec![failure]).await?;
+            self.commit(serve).await?;
+        }
         Ok(self.into_array(limits, regions, bad))
+    }
+
+    /// Writes zeroes to the blocks of logs that could not be read; the first member that fails.
+    async fn rewrite_log(&mut self) -> Option<(usize, IoError)> {
+        while let Some((slot, offset)) = self.unreadable_log.pop() {
+            let Some(channel) = self.channels[slot].clone() else { continue };
+            if let Err(error) = metadata::write(&*channel, offset, &[0; ROW_BYTES as usize]).await {
+                return Some((slot, error));
+            }
+        }
+        None
     }
 
     /// Lanes that every member's log has room for; while there are two shapes each has half of them.
@@ -662,6 +775,9 @@ impl Starting {
         Arc::new(Array { name, shared, old })
     }
 }
+
+/// Most times that a log is scanned before a member of which a block cannot be read has failed.
+const MOST_SCANS: usize = 3;
 
 fn slots_of(failures: &[(usize, IoError)]) -> Vec<usize> {
     failures.iter().map(|(slot, _)| *slot).collect()

@@ -59,8 +59,13 @@
 //! live for recovery. Every write that skipped it is still in the log with its new data: replay writes that, and
 //! computes a parity that was no target from all data of the rows.
 //!
-//! *Recovery may crash.* Replay writes the same bytes each time, to the same or fewer members; entries are only
-//! overwritten under a new nonce.
+//! *A stripe with all its data needs no entry.* Its parity is computed from the data as it is, whatever the entry holds.
+//! Blocks of the write are old or new, and no entry that is stale can bring old data back.
+//!
+//! *Units that cannot be read.* [`recover()`]'s module has the rules.
+//!
+//! *Recovery may crash.* Whatever it has written, parity fits the data afterwards, on the same or fewer members; entries
+//! are only overwritten under a new nonce.
 
 pub mod checksum;
 pub mod entry;
@@ -79,7 +84,8 @@ mod tests;
 pub use entry::Nonce;
 pub use log::{AppendError, Entry, Log, Target, Ticket, max_len};
 pub use recover::{
-    BadRange, PendingWrite, RecoverError, Recovery, RecoveryMember, Report, list, recover, unfinished,
+    BadRange, PendingWrite, RecoverError, Recovery, RecoveryMember, Report, UnreadableUnit, list, recover,
+    unfinished,
 };
 
 /// An array of one group for tests; its lanes hold 64 KiB.

@@ -5,9 +5,25 @@
 //! ```
 //!
 //! One lane after the other, so memory is bounded by a lane of some members and by one stripe.
+//!
+//! # Units that cannot be read
+//!
+//! A unit of 4 KiB that its member cannot read holds no entry, and an entry that runs over one does not exist. Unlike
+//! an entry that is torn, such an entry may have been durable. A member is a *suspect* of a lane when it has an
+//! unreadable unit there that may have held an entry at or above the lane's tail: the ring of a member is written in the
+//! order of the sequences, so a unit between two entries of it is harmless when the later of both is not above the tail.
+//! For suspects the rules are:
+//!
+//! - An entry that lacks a copy on a suspect, but has one on another live target, is replayed, and the suspect's parity is
+//!   computed from all data. If the entry was incomplete its write had not begun, and replay changes nothing.
+//! - Some stripe may have been written under an entry that is hidden on every live target. So parity of the whole array is
+//!   made again (the caller marks it). That needs all data of the stripe. It is there as long as missing members and
+//!   suspects of a group are together at most as many as it has parities; beyond that the caller refuses the start.
+//! - A hidden entry may be the one that supersedes another. That does no harm: redo data is written only to stripes that
+//!   lack a data strip, and there some live target is no suspect.
 
 use super::checksum::{Checksum, Key};
-use super::replay::{Replayed, Replayer, Transfer, transfer_all};
+use super::replay::{Replayed, Replayer, Transfer, transfer_each};
 use crate::log::Nonce;
 use crate::log::entry::{HEADER_BYTES, Header, UNIT, Write};
 use crate::mutant::{self, Mutant};
@@ -15,6 +31,7 @@ use crate::{ArrayConfig, Consistency};
 use block::{Channel, IoError};
 use reactor::{Buffer, BufferPool, MAX_BUFFER};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Bytes of lanes that are in memory at a time, if one is not longer.
@@ -84,6 +101,21 @@ pub struct Report {
     pub bad: Vec<BadRange>,
     /// The highest sequence of any lane.
     pub highest_sequence: u64,
+    /// Units of the log that their members cannot read. They are to be rewritten once a new nonce is durable.
+    pub unreadable: Vec<UnreadableUnit>,
+    /// Slots whose unreadable units may have held entries of writes that were in flight. See the module.
+    pub suspects: BTreeSet<usize>,
+}
+
+/// A unit of 4 KiB of a member's log that cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnreadableUnit {
+    /// The member's slot.
+    pub slot: usize,
+    /// The lane.
+    pub lane: u16,
+    /// First byte in the lane.
+    pub position: u32,
 }
 
 /// Why recovery stopped. It can be called again.
@@ -129,8 +161,8 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     let lane_bytes = config.lane_bytes as usize;
     let replayer = Replayer::new(context, BufferPool::new(MEMORY.max(2 * lane_bytes)));
     for lane in 0..config.lanes {
-        let copies = scan(context, replayer.key(), lane, replayer.buffers()).await?;
-        for entry in choose(context, lane, copies, &mut report)? {
+        let scanned = scan(context, replayer.key(), lane, replayer.buffers()).await?;
+        for entry in choose(context, lane, scanned, &mut report)? {
             match replayer.replay(&entry).await? {
                 Replayed::Done(bad) => {
                     report.replayed += 1;
@@ -178,8 +210,8 @@ pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report),
     let buffers = BufferPool::new(MEMORY.max(2 * config.lane_bytes as usize));
     let key = Key::new(&context.nonce);
     for lane in 0..config.lanes {
-        let copies = scan(context, &key, lane, &buffers).await?;
-        for Chosen { write, copies } in choose(context, lane, copies, &mut report)? {
+        let scanned = scan(context, &key, lane, &buffers).await?;
+        for Chosen { write, copies } in choose(context, lane, scanned, &mut report)? {
             let Write { stripe, offset, len, modified, has_redo, .. } = write;
             pending.push(PendingWrite {
                 lane,
@@ -200,7 +232,7 @@ pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report),
 /// does not hear of them when the member is not there.
 ///
 /// # Errors
-/// When the member cannot be read.
+/// When the member cannot be read, or not where it may hold such a write.
 pub async fn unfinished(
     config: &ArrayConfig,
     nonce: Nonce,
@@ -216,44 +248,100 @@ pub async fn unfinished(
     let context = Recovery { config, nonce, members: &members, is_live: &|_, _| true, first_stripe: 0 };
     let (buffers, key) = (BufferPool::new(MEMORY.max(2 * config.lane_bytes as usize)), Key::new(&nonce));
     for lane in 0..config.lanes {
-        let entries = scan(&context, &key, lane, &buffers).await?;
-        let tail = entries.iter().map(|entry| entry.tail).max().unwrap_or(0);
+        let scanned = scan(&context, &key, lane, &buffers).await?;
+        if !scanned.suspects().is_empty() {
+            return Err(RecoverError::Member { slot, error: IoError::Medium });
+        }
+        let (tail, entries) = (scanned.tail(), scanned.entries);
         let is_open = |entry: &Header| entry.sequence >= tail;
         stripes.extend(entries.into_iter().filter(is_open).filter_map(|entry| Some(entry.write?.stripe)));
     }
     Ok(stripes)
 }
 
-/// The valid entries of a lane on all members that are there, in any order.
+/// A lane of all members that are there.
+#[derive(Default)]
+struct Scanned {
+    /// The valid entries, in any order.
+    entries: Vec<Header>,
+    /// The units that cannot be read.
+    unreadable: Vec<UnreadableUnit>,
+}
+
+impl Scanned {
+    /// Every entry of the lane with a lower sequence was retired.
+    fn tail(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.tail).max().unwrap_or(0)
+    }
+
+    /// Slots with an unreadable unit that may have held an entry at or above the tail.
+    fn suspects(&self) -> BTreeSet<usize> {
+        let tail = self.tail();
+        let is_suspect = |unit: &&UnreadableUnit| {
+            let own = || self.entries.iter().filter(|entry| usize::from(entry.slot) == unit.slot);
+            // Of entries that run over the end of the lane, too, the beginning counts. What is in between is a ring.
+            let before = own().filter(|entry| entry.position < unit.position).max_by_key(|e| e.position);
+            let before = before.or_else(|| own().max_by_key(|entry| entry.position));
+            let after = own().filter(|entry| entry.position > unit.position).min_by_key(|e| e.position);
+            let after = after.or_else(|| own().min_by_key(|entry| entry.position));
+            let is_between_retired = matches!(
+                (before, after),
+                (Some(before), Some(after)) if before.sequence < after.sequence && after.sequence <= tail
+            );
+            !is_between_retired
+        };
+        self.unreadable.iter().filter(is_suspect).map(|unit| unit.slot).collect()
+    }
+}
+
+/// Reads a lane of all members that are there.
 async fn scan(
     context: &Recovery<'_>,
     key: &Key,
     lane: u16,
     buffers: &BufferPool,
-) -> Result<Vec<Header>, RecoverError> {
+) -> Result<Scanned, RecoverError> {
     let lane_bytes = context.config.lane_bytes as usize;
     let at_once = (SCAN_BYTES / lane_bytes).clamp(1, block::MAX_JOINED);
     let members: Vec<(usize, &RecoveryMember)> =
         context.members.iter().enumerate().filter_map(|(slot, m)| Some((slot, m.as_ref()?))).collect();
-    let mut found = Vec::new();
+    let mut scanned = Scanned::default();
     for members in members.chunks(at_once) {
         let mut images: Vec<Image> = Vec::new();
         for _ in members {
             images.push(Image::new(lane_bytes, buffers).await);
         }
+        let lane_at = |member: &RecoveryMember| member.log_offset + u64::from(lane) * lane_bytes as u64;
         for part in 0..lane_bytes.div_ceil(MAX_BUFFER) {
+            let at = part * MAX_BUFFER;
             let reads = members.iter().zip(&mut images).map(|((slot, member), image)| {
-                let offset =
-                    member.log_offset + u64::from(lane) * lane_bytes as u64 + (part * MAX_BUFFER) as u64;
-                Transfer::read(*slot, member, offset, image.0[part].as_mut_slice())
+                let bytes = image.parts[part].as_mut_slice();
+                Transfer::read(*slot, member, lane_at(member) + at as u64, bytes)
             });
-            transfer_all(reads.collect()).await?;
+            let results = transfer_each(&reads.collect::<Vec<_>>()).await;
+            for ((member, image), result) in members.iter().zip(&mut images).zip(results) {
+                let (slot, member) = *member;
+                match result {
+                    Ok(()) => {}
+                    Err(error) if is_unreadable(error) => {
+                        image.read_units(slot, member, lane_at(member), part).await?;
+                    }
+                    Err(error) => return Err(RecoverError::Member { slot, error }),
+                }
+            }
         }
         for ((slot, _), image) in members.iter().zip(&images) {
-            find_entries(context, key, (lane, *slot), image, &mut found);
+            find_entries(context, key, (lane, *slot), image, &mut scanned.entries);
+            let units = image.unreadable.iter().map(|at| UnreadableUnit { slot: *slot, lane, position: *at });
+            scanned.unreadable.extend(units);
         }
     }
-    Ok(found)
+    Ok(scanned)
+}
+
+/// Whether an error is about the place that was read, not about the member.
+pub(super) fn is_unreadable(error: IoError) -> bool {
+    matches!(error, IoError::Medium | IoError::Corrupt)
 }
 
 fn find_entries(
@@ -265,11 +353,17 @@ fn find_entries(
 ) {
     let config = context.config;
     for position in (0..config.lane_bytes).step_by(UNIT as usize) {
+        if image.unreadable.contains(&position) {
+            continue;
+        }
         let Some(header) = Header::decode(image.from(position as usize), config) else { continue };
         let is_ours = header.nonce == context.nonce
             && header.array == config.uuid
             && (header.lane, usize::from(header.slot), header.position) == (lane, slot, position);
-        if is_ours && image.payload_checksum(&header, config, key) == header.payload_checksum {
+        if is_ours
+            && image.is_readable(&header, config)
+            && image.payload_checksum(&header, config, key) == header.payload_checksum
+        {
             found.push(header);
         }
     }
@@ -285,11 +379,13 @@ pub(super) struct Chosen {
 fn choose(
     context: &Recovery<'_>,
     lane: u16,
-    mut copies: Vec<Header>,
+    scanned: Scanned,
     report: &mut Report,
 ) -> Result<Vec<Chosen>, RecoverError> {
+    let (tail, suspects) = (scanned.tail(), scanned.suspects());
+    let Scanned { entries: mut copies, unreadable } = scanned;
+    report.unreadable.extend(unreadable);
     copies.sort_by_key(|copy| copy.sequence);
-    let tail = copies.iter().map(|copy| copy.tail).max().unwrap_or(0);
     let mut chosen: Vec<Chosen> = Vec::new();
     // From the newest on, so that those which supersede an entry have been seen.
     let mut newer: Vec<&Write> = Vec::new();
@@ -316,17 +412,35 @@ fn choose(
             report.superseded += 1;
             continue;
         }
-        match live_copies(context, write, same) {
-            Some(copies) => chosen.push(Chosen { write: write.clone(), copies }),
+        match live_copies(context, write, same, &suspects) {
+            Some(copies) => chosen.push(Chosen::new(write, copies)),
             None => report.incomplete += 1,
         }
     }
     chosen.reverse();
+    report.suspects.extend(suspects);
     Ok(chosen)
 }
 
-/// The copies on the entry's live targets, when all of those have one.
-fn live_copies(context: &Recovery<'_>, write: &Write, copies: &[Header]) -> Option<Vec<Header>> {
+impl Chosen {
+    /// A write whose targets are the parities that have a copy: parity of the others is computed from all data.
+    fn new(write: &Write, copies: Vec<Header>) -> Chosen {
+        let held = copies.iter().filter_map(|copy| copy.write.as_ref());
+        let targets = match mutant::is(Mutant::ReplayOnAnyParity) {
+            false => held.fold(0, |mask, write| mask | 1 << write.parity),
+            true => write.targets,
+        };
+        Chosen { write: Write { targets, ..write.clone() }, copies }
+    }
+}
+
+/// The copies on the entry's live targets, when all of those have one that may be expected to.
+fn live_copies(
+    context: &Recovery<'_>,
+    write: &Write,
+    copies: &[Header],
+    suspects: &BTreeSet<usize>,
+) -> Option<Vec<Header>> {
     let geometry = &context.config.geometry;
     let mut held = Vec::new();
     for parity in (0..geometry.parity).filter(|parity| write.targets >> parity & 1 == 1) {
@@ -336,7 +450,7 @@ fn live_copies(context: &Recovery<'_>, write: &Write, copies: &[Header]) -> Opti
         }
         match copies.iter().find(|copy| usize::from(copy.slot) == slot) {
             Some(copy) => held.push(copy.clone()),
-            None if mutant::is(Mutant::ReplayOnAnyParity) => {}
+            None if suspects.contains(&slot) || mutant::is(Mutant::ReplayOnAnyParity) => {}
             None => return None,
         }
     }
@@ -344,7 +458,11 @@ fn live_copies(context: &Recovery<'_>, write: &Write, copies: &[Header]) -> Opti
 }
 
 /// A lane of one member in memory, in parts of [`MAX_BUFFER`] bytes.
-struct Image(Vec<Buffer>);
+struct Image {
+    parts: Vec<Buffer>,
+    /// Positions of the units that the member cannot read.
+    unreadable: BTreeSet<u32>,
+}
 
 impl Image {
     async fn new(bytes: usize, buffers: &BufferPool) -> Image {
@@ -352,12 +470,45 @@ impl Image {
         for at in (0..bytes).step_by(MAX_BUFFER) {
             parts.push(buffers.take(MAX_BUFFER.min(bytes - at)).await);
         }
-        Image(parts)
+        Image { parts, unreadable: BTreeSet::new() }
+    }
+
+    /// Reads a part unit by unit, and notes the units that cannot be read. `lane_at`: where the lane begins on the
+    /// member.
+    async fn read_units(
+        &mut self,
+        slot: usize,
+        member: &RecoveryMember,
+        lane_at: u64,
+        part: usize,
+    ) -> Result<(), RecoverError> {
+        let first = (part * MAX_BUFFER) as u32;
+        let units = self.parts[part].as_mut_slice().chunks_mut(UNIT as usize);
+        let reads = units
+            .zip((first..).step_by(UNIT as usize))
+            .map(|(unit, position)| Transfer::read(slot, member, lane_at + u64::from(position), unit));
+        let results = transfer_each(&reads.collect::<Vec<_>>()).await;
+        for (result, position) in results.into_iter().zip((first..).step_by(UNIT as usize)) {
+            match result {
+                Ok(()) => {}
+                Err(error) if is_unreadable(error) => drop(self.unreadable.insert(position)),
+                Err(error) => return Err(RecoverError::Member { slot, error }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every unit of an entry could be read.
+    fn is_readable(&self, header: &Header, config: &ArrayConfig) -> bool {
+        let entry = u64::from(header.position)..;
+        let units = entry.step_by(UNIT as usize).map(|at| (at % u64::from(config.lane_bytes)) as u32);
+        let count = header.entry_bytes(config.geometry.data) / u64::from(UNIT);
+        units.take(count as usize).all(|position| !self.unreadable.contains(&position))
     }
 
     /// The bytes from `at` on that lie in one part; not less than a header when `at` is a multiple of [`UNIT`].
     fn from(&self, at: usize) -> &[u8] {
-        &self.0[at / MAX_BUFFER].as_slice()[at % MAX_BUFFER..]
+        &self.parts[at / MAX_BUFFER].as_slice()[at % MAX_BUFFER..]
     }
 
     fn payload_checksum(&self, header: &Header, config: &ArrayConfig, key: &Key) -> u32 {

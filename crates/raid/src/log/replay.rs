@@ -1,9 +1,13 @@
 //! Replaying one entry: parity of its rows is made to fit the data, or data and parity are written from the log.
 //!
-//! Whatever is written is the same each time, so replay can be interrupted and repeated, with fewer members too.
+//! A stripe of which every data strip can be read needs nothing of the entry but its place: parity is computed from the
+//! data as it is. So no entry that is stale, because the one that supersedes it cannot be read, brings old data back to
+//! it. Only a stripe that lacks data strips takes partial parity and new data from the log.
+//!
+//! Replay can be interrupted and repeated, with fewer members too: parity fits the data at each end of it.
 
 use super::checksum::{Checksum, Key};
-use super::recover::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember};
+use super::recover::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember, is_unreadable};
 use crate::Code;
 use crate::config::MAX_PARITY;
 use crate::log::entry::{HEADER_BYTES, Header, Write};
@@ -39,6 +43,8 @@ struct Rows<'a> {
     parity: ArrayVec<(usize, Buffer, Buffer), MAX_PARITY>,
     /// Live parities that were not targets.
     skipped: ArrayVec<(usize, Buffer), MAX_PARITY>,
+    /// Strips that their live members cannot read: taken for missing, and written anew.
+    unreadable: u64,
 }
 
 impl Rows<'_> {
@@ -60,16 +66,37 @@ impl<'a> Replayer<'a> {
         &self.buffers
     }
 
-    /// Brings the rows of an entry in order.
+    /// Makes the rows of an entry consistent. A strip that its member cannot read counts as missing.
     pub async fn replay(&self, entry: &Chosen) -> Result<Replayed, RecoverError> {
+        let mut unreadable = 0;
+        loop {
+            match self.try_replay(entry, unreadable).await {
+                Err(RecoverError::Member { slot, error }) if is_unreadable(error) => {
+                    let geometry = &self.context.config.geometry;
+                    let strip = geometry.strip_on(entry.write.stripe, slot);
+                    let strip = strip.filter(|strip| unreadable >> strip & 1 == 0);
+                    unreadable |= 1 << strip.ok_or(RecoverError::Member { slot, error })?;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    async fn try_replay(&self, entry: &Chosen, unreadable: u64) -> Result<Replayed, RecoverError> {
         let (write, geometry) = (&entry.write, &self.context.config.geometry);
         let strips = geometry.group_members();
         let missing = (0..strips).filter(|strip| self.live(write.stripe, *strip).is_none()).count();
         if missing > geometry.parity {
             return Ok(Replayed::Lost);
         }
-        let data = (0..geometry.data).map(|_| None).collect();
-        let mut rows = Rows { write, data, parity: ArrayVec::new(), skipped: ArrayVec::new() };
+        let data: Vec<Option<Buffer>> = (0..geometry.data).map(|_| None).collect();
+        let (parity, skipped) = (ArrayVec::new(), ArrayVec::new());
+        let mut rows = Rows { write, data, parity, skipped, unreadable };
+        if (0..geometry.data).all(|strip| self.readable(&rows, strip).is_some()) {
+            self.encode(&mut rows).await?;
+            self.write_rows(&rows).await?;
+            return Ok(Replayed::Done(Vec::new()));
+        }
         for copy in &entry.copies {
             let held = self.read_entry(copy).await?;
             let parity = self.buffers.take(rows.len()).await;
@@ -96,6 +123,39 @@ impl<'a> Replayer<'a> {
     fn live(&self, stripe: u64, strip: usize) -> Option<(usize, &RecoveryMember)> {
         let slot = self.context.config.geometry.member(stripe, strip);
         Some((slot, self.context.live(stripe, slot)?))
+    }
+
+    /// The member of a strip, when it is live and can read the strip.
+    fn readable(&self, rows: &Rows<'_>, strip: usize) -> Option<(usize, &RecoveryMember)> {
+        self.live(rows.write.stripe, strip).filter(|_| rows.unreadable >> strip & 1 == 0)
+    }
+
+    /// Computes every live parity from the data as it is on the members.
+    async fn encode(&self, rows: &mut Rows<'_>) -> Result<(), RecoverError> {
+        let (write, geometry) = (rows.write, &self.context.config.geometry);
+        for strip in 0..geometry.data {
+            rows.data[strip] = Some(self.buffers.take(rows.len()).await);
+        }
+        let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
+            let (slot, member) = self.live(write.stripe, strip)?;
+            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut()?.as_mut_slice()))
+        });
+        transfer_all(reads.collect()).await?;
+        for parity in 0..geometry.parity {
+            if self.live(write.stripe, geometry.data + parity).is_none() {
+                continue;
+            }
+            let mut buffer = self.buffers.take(rows.len()).await;
+            buffer.as_mut_slice().fill(0);
+            for (strip, source) in rows.data.iter().enumerate() {
+                let source = source.as_ref().expect("just read").as_slice();
+                self.code.update(&[(strip, source)], &mut [(parity, buffer.as_mut_slice())]);
+            }
+            rows.skipped.push((parity, buffer));
+        }
+        // Data stays as it is.
+        rows.data.iter_mut().for_each(|strip| *strip = None);
+        Ok(())
     }
 
     /// Reads a copy of an entry again, whole.
@@ -135,16 +195,17 @@ impl<'a> Replayer<'a> {
         }
     }
 
-    /// Reads the modified strips as they are; returns those whose members are missing.
+    /// Reads the modified strips as they are; returns those whose members are missing, or cannot read them.
     async fn read_data(&self, rows: &mut Rows<'_>) -> Result<Vec<usize>, RecoverError> {
         let write = rows.write;
         let mut lost = Vec::new();
         for strip in strips_of(write.modified) {
-            match self.live(write.stripe, strip) {
+            match self.readable(rows, strip) {
                 Some(_) => rows.data[strip] = Some(self.buffers.take(rows.len()).await),
                 None => lost.push(strip),
             }
         }
+        // Only readable strips have a buffer.
         let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
             Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut()?.as_mut_slice()))
@@ -157,10 +218,14 @@ impl<'a> Replayer<'a> {
     /// else is new: the header's checksums tell. `false` when they do not match.
     async fn derive(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Result<bool, RecoverError> {
         let (write, data) = (rows.write, self.context.config.geometry.data);
-        let reads = rows.parity.iter_mut().filter_map(|(parity, _, buffer)| {
-            let (slot, member) = self.live(write.stripe, data + *parity)?;
-            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut_slice()))
-        });
+        let unreadable = rows.unreadable >> data;
+        let can_be_read = |parity: usize| unreadable >> parity & 1 == 0;
+        let reads = rows.parity.iter_mut().filter(|(parity, ..)| can_be_read(*parity)).filter_map(
+            |(parity, _, buffer)| {
+                let (slot, member) = self.live(write.stripe, data + *parity)?;
+                Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut_slice()))
+            },
+        );
         transfer_all(reads.collect()).await?;
         // What is left of parity when unmodified strips are taken away is the parity of a stripe with zeroes there.
         for (_, entry, buffer) in &mut rows.parity {
@@ -172,7 +237,8 @@ impl<'a> Replayer<'a> {
             derived.push(self.buffers.take(rows.len()).await);
         }
         let zeroes = vec![0; rows.len()];
-        let held: Vec<usize> = rows.parity.iter().map(|(parity, ..)| *parity).collect();
+        let held: Vec<usize> =
+            rows.parity.iter().map(|(parity, ..)| *parity).filter(|parity| can_be_read(*parity)).collect();
         // Any of the parities will do; for a full stripe those that were written in time.
         for first in 0..held.len().saturating_sub(lost.len() - 1) {
             let used = held[first..first + lost.len()].iter().fold(0u64, |mask, j| mask | 1 << (data + j));
@@ -240,7 +306,7 @@ impl<'a> Replayer<'a> {
         let mut others: Vec<(usize, Buffer)> = Vec::new();
         let mut lost: Vec<usize> = Vec::new();
         for strip in (0..geometry.data).filter(|strip| rows.data[*strip].is_none()) {
-            match self.live(write.stripe, strip) {
+            match self.readable(rows, strip) {
                 Some(_) => others.push((strip, self.buffers.take(rows.len()).await)),
                 None => lost.push(strip),
             }
@@ -282,12 +348,14 @@ impl<'a> Replayer<'a> {
         Ok(true)
     }
 
-    /// Writes parity, and data that came from the log, to the live members.
+    /// Writes parity, data that came from the log, and strips that could not be read to the live members.
     async fn write_rows(&self, rows: &Rows<'_>) -> Result<(), RecoverError> {
         let (write, data) = (rows.write, self.context.config.geometry.data);
         let parity = rows.parity.iter().map(|(parity, _, buffer)| (data + parity, Some(buffer)));
         let skipped = rows.skipped.iter().map(|(parity, buffer)| (data + parity, Some(buffer)));
-        let redo = rows.data.iter().map(Option::as_ref).enumerate().filter(|_| write.has_redo);
+        let is_written = |strip: usize| write.has_redo || rows.unreadable >> strip & 1 == 1;
+        let known = rows.data.iter().map(Option::as_ref).enumerate();
+        let redo = known.filter(|(strip, _)| is_written(*strip));
         let writes = parity.chain(skipped).chain(redo).filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
             Some(Transfer::write(slot, member, self.offset(write, member), buffer?.as_slice()))
@@ -364,6 +432,15 @@ impl<'a> Transfer<'a> {
 
 /// Runs transfers side by side, waits for all, and names the first member that failed. Writes are durable then.
 pub(super) async fn transfer_all(transfers: Vec<Transfer<'_>>) -> Result<(), RecoverError> {
+    for (transfer, result) in transfers.iter().zip(transfer_each(&transfers).await) {
+        result.map_err(|error| RecoverError::Member { slot: transfer.slot, error })?;
+    }
+    Ok(())
+}
+
+/// Runs transfers side by side and returns the end of each. Writes are durable then.
+pub(super) async fn transfer_each(transfers: &[Transfer<'_>]) -> Vec<IoResult> {
+    let mut ends = Vec::with_capacity(transfers.len());
     for transfers in transfers.chunks(block::MAX_JOINED) {
         let requests: Vec<Request<'_>> = transfers.iter().map(Transfer::request).collect();
         let mut futures: Vec<IoFuture<'_>> =
@@ -380,13 +457,9 @@ pub(super) async fn transfer_all(transfers: Vec<Transfer<'_>>) -> Result<(), Rec
             if results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        for (transfer, result) in transfers.iter().zip(results) {
-            if let Some(Err(error)) = result {
-                return Err(RecoverError::Member { slot: transfer.slot, error });
-            }
-        }
+        ends.extend(results.into_iter().flatten());
     }
-    Ok(())
+    ends
 }
 
 impl Transfer<'_> {

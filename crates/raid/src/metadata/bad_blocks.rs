@@ -52,6 +52,17 @@ pub enum BadBlocksError {
     Members(#[from] MemberFailures),
 }
 
+/// Why the list cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoadError {
+    /// Members that could not be read or written: the caller takes them out, durably, and calls again.
+    #[error(transparent)]
+    Members(#[from] MemberFailures),
+    /// Every copy is damaged, on these slots. What the list held is unknown: its ranges would read as zeroes.
+    #[error("no copy of the bad block list on members {0:?} is valid")]
+    Lost(Vec<usize>),
+}
+
 /// The bad blocks of a running array, shared by all cores.
 pub struct BadBlocks {
     array: Uuid,
@@ -77,33 +88,62 @@ impl BadBlocks {
     }
 
     /// Reads the list from the live members: the newest valid copy. Members that hold an older one are brought up to
-    /// date before this returns.
+    /// date before this returns. With `is_forced` a list of which no copy is valid is taken for empty.
     ///
     /// # Errors
-    /// Members that could not be read or written: take them out, durably, and call again.
-    pub async fn load(array: Uuid, live: &[Target]) -> Result<BadBlocks, MemberFailures> {
-        let capacity = live.iter().map(|t| BadBlocks::capacity_of(&t.layout)).min().unwrap_or(0);
-        let copies = io::all(live.iter().map(read_copies)).await;
-        let failed = |(target, copies): (&Target, &Result<Copies, IoError>)| {
-            Some((target.slot, *copies.as_ref().err()?))
-        };
-        let failures: Vec<_> = live.iter().zip(&copies).filter_map(failed).collect();
-        if !failures.is_empty() || live.is_empty() {
-            return Err(MemberFailures(failures));
-        }
-        let copies: Vec<Copies> = copies.into_iter().flatten().collect();
-        let decoded = |bytes: &Option<Vec<u8>>| bytes.as_deref().and_then(|bytes| decode(array, bytes));
-        let valid = copies.iter().flat_map(|c| [0, 1].map(|copy| Some((copy, decoded(&c[copy])?))));
-        let newest = valid.flatten().max_by_key(|(_, (generation, _))| *generation);
-        let (copy, (generation, ranges)) = newest.unwrap_or((1, (0, Vec::new())));
-        let list = BadBlocks::with(array, capacity, Replicated::new(ranges, generation, copy));
+    /// See [`LoadError`].
+    pub async fn load(array: Uuid, live: &[Target], is_forced: bool) -> Result<BadBlocks, LoadError> {
+        let (list, copies) = BadBlocks::read(array, live, is_forced).await?;
+        let generation = list.list.lock().generation;
         for (target, copies) in live.iter().zip(&copies) {
-            let has_it = copies.iter().filter_map(&decoded).any(|(other, _)| other == generation);
+            let has_it = copies.iter().filter_map(|copy| copy.decoded(array)).any(|(g, _)| g == generation);
             if generation > 0 && !has_it {
                 list.write_to(target).await.map_err(|e| MemberFailures(vec![(target.slot, e)]))?;
             }
         }
         Ok(list)
+    }
+
+    /// Reads the list as [`BadBlocks::load`] does, and writes nothing: members that hold an older copy keep it.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub async fn look(array: Uuid, live: &[Target], is_forced: bool) -> Result<BadBlocks, LoadError> {
+        BadBlocks::read(array, live, is_forced).await.map(|(list, _)| list)
+    }
+
+    /// The list, and what each member holds of it.
+    async fn read(
+        array: Uuid,
+        live: &[Target],
+        is_forced: bool,
+    ) -> Result<(BadBlocks, Vec<[Copy; 2]>), LoadError> {
+        let capacity = live.iter().map(|t| BadBlocks::capacity_of(&t.layout)).min().unwrap_or(0);
+        let copies = io::all(live.iter().map(read_copies)).await;
+        let failed = |(target, copies): (&Target, &Result<[Copy; 2], IoError>)| {
+            Some((target.slot, *copies.as_ref().err()?))
+        };
+        let failures: Vec<_> = live.iter().zip(&copies).filter_map(failed).collect();
+        if !failures.is_empty() || live.is_empty() {
+            return Err(MemberFailures(failures).into());
+        }
+        let copies: Vec<[Copy; 2]> = copies.into_iter().flatten().collect();
+        let decoded = |c: &[Copy; 2]| [0, 1].map(|copy| Some((copy, c[copy].decoded(array)?)));
+        let newest = copies.iter().flat_map(decoded).flatten().max_by_key(|(_, (generation, _))| *generation);
+        // A first write that was torn everywhere has left the other copy untouched; it was never acknowledged.
+        let was_durable = || !copies.iter().flatten().any(Copy::is_untouched);
+        if newest.is_none() && was_durable() {
+            let slots: Vec<usize> = live.iter().map(|target| target.slot).collect();
+            if !is_forced {
+                return Err(LoadError::Lost(slots));
+            }
+            tracing::error!(
+                "forced: no copy of the bad block list on members {slots:?} is valid: it is taken for empty"
+            );
+        }
+        let (copy, (generation, ranges)) = newest.unwrap_or((1, (0, Vec::new())));
+        let list = BadBlocks::with(array, capacity, Replicated::new(ranges, generation, copy));
+        Ok((list, copies))
     }
 
     /// Whether there is none: costs a load.
@@ -250,16 +290,28 @@ fn is_covered(list: &[BadRange], range: &BadRange) -> bool {
     rest.is_empty()
 }
 
-/// Both copies of a member's list, as far as they can be read.
-type Copies = [Option<Vec<u8>>; 2];
+/// A member's copy of the list: `None` where it cannot be read.
+struct Copy(Option<Vec<u8>>);
+
+impl Copy {
+    fn decoded(&self, array: Uuid) -> Option<(u64, Vec<BadRange>)> {
+        decode(array, self.0.as_deref()?)
+    }
+
+    /// Whether nothing was ever written to it: the page of a head is zeroes.
+    fn is_untouched(&self) -> bool {
+        let is_zero = |bytes: &Vec<u8>| bytes[..PAGE_BYTES as usize].iter().all(|byte| *byte == 0);
+        self.0.as_ref().is_some_and(is_zero)
+    }
+}
 
 /// Reads both copies. A block that cannot be read is a copy that is not there; any other error is the member's.
-async fn read_copies(target: &Target) -> Result<Copies, IoError> {
-    let mut copies = [None, None];
+async fn read_copies(target: &Target) -> Result<[Copy; 2], IoError> {
+    let mut copies = [const { Copy(None) }; 2];
     for (i, copy) in copies.iter_mut().enumerate() {
         let place = target.layout.bad_copy(i);
         match io::read_long(&*target.channel, place, target.layout.bad_bytes as usize).await {
-            Ok(bytes) => *copy = Some(bytes),
+            Ok(bytes) => *copy = Copy(Some(bytes)),
             Err(IoError::Medium | IoError::Corrupt) => {}
             Err(error) => return Err(error),
         }
@@ -339,17 +391,53 @@ mod tests {
         run_simulated(1, |_| async {
             let (config, (disks, _)) = (config(2, 1), disks(3));
             let targets = targets(&config, &disks);
-            let list = BadBlocks::load(config.uuid, &targets).await.unwrap();
+            let list = BadBlocks::load(config.uuid, &targets, false).await.unwrap();
             assert!(list.is_empty());
             list.add(bad(9, 0b101, 512, 1024), &targets).await.unwrap();
-            let list = BadBlocks::load(config.uuid, &targets).await.unwrap();
+            let list = BadBlocks::load(config.uuid, &targets, false).await.unwrap();
             assert_eq!(list.strips_in(&bad(9, 0b111, 1024, 4096)), 0b101);
             assert_eq!(list.strips_in(&bad(9, 0b111, 1536, 4096)), 0);
             list.remove(bad(9, 1, 0, 1024), &targets).await.unwrap();
-            let list = BadBlocks::load(config.uuid, &targets[1..]).await.unwrap();
+            let list = BadBlocks::load(config.uuid, &targets[1..], false).await.unwrap();
             assert_eq!(list.ranges(), [bad(9, 4, 512, 1024), bad(9, 1, 1024, 512)]);
             list.remove(bad(9, 5, 0, 4096), &targets).await.unwrap();
-            assert!(list.is_empty() && BadBlocks::load(config.uuid, &targets).await.unwrap().is_empty());
+            assert!(
+                list.is_empty() && BadBlocks::load(config.uuid, &targets, false).await.unwrap().is_empty()
+            );
+        });
+    }
+
+    #[test]
+    fn a_list_of_which_every_copy_is_damaged_is_refused_and_taken_for_empty_only_by_force() {
+        run_simulated(3, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(3));
+            let targets = targets(&config, &disks);
+            let list = BadBlocks::load(config.uuid, &targets, false).await.unwrap();
+            list.add(bad(9, 1, 0, 512), &targets).await.unwrap();
+            list.add(bad(10, 1, 0, 512), &targets).await.unwrap();
+            let damage = async |target: &Target, copy: usize| {
+                let place = target.layout.bad_copy(copy);
+                io::write(&*target.channel, place, &[0xa5; PAGE_BYTES as usize]).await.unwrap();
+            };
+            for target in &targets[..2] {
+                damage(target, 0).await;
+                damage(target, 1).await;
+            }
+            // One member is left that knows it, and tells the others only when something may be written.
+            assert_eq!(BadBlocks::look(config.uuid, &targets, false).await.unwrap().ranges().len(), 2);
+            assert_eq!(
+                BadBlocks::look(config.uuid, &targets[..2], false).await.err(),
+                Some(LoadError::Lost(vec![0, 1]))
+            );
+            BadBlocks::load(config.uuid, &targets, false).await.unwrap();
+            assert_eq!(BadBlocks::look(config.uuid, &targets[..2], false).await.unwrap().ranges().len(), 2);
+            for target in &targets {
+                damage(target, 0).await;
+                damage(target, 1).await;
+            }
+            let lost = Some(LoadError::Lost(vec![0, 1, 2]));
+            assert_eq!(BadBlocks::load(config.uuid, &targets, false).await.err(), lost);
+            assert!(BadBlocks::load(config.uuid, &targets, true).await.unwrap().is_empty());
         });
     }
 
@@ -358,7 +446,7 @@ mod tests {
         run_simulated(2, |_| async {
             let (config, (disks, _)) = (config(2, 1), disks(3));
             let targets = targets(&config, &disks);
-            let list = BadBlocks::load(config.uuid, &targets).await.unwrap();
+            let list = BadBlocks::load(config.uuid, &targets, false).await.unwrap();
             let capacity = BadBlocks::capacity_of(&targets[0].layout) as u64;
             for stripe in 0..capacity {
                 list.add(bad(stripe, 1, 0, 512), &targets).await.unwrap();
@@ -367,7 +455,7 @@ mod tests {
             assert_eq!(list.strips_in(&bad(3, 2, 2048, 512)), 2);
             let refused = list.add(bad(capacity, 1, 0, 512), &targets).await;
             assert_eq!(refused, Err(BadBlocksError::Full(capacity as usize)));
-            assert_eq!(BadBlocks::load(config.uuid, &targets).await.unwrap().ranges(), list.ranges());
+            assert_eq!(BadBlocks::load(config.uuid, &targets, false).await.unwrap().ranges(), list.ranges());
         });
     }
 

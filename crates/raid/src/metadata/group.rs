@@ -5,7 +5,7 @@
 //! How they do, [`super::newcomers`] says.
 
 use super::Assembly;
-use super::bad_blocks::BadBlocks;
+use super::bad_blocks::{BadBlocks, LoadError};
 use super::create::{Candidate, CreateError, fit, refuse_twice, refuse_used, zero_data};
 use super::io::{self, MemberFailures, Target};
 use super::layout::Layout;
@@ -67,6 +67,9 @@ pub enum AddError {
     /// Members could not be read or written before anything was changed.
     #[error(transparent)]
     Members(#[from] MemberFailures),
+    /// The list of bad blocks cannot be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// Members failed while the last superblocks were written.
     #[error(
         "array {array}: {failures}, and it cannot do without them: whether the groups are part of it is decided when it is \
@@ -112,7 +115,7 @@ async fn add_of(
         refuse_used(candidates.iter()).await?;
     }
     let regions = RegionMap::load(&old.config, old.initial_region, own).await?;
-    let bad = BadBlocks::load(old.config.uuid, own).await?;
+    let bad = BadBlocks::load(old.config.uuid, own, false).await?;
     let new = Newcomers::new(old.members.len(), candidates, layouts);
     new.clear().await?;
     zero(candidates, &new.layouts).await?;

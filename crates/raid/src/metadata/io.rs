@@ -68,7 +68,7 @@ pub(super) async fn read_long(channel: &dyn Channel, offset: u64, len: usize) ->
 }
 
 /// Makes `bytes` durable.
-pub(super) async fn write(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResult {
+pub(crate) async fn write(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResult {
     for (i, part) in bytes.chunks(MAX_TRANSFER).enumerate() {
         let mut buffer = BufferPool::new(MAX_BUFFER).take(part.len()).await;
         buffer.as_mut_slice().copy_from_slice(part);

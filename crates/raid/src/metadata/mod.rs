@@ -29,11 +29,11 @@ pub mod superblock;
 pub(crate) mod testing;
 
 pub use assemble::{AssembleOptions, Assembly, Refusal, Rejected, Returning, assemble};
-pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange};
+pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange, LoadError};
 pub use create::{CreateError, CreateOptions, Identities, create, create_with_spares};
 pub use group::{AddError, add_groups};
 pub use io::{MemberFailures, Target, Targets};
-pub(crate) use io::{all, zero, zero_cheaply};
+pub(crate) use io::{all, write, zero, zero_cheaply};
 pub use layout::{Layout, LayoutError};
 pub use newcomers::{AddOptions, Unready};
 pub use region_map::RegionMap;

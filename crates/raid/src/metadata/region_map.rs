@@ -78,6 +78,28 @@ impl RegionMap {
         initial: u8,
         live: &[Target],
     ) -> Result<RegionMap, MemberFailures> {
+        let (map, found) = RegionMap::read(config, initial, live).await?;
+        map.repair(&found).await.map(|()| map)
+    }
+
+    /// Reads the map as [`RegionMap::load`] does, and writes nothing: members that hold an older copy keep it.
+    ///
+    /// # Errors
+    /// Members that could not be read.
+    pub async fn look(
+        config: &ArrayConfig,
+        initial: u8,
+        live: &[Target],
+    ) -> Result<RegionMap, MemberFailures> {
+        RegionMap::read(config, initial, live).await.map(|(map, _)| map)
+    }
+
+    /// The map, and what each member holds of it.
+    async fn read<'t>(
+        config: &ArrayConfig,
+        initial: u8,
+        live: &'t [Target],
+    ) -> Result<(RegionMap, Vec<(&'t Target, Vec<u8>)>), MemberFailures> {
         let count = (config.regions() as usize).div_ceil(REGIONS);
         let areas = io::all(
             live.iter()
@@ -104,8 +126,7 @@ impl RegionMap {
         let used = (0..count).map(|page| newest(config.uuid, page, &found, initial, lost));
         let free = (count..room).map(|_| Replicated::new(vec![initial; REGIONS], 0, 1));
         let pages = used.chain(free).collect();
-        let map = RegionMap::with(config, initial, pages);
-        map.repair(&found).await.map(|()| map)
+        Ok((RegionMap::with(config, initial, pages), found))
     }
 
     /// Writes every page of which a member lacks the newest copy.

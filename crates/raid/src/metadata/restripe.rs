@@ -11,7 +11,7 @@
 //! Power may go anywhere: see [`super::newcomers`]. New devices' data is left as it is, since every row is written.
 
 use super::Assembly;
-use super::bad_blocks::BadBlocks;
+use super::bad_blocks::{BadBlocks, LoadError};
 use super::create::{Candidate, CreateError, fit, refuse_twice, refuse_used};
 use super::io::{MemberFailures, Target};
 use super::layout::{Layout, LayoutError, PAGE_BYTES};
@@ -176,6 +176,9 @@ pub enum RestripeError {
     /// Members could not be read or written before the change began.
     #[error(transparent)]
     Members(#[from] MemberFailures),
+    /// The list of bad blocks cannot be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// Members failed while the last superblocks were written.
     #[error(
         "array {array}: {failures}, and it cannot do without them: whether it changes its shape is decided when it is \
@@ -223,7 +226,7 @@ async fn begin_of(
         refuse_used(candidates.iter()).await?;
     }
     let regions = RegionMap::load(&old.config, old.initial_region, own).await?;
-    let bad = BadBlocks::load(old.config.uuid, own).await?;
+    let bad = BadBlocks::load(old.config.uuid, own, false).await?;
     refuse_unsound(&old.config.name, &regions, &bad)?;
     let new = Newcomers::new(old.members.len(), candidates, layouts);
     new.clear().await?;

@@ -3,12 +3,15 @@
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
 };
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes of a sector, which a write never tears.
 pub const SECTOR: usize = 512;
+/// Bytes that become unreadable at once.
+pub const BLOCK: usize = 4096;
 
 /// What a write leaves on a disk.
 #[derive(Clone)]
@@ -112,6 +115,8 @@ pub struct Disk {
     index: usize,
     log: Option<Log>,
     bytes: Arc<Mutex<Vec<u8>>>,
+    /// Blocks of [`BLOCK`] bytes that cannot be read until they are written.
+    unreadable: Arc<Mutex<BTreeSet<usize>>>,
 }
 
 impl Disk {
@@ -122,7 +127,20 @@ impl Disk {
 
     /// A disk that holds `bytes`.
     pub fn holding(index: usize, bytes: Vec<u8>) -> Disk {
-        Disk { name: format!("disk{index}"), index, log: None, bytes: Arc::new(Mutex::new(bytes)) }
+        let (bytes, unreadable) = (Arc::new(Mutex::new(bytes)), Arc::default());
+        Disk { name: format!("disk{index}"), index, log: None, bytes, unreadable }
+    }
+
+    /// What it holds.
+    pub fn content(&self) -> Vec<u8> {
+        self.bytes.lock().expect("no test panics with a disk locked").clone()
+    }
+
+    /// The disk, which cannot read a block until it is written.
+    #[must_use]
+    pub fn with_unreadable(self, block: usize) -> Disk {
+        self.unreadable.lock().expect("nothing has run").insert(block);
+        self
     }
 }
 
@@ -136,7 +154,13 @@ impl Device for Disk {
     }
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
         let (limits, log, bytes) = (self.limits(), self.log.clone(), self.bytes.clone());
-        Ok(Rc::new(DiskChannel { index: self.index, limits, log, bytes }))
+        Ok(Rc::new(DiskChannel {
+            index: self.index,
+            limits,
+            log,
+            bytes,
+            unreadable: self.unreadable.clone(),
+        }))
     }
     fn refresh(&self) -> Result<Limits, DeviceError> {
         Ok(self.limits())
@@ -152,9 +176,24 @@ struct DiskChannel {
     limits: Limits,
     log: Option<Log>,
     bytes: Arc<Mutex<Vec<u8>>>,
+    unreadable: Arc<Mutex<BTreeSet<usize>>>,
 }
 
 impl DiskChannel {
+    /// Whether a range can be read.
+    fn is_readable(&self, offset: u64, len: u64) -> bool {
+        let blocks = offset as usize / BLOCK..(offset + len).div_ceil(BLOCK as u64) as usize;
+        self.unreadable.lock().is_ok_and(|unreadable| unreadable.range(blocks).next().is_none())
+    }
+
+    /// Blocks that are written as a whole can be read again.
+    fn heal(&self, change: &Change) {
+        let blocks = change.offset.div_ceil(BLOCK)..(change.offset + change.len) / BLOCK;
+        if let Ok(mut unreadable) = self.unreadable.lock() {
+            unreadable.retain(|block| !blocks.contains(block));
+        }
+    }
+
     fn change(&self, req: &Request<'_>, offset: u64) -> Option<Change> {
         let (offset, len) = (offset as usize, req.len as usize);
         let bytes = match req.op {
@@ -188,7 +227,11 @@ impl DiskChannel {
         }
         let mut bytes = self.bytes.lock().map_err(|_| IoError::DeviceGone)?;
         match change {
-            Some(change) => change.apply(&mut bytes, 0..change.sectors()),
+            Some(change) => {
+                change.apply(&mut bytes, 0..change.sectors());
+                self.heal(&change);
+            }
+            None if req.op == Op::Read && !self.is_readable(offset, req.len) => return Err(IoError::Medium),
             None if req.op == Op::Read => {
                 req.data.copy_from(&bytes[offset as usize..(offset + req.len) as usize]);
             }

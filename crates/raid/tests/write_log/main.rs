@@ -3,11 +3,14 @@
 //! FUA, every flush. At each, writes that were under way survive in several ways, whole or torn, and a member may be
 //! missing. What is left must assemble, hold every acknowledged write, and check clean after recovery.
 //!
+//! The same moments are replayed with damaged metadata (`sweep.rs`): blocks that cannot be read, or hold something else.
+//!
 //! As with dm-log-writes, but a log says what the array's user knew at each moment, and a run is the same every time.
 
 mod disk;
 mod replay;
 mod story;
+mod sweep;
 
 use disk::{Event, Log};
 use raid::{Consistency, Level};
@@ -29,7 +32,7 @@ fn record(plan: Plan) -> (Vec<Event>, usize, usize) {
 
 /// The ways in which power may go at a moment.
 fn cuts(moment: &Moment, plan: Plan, number: u64) -> Vec<Cut> {
-    let cut = |survival| Cut { survival, missing: None, force: false, seed: number };
+    let cut = |survival| Cut::plain(survival, number);
     let mut cuts = vec![cut(Survival::None)];
     if moment.pending() > 0 {
         cuts.extend([Survival::All, Survival::Half, Survival::Any].map(cut));
@@ -39,7 +42,7 @@ fn cuts(moment: &Moment, plan: Plan, number: u64) -> Vec<Cut> {
     if moment.is_created && moment.redundancy > 0 && is_sound {
         let missing = Some(number as usize % plan.members);
         let force = number.is_multiple_of(4); // makes nothing worse
-        cuts.push(Cut { survival: Survival::Any, missing, force, seed: number });
+        cuts.push(Cut { missing, force, ..cut(Survival::Any) });
     }
     cuts
 }

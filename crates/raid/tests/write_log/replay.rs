@@ -1,6 +1,6 @@
 //! The disks as they are when power goes at some moment of the log, and what an array on them must still hold.
 
-use crate::disk::{Change, Disk, Event, Note, SECTOR};
+use crate::disk::{BLOCK, Change, Disk, Event, Note, SECTOR};
 use crate::story::{fill, start};
 use block::{Device, Flags, Op};
 use raid::admin::check::check;
@@ -8,6 +8,7 @@ use raid::admin::open::{Candidate, Wanted, select};
 use raid::admin::verify::{Difference, Observer};
 use raid::array::Array;
 use raid::jobs::Options;
+use raid::metadata::{Label, read_superblock};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub struct Moment {
     pub is_created: bool,
     /// Members that may be lost.
     pub redundancy: usize,
+    /// Whether every member is live, and was made so durably.
+    pub is_whole: bool,
     /// Whether blocks may be lost: never replaced by anything else.
     is_exposed: bool,
 }
@@ -52,6 +55,37 @@ pub struct Cut {
     pub force: bool,
     /// For what is drawn.
     pub seed: u64,
+    /// Metadata that is damaged afterwards.
+    pub damage: Option<Damage>,
+}
+
+/// A block of metadata is damaged, the same on each of some disks.
+#[derive(Clone, Copy, Debug)]
+pub struct Damage {
+    /// The block, of 4 KiB.
+    pub block: usize,
+    /// The disks: a bit for each.
+    pub disks: u32,
+    /// Whether it holds something else and says nothing; otherwise it cannot be read.
+    pub is_rotten: bool,
+    /// Whether it belongs to the log.
+    pub is_log: bool,
+}
+
+impl Damage {
+    /// Whether a disk is damaged.
+    fn is_on(&self, disk: usize) -> bool {
+        self.disks >> disk & 1 == 1
+    }
+}
+
+/// Where metadata lies on every disk, in blocks of 4 KiB.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// All of it.
+    pub blocks: Vec<usize>,
+    /// The log.
+    pub log: Range<usize>,
 }
 
 /// Which sectors of writes that were under way survive.
@@ -65,6 +99,16 @@ pub enum Survival {
     Half,
     /// Any.
     Any,
+}
+
+/// Blocks that the two copies of the superblock at the end have.
+const SUPERBLOCKS_BEHIND: usize = 6;
+
+impl Cut {
+    /// Power goes, and nothing else happens.
+    pub fn plain(survival: Survival, seed: u64) -> Cut {
+        Cut { survival, missing: None, force: false, seed, damage: None }
+    }
 }
 
 impl Moment {
@@ -141,7 +185,10 @@ impl Moment {
     fn note(&mut self, note: &Note) {
         match note {
             Note::Created => self.is_created = true,
-            Note::Redundancy(members) => self.redundancy = *members,
+            Note::Redundancy(members) => {
+                self.is_whole = *members >= self.redundancy;
+                self.redundancy = *members;
+            }
             Note::Exposed(is_exposed) => self.is_exposed = *is_exposed,
             Note::Begin { write, tag, sectors } => {
                 self.open.insert(*write, (*tag, sectors.clone()));
@@ -156,6 +203,38 @@ impl Moment {
     /// Writes that may or may not be there.
     pub fn pending(&self) -> usize {
         self.pending.len()
+    }
+
+    /// The disks after a cut.
+    pub fn damaged(&self, cut: Cut) -> Vec<Arc<Disk>> {
+        let unreadable = cut.damage.filter(|damage| !damage.is_rotten);
+        let disk = |(index, bytes)| {
+            let disk = Disk::holding(index, bytes);
+            Arc::new(match unreadable.filter(|damage| damage.is_on(index)) {
+                Some(damage) => disk.with_unreadable(damage.block),
+                None => disk,
+            })
+        };
+        let present = |(index, _): &(usize, Vec<u8>)| cut.missing != Some(*index);
+        self.images(cut).into_iter().enumerate().filter(present).map(disk).collect()
+    }
+
+    /// Where the metadata lies. The array was made.
+    pub fn places(&self) -> Places {
+        let image = self.images(Cut::plain(Survival::None, 1)).swap_remove(0);
+        let (layout, blocks) = reactor::run_simulated(1, move |_| async move {
+            let (blocks, bytes) = (image.len() / BLOCK, image.len() as u64);
+            let channel = Disk::holding(0, image).open_channel().expect("a channel");
+            let found = read_superblock("disk0", &*channel, bytes).await.expect("a superblock");
+            let Label::Member(superblock) = found.label else { panic!("a member") };
+            (superblock.layout, blocks)
+        });
+        let block = |offset: u64| offset as usize / BLOCK;
+        let front = 1..block(layout.reserve_offset);
+        Places {
+            blocks: front.chain(blocks - SUPERBLOCKS_BEHIND..blocks).collect(),
+            log: block(layout.log_offset)..block(layout.log_offset + layout.log_bytes),
+        }
     }
 
     /// What the disks hold after a cut.
@@ -180,20 +259,22 @@ impl Moment {
                 }
             }
         }
+        for (index, disk) in disks.iter_mut().enumerate() {
+            if let Some(damage) = cut.damage.filter(|damage| damage.is_rotten && damage.is_on(index)) {
+                let block = &mut disk[damage.block * BLOCK..][..BLOCK];
+                block.iter_mut().step_by(7).for_each(|byte| *byte ^= 0x5a);
+            }
+        }
         disks
     }
 
     /// Starts the array on what a cut has left, and looks at everything it holds; lets it do what it has to do, looks
     /// again, stops it, and checks its members. Says what is wrong.
     pub fn judge(&self, cut: Cut) -> Result<(), String> {
-        let present = |(index, _): &(usize, Vec<u8>)| cut.missing != Some(*index);
-        let images: Vec<(usize, Vec<u8>)> =
-            self.images(cut).into_iter().enumerate().filter(present).collect();
+        let disks: Vec<Arc<dyn Device>> =
+            self.damaged(cut).into_iter().map(|disk| disk as Arc<dyn Device>).collect();
         let expected = Expected::new(self, cut);
-        reactor::run_simulated(cut.seed, move |_| async move {
-            let disk = |(index, bytes)| Arc::new(Disk::holding(index, bytes)) as Arc<dyn Device>;
-            expected.judge(&images.into_iter().map(disk).collect::<Vec<_>>()).await
-        })
+        reactor::run_simulated(cut.seed, move |_| async move { expected.judge(&disks).await })
     }
 }
 
@@ -205,6 +286,12 @@ struct Expected {
     is_exposed: bool,
     has_missing: bool,
     force: bool,
+    /// Whether parity of a stripe that was being written may have been left open: its log entry holds something else.
+    may_be_open: bool,
+    /// Whether parity is made again, which waits for members that are missing: the log could not be read.
+    may_be_unsynced: bool,
+    /// Whether every member must be live: damaged metadata costs no member.
+    must_be_whole: bool,
 }
 
 impl Expected {
@@ -217,7 +304,16 @@ impl Expected {
             }
         }
         let Moment { is_created, is_exposed, .. } = *moment;
-        Expected { tags, is_created, is_exposed, has_missing: cut.missing.is_some(), force: cut.force }
+        Expected {
+            tags,
+            is_created,
+            is_exposed,
+            has_missing: cut.missing.is_some(),
+            force: cut.force,
+            may_be_open: cut.damage.is_some_and(|damage| damage.is_log && damage.is_rotten),
+            must_be_whole: cut.damage.is_some() && cut.missing.is_none() && moment.is_whole,
+            may_be_unsynced: cut.damage.is_some_and(|damage| damage.is_log && !damage.is_rotten),
+        }
     }
 
     async fn judge(&self, disks: &[Arc<dyn Device>]) -> Result<(), String> {
@@ -225,6 +321,9 @@ impl Expected {
             Err(_) if !self.is_created => return Ok(()),
             result => result?,
         };
+        if self.must_be_whole && array.table().is_degraded() {
+            return Err(format!("members have failed: {:?}", array.table().members));
+        }
         let first = self.read(&array).await?;
         if self.is_exposed {
             return array.stop().await.map_err(|error| format!("stop: {error}"));
@@ -283,14 +382,17 @@ impl Expected {
         let selection = selection.map_err(|error| format!("after a stop: {error}"))?;
         let checked = check(&selection, false, &mut Silent).await.map_err(|error| error.to_string())?;
         let is_readable = self.has_missing || checked.bad_blocks.is_empty();
-        match checked.parity.is_clean() && checked.regions_out_of_sync == 0 && is_readable {
+        let is_in_sync = self.may_be_open || checked.parity.is_clean();
+        let waits = self.may_be_unsynced && selection.assembly.table.is_degraded();
+        match is_in_sync && (waits || checked.regions_out_of_sync == 0) && is_readable {
             true => Ok(()),
             false => Err(format!("array check: {checked:?}")),
         }
     }
 }
 
-struct Silent;
+/// An observer that ignores everything.
+pub struct Silent;
 
 impl Observer for Silent {
     fn progress(&mut self, _: u64, _: u64) {}

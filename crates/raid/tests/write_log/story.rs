@@ -43,6 +43,8 @@ impl Plan {
                 .then_some((2, 32 << 10)),
             region_bytes: Some(16 << 10),
             consistency: Some(self.consistency),
+            data: (self.level == Level::NPlusM).then_some(self.members - self.redundancy),
+            parity: (self.level == Level::NPlusM).then_some(self.redundancy),
             ..Shape::new("log", self.level)
         };
         let owner = "host".to_owned();
@@ -154,7 +156,8 @@ pub async fn live(plan: Plan, log: Log) -> (usize, usize) {
     client.work(8).await;
 
     log.note(Note::Redundancy(plan.redundancy - 1));
-    let is_exposed = plan.consistency == Consistency::Bitmap && plan.level != Level::Raid1;
+    let is_exposed =
+        plan.consistency == Consistency::Bitmap && !matches!(plan.level, Level::Raid1 | Level::Raid10);
     log.note(Note::Exposed(is_exposed));
     array.fail(1).await.expect("parity stands for it");
     if is_exposed {

@@ -122,7 +122,7 @@ async fn judge(disks: &[Disk], old: usize, expected: Option<&Table>) -> Assembly
     for members in [&own[..], &own[own.len() - 1..]] {
         let regions = RegionMap::load(&table.config, table.initial_region, members).await.unwrap();
         assert!(regions.has(0, WRITTEN) && regions.count(WRITTEN) == 1);
-        assert_eq!(BadBlocks::load(table.config.uuid, members).await.unwrap().ranges().len(), 1);
+        assert_eq!(BadBlocks::load(table.config.uuid, members, false).await.unwrap().ranges().len(), 1);
     }
     for target in &own {
         let Layout { data_offset, data_bytes, .. } = target.layout;

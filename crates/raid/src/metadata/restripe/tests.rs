@@ -48,7 +48,7 @@ async fn judge(disks: &[Disk], old: &ArrayConfig, expected: Option<&Table>) -> T
         let regions = RegionMap::load(&table.config, table.initial_region, members).await.unwrap();
         assert!(regions.has(0, WRITTEN));
         assert!(table.reshape.is_none() || regions.count(WRITTEN) == table.config.regions());
-        assert!(BadBlocks::load(table.config.uuid, members).await.unwrap().is_empty());
+        assert!(BadBlocks::load(table.config.uuid, members, false).await.unwrap().is_empty());
     }
     for target in &own {
         let Layout { data_offset, data_bytes, log_bytes, .. } = target.layout;
