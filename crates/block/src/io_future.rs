@@ -14,7 +14,10 @@ pub trait Operation {
     fn poll(&self, cx: &mut Context<'_>) -> Poll<IoResult>;
     /// Gives the memory back to its owner. Called exactly once, when the future is dropped; an owner whose
     /// device still works on the request must end the process.
-    fn release(&self);
+    ///
+    /// `memory` is the pointer that the [`IoFuture`] was made from. It may reach more than `self`, which reaches
+    /// the operation's own bytes only: an owner that uses the memory again does so through `memory`.
+    fn release(&self, memory: NonNull<u8>);
 }
 
 /// The end of one request, to be awaited on the core that submitted it.
@@ -71,7 +74,7 @@ impl Drop for IoFuture<'_> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: as in `poll`; drop runs once.
-        unsafe { self.op.as_ref() }.release();
+        unsafe { self.op.as_ref() }.release(self.op.cast());
     }
 }
 
@@ -82,7 +85,7 @@ impl Operation for ReadyOk {
     fn poll(&self, _: &mut Context<'_>) -> Poll<IoResult> {
         Poll::Ready(Ok(()))
     }
-    fn release(&self) {}
+    fn release(&self, _: NonNull<u8>) {}
 }
 
 struct Pooled<F>(UnsafeCell<F>);
@@ -95,9 +98,9 @@ impl<F: Future<Output = IoResult>> Operation for Pooled<F> {
     }
 
     #[inline]
-    fn release(&self) {
-        // SAFETY: `self` came from `pool::take::<Self>` and is not used again.
-        unsafe { pool::give(NonNull::from(self)) }
+    fn release(&self, memory: NonNull<u8>) {
+        // SAFETY: `memory` came from `pool::take::<Self>` and may reach the whole block; `self` is not used again.
+        unsafe { pool::give(memory.cast::<Self>()) }
     }
 }
 
@@ -147,7 +150,8 @@ mod pool {
     }
 
     /// # Safety
-    /// `block` came from `take::<T>()`, holds a live `T`, and is not used again.
+    /// `block` is the pointer that `take::<T>()` returned, not one made from a reference to the `T`: the next user of
+    /// the block may be larger. It holds a live `T`, and is not used again.
     #[inline]
     pub unsafe fn give<T>(block: NonNull<T>) {
         let class = const { class::<T>() };
@@ -211,6 +215,35 @@ mod tests {
         let second = IoFuture::new(std::future::ready(Ok(())));
         let third = IoFuture::new(std::future::ready(Ok(())));
         assert!([second.op, third.op].iter().any(|op| op.as_ptr().cast::<u8>() == address));
+    }
+
+    /// A normal run sees the results and the addresses. Miri also checks that each use of the block may reach
+    /// all bytes that it touches, though the use before was smaller than a link of the free list.
+    #[test]
+    fn a_block_that_held_a_small_future_serves_a_larger_one() {
+        struct Small(u8);
+        impl Future for Small {
+            type Output = IoResult;
+            fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<IoResult> {
+                if self.0 == 7 { Poll::Ready(Ok(())) } else { Poll::Pending }
+            }
+        }
+        let mut small = IoFuture::new(Small(7));
+        let address = small.op.as_ptr().cast::<u8>();
+        assert_eq!(poll(&mut small), Poll::Ready(Ok(())));
+        drop(small);
+        let bytes = [5u8; 48];
+        let mut large = IoFuture::new(async move {
+            std::future::ready(()).await;
+            if bytes.iter().all(|byte| *byte == 5) { Ok(()) } else { Err(IoError::Corrupt) }
+        });
+        assert_eq!(large.op.as_ptr().cast::<u8>(), address);
+        assert_eq!(poll(&mut large), Poll::Ready(Ok(())));
+        drop(large);
+        let none = IoFuture::new(std::future::pending());
+        assert_eq!(none.op.as_ptr().cast::<u8>(), address);
+        drop(none);
+        release_pool();
     }
 
     #[test]

@@ -267,7 +267,7 @@ impl Operation for Slot {
     }
 
     #[inline]
-    fn release(&self) {
+    fn release(&self, _: NonNull<u8>) {
         if matches!(self.state.get(), State::InFlight) {
             die("a request was dropped before its device had finished with its memory");
         }
