@@ -28,6 +28,7 @@ mod rng;
 mod serving_slots;
 mod simulated;
 mod source;
+pub mod sync;
 mod task;
 mod threads;
 mod timer;

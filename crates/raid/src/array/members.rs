@@ -1,18 +1,13 @@
 //! The members of a running array: what each may be used for, as all cores see it, and one core's channels to them.
 //!
 //! A slot has a *device*, which is live or not, and perhaps an *incoming* one that is being filled: onto an empty slot
-//! (a rebuild) or beside a live device (a replacement). An incoming device counts for the stripes that are done:
-//!
-//! ```text
-//!   step:     0 ───────────── cursor ──── cursor + WINDOW ─────────────
-//!             all done         a bit each   none done
-//! ```
-//!
-//! Steps are those of the walk over all stripes, row by row ([`Geometry::stripe_at_step`]).
+//! (a rebuild) or beside a live device (a replacement). An incoming device counts for the stripes that are done
+//! (`progress.rs`). Steps are those of the walk over all stripes, row by row ([`Geometry::stripe_at_step`]).
 //!
 //! Only the owner of a stripe sets its bit, while it holds the stripe's rows; so for the owner the answer is exact, and
 //! for others it errs towards "not done".
 
+use super::progress::Progress;
 use crate::metadata::Layout;
 use crate::{ArrayConfig, Geometry};
 use block::{Channel, Device, DeviceError};
@@ -21,8 +16,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Steps beyond the cursor that may be done.
-pub const WINDOW: u64 = 1024;
+pub use super::progress::WINDOW;
 
 /// What a slot's device may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +52,7 @@ struct Slot {
     state: AtomicU8,
     /// Whether there is an incoming device: `NONE`, `FILLING` or `LEAVING`.
     incoming: AtomicU8,
-    cursor: AtomicU64,
-    window: [AtomicU64; (WINDOW / 64) as usize],
+    progress: Progress,
     devices: Mutex<[Option<Attached>; 2]>,
 }
 
@@ -169,8 +162,7 @@ impl Members {
     pub(crate) fn start_filling(&self, slot: usize, incoming: Attached, cursor: u64) {
         let place = &self.slots[slot];
         self.devices(slot)[1] = Some(incoming);
-        place.window.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        place.cursor.store(cursor, Ordering::Relaxed);
+        place.progress.reset(cursor);
         self.generation.fetch_add(1, Ordering::Release);
         place.incoming.store(FILLING, Ordering::Release);
     }
@@ -225,41 +217,23 @@ impl Members {
 
     /// Steps below this one are done on the incoming device.
     pub fn cursor(&self, slot: usize) -> u64 {
-        self.slots[slot].cursor.load(Ordering::Acquire)
+        self.slots[slot].progress.cursor()
     }
 
     /// Whether the incoming device holds a stripe.
     #[inline]
     pub fn is_done(&self, slot: usize, stripe: u64) -> bool {
-        if !self.is_filling(slot) {
-            return false;
-        }
-        let (place, step) = (&self.slots[slot], self.config.geometry.step_of(stripe));
-        let cursor = place.cursor.load(Ordering::Acquire);
-        if step < cursor || step >= cursor + WINDOW {
-            return step < cursor;
-        }
-        let (word, bit) = (((step % WINDOW) / 64) as usize, 1 << (step % 64));
-        // The cursor moves before bits behind it are cleared.
-        place.window[word].load(Ordering::Acquire) & bit != 0 || step < place.cursor.load(Ordering::Acquire)
+        self.is_filling(slot) && self.slots[slot].progress.is_done(self.config.geometry.step_of(stripe))
     }
 
     /// A stripe is done on the incoming device. Called by its owner, who holds its rows.
     pub(crate) fn set_done(&self, slot: usize, stripe: u64) {
-        let (place, step) = (&self.slots[slot], self.config.geometry.step_of(stripe));
-        let cursor = place.cursor.load(Ordering::Acquire);
-        assert!((cursor..cursor + WINDOW).contains(&step), "step {step} with the cursor at {cursor}");
-        place.window[((step % WINDOW) / 64) as usize].fetch_or(1 << (step % 64), Ordering::AcqRel);
+        self.slots[slot].progress.set_done(self.config.geometry.step_of(stripe));
     }
 
     /// Moves the cursor; every step below it is done. Called by one task at a time.
     pub(crate) fn advance(&self, slot: usize, cursor: u64) {
-        let place = &self.slots[slot];
-        let old = place.cursor.swap(cursor, Ordering::AcqRel);
-        assert!(old <= cursor && cursor - old <= WINDOW, "the cursor goes from {old} to {cursor}");
-        for step in old..cursor {
-            place.window[((step % WINDOW) / 64) as usize].fetch_and(!(1 << (step % 64)), Ordering::AcqRel);
-        }
+        self.slots[slot].progress.advance(cursor);
     }
 
     /// The slots of a stripe's group.

@@ -24,6 +24,7 @@ mod latency;
 pub mod members;
 mod owner;
 mod patience;
+mod progress;
 mod registry;
 mod remote;
 mod reshape;

@@ -1,0 +1,137 @@
+//! The atomics of protocols between threads: std's, or loom's where such a protocol is modelled.
+//!
+//! A model is a test under `cfg(loom)` that runs the protocol's own source, in every order of its threads and with
+//! every value that the memory model lets a load return (`tests/loom`). Loom treats an access that is `SeqCst` as
+//! `AcqRel`, and knows only fences as sequentially consistent. So the types here put such a fence before each `SeqCst`
+//! access and one behind it: at least as strong as what std promises, and no stronger for any weaker order.
+
+#[cfg(not(loom))]
+pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
+#[cfg(not(loom))]
+pub use std::sync::{Mutex, MutexGuard};
+
+#[cfg(loom)]
+pub use self::modelled::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
+#[cfg(loom)]
+pub use loom::sync::atomic::fence;
+#[cfg(loom)]
+pub use loom::sync::{Mutex, MutexGuard};
+
+#[cfg(loom)]
+mod modelled {
+    use loom::sync::atomic::{self, Ordering, fence};
+
+    /// Runs an access between two fences if it is sequentially consistent.
+    fn ordered<R>(order: Ordering, access: impl FnOnce() -> R) -> R {
+        let fence_if_needed = || {
+            if order == Ordering::SeqCst {
+                fence(Ordering::SeqCst);
+            }
+        };
+        fence_if_needed();
+        let result = access();
+        fence_if_needed();
+        result
+    }
+
+    macro_rules! atomic {
+        ($name:ident $(<$t:ident>)?, $inner:ty, $value:ty $(, $fetch:ident)*) => {
+            #[doc = concat!("As std's `", stringify!($name), "`.")]
+            #[derive(Debug)]
+            pub struct $name $(<$t>)? ($inner);
+
+            #[allow(missing_docs)]
+            impl $(<$t>)? $name $(<$t>)? {
+                pub fn new(value: $value) -> Self {
+                    Self(<$inner>::new(value))
+                }
+                pub fn load(&self, order: Ordering) -> $value {
+                    ordered(order, || self.0.load(order))
+                }
+                pub fn store(&self, value: $value, order: Ordering) {
+                    ordered(order, || self.0.store(value, order));
+                }
+                pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                    ordered(order, || self.0.swap(value, order))
+                }
+                pub fn compare_exchange(
+                    &self, old: $value, new: $value, order: Ordering, failed: Ordering,
+                ) -> Result<$value, $value> {
+                    ordered(order, || self.0.compare_exchange(old, new, order, failed))
+                }
+                pub fn compare_exchange_weak(
+                    &self, old: $value, new: $value, order: Ordering, failed: Ordering,
+                ) -> Result<$value, $value> {
+                    ordered(order, || self.0.compare_exchange_weak(old, new, order, failed))
+                }
+                $(
+                    pub fn $fetch(&self, value: $value, order: Ordering) -> $value {
+                        ordered(order, || self.0.$fetch(value, order))
+                    }
+                )*
+            }
+        };
+    }
+
+    atomic!(AtomicBool, atomic::AtomicBool, bool);
+    atomic!(AtomicU8, atomic::AtomicU8, u8, fetch_and, fetch_or);
+    atomic!(AtomicU32, atomic::AtomicU32, u32, fetch_add);
+    atomic!(AtomicU64, atomic::AtomicU64, u64, fetch_add, fetch_and, fetch_or);
+    atomic!(AtomicPtr<T>, atomic::AtomicPtr<T>, *mut T);
+
+    impl Default for AtomicU8 {
+        fn default() -> AtomicU8 {
+            AtomicU8::new(0)
+        }
+    }
+
+    impl Default for AtomicU64 {
+        fn default() -> AtomicU64 {
+            AtomicU64::new(0)
+        }
+    }
+}
+
+/// Whether a rule of a protocol is to be broken, so that a model shows that it would notice: never, outside of models.
+#[cfg(not(loom))]
+#[inline(always)]
+pub const fn is_broken(_: &str) -> bool {
+    false
+}
+
+#[cfg(loom)]
+pub use self::checking::{is_broken, model, must_fail};
+
+#[cfg(loom)]
+mod checking {
+    use std::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    thread_local! {
+        // Loom runs all threads of a model on the thread that checks it.
+        static BROKEN: Cell<Option<&'static str>> = const { Cell::new(None) };
+    }
+
+    /// Whether [`must_fail`] is breaking this rule.
+    pub fn is_broken(rule: &str) -> bool {
+        BROKEN.get() == Some(rule)
+    }
+
+    /// Checks a model in every order with at most three preemptions, or `LOOM_MAX_PREEMPTIONS`.
+    pub fn model(run: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(3));
+        builder.check(run);
+    }
+
+    /// Checks that a model fails while a rule is broken.
+    ///
+    /// # Panics
+    /// When it does not: the model does not see the rule, or no code asks for it.
+    pub fn must_fail(rule: &'static str, run: impl Fn() + Sync + Send + 'static) {
+        BROKEN.set(Some(rule));
+        let result = catch_unwind(AssertUnwindSafe(|| model(run)));
+        BROKEN.set(None);
+        assert!(result.is_err(), "the model does not notice that a rule is broken: {rule}");
+    }
+}
