@@ -2,6 +2,7 @@
 
 use crate::buffer::{BufferPool, WeakPool};
 use crate::clock::{Clock, MonotonicClock, VirtualClock};
+use crate::doorbell::Doorbell;
 use crate::park::{Park, UringPark, VirtualPark};
 use crate::remote::{CoreRef, Inbox};
 use crate::rng::Rng;
@@ -149,7 +150,7 @@ impl Core {
         seed: u64,
         poll: PollWindow,
     ) -> Core {
-        let body = Body::take(park.take_wake_fd());
+        let body = Body::take(park.take_wake_fd().map(Doorbell::new));
         Core(Rc::new(Inner {
             index,
             body,

@@ -20,6 +20,7 @@ mod buffer;
 mod clock;
 mod core;
 mod cores;
+mod doorbell;
 mod park;
 mod permits;
 mod queue_channel;

@@ -4,13 +4,13 @@
 //! headers are never freed: when a core ends, its [`Body`] (headers and what other threads touch of it) goes
 //! to a pool for the next core. A stale waker can at worst wake a task that has nothing to do.
 
+use crate::doorbell::Doorbell;
+use crate::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, fence, is_broken};
 use std::cell::{Cell, UnsafeCell};
 use std::future::Future;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::task::{RawWaker, RawWakerVTable, Waker};
 
 type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
@@ -74,7 +74,7 @@ pub(crate) struct Body {
     woken: AtomicPtr<Task>,
     is_asleep: AtomicBool,
     /// What the core's park watches; `None` while no core runs this body.
-    wake_fd: Mutex<Option<OwnedFd>>,
+    doorbell: Mutex<Option<Doorbell>>,
     headers: Mutex<Vec<&'static Task>>,
 }
 
@@ -83,28 +83,30 @@ unsafe impl Sync for Body {}
 // SAFETY: as above.
 unsafe impl Send for Body {}
 
-static FREE_BODIES: Mutex<Vec<&'static Body>> = Mutex::new(Vec::new());
+static FREE_BODIES: std::sync::Mutex<Vec<&'static Body>> = std::sync::Mutex::new(Vec::new());
 
 impl Body {
-    pub(crate) fn take(wake_fd: Option<OwnedFd>) -> &'static Body {
-        let free = lock(&FREE_BODIES).pop();
-        let body = free.unwrap_or_else(|| {
-            Box::leak(Box::new(Body {
-                woken: AtomicPtr::new(ptr::null_mut()),
-                is_asleep: AtomicBool::new(false),
-                wake_fd: Mutex::new(None),
-                headers: Mutex::new(Vec::new()),
-            }))
-        });
-        *lock(&body.wake_fd) = wake_fd;
+    pub(crate) fn take(doorbell: Option<Doorbell>) -> &'static Body {
+        let free = FREE_BODIES.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+        let body = free.unwrap_or_else(Body::new);
+        *lock(&body.doorbell) = doorbell;
         body
+    }
+
+    fn new() -> &'static Body {
+        Box::leak(Box::new(Body {
+            woken: AtomicPtr::new(ptr::null_mut()),
+            is_asleep: AtomicBool::new(false),
+            doorbell: Mutex::new(None),
+            headers: Mutex::new(Vec::new()),
+        }))
     }
 
     /// Gives the body back when its core ends. Every future of its tasks has been dropped.
     pub(crate) fn give_back(&'static self) {
-        lock(&self.wake_fd).take();
+        lock(&self.doorbell).take();
         self.take_woken(|_| ());
-        lock(&FREE_BODIES).push(self);
+        FREE_BODIES.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self);
     }
 
     /// A header for a new task.
@@ -155,37 +157,45 @@ impl Body {
             let task: &'static Task = unsafe { &*head };
             head = task.next_remote.load(Ordering::Relaxed);
             // Acquire: who found the task on the list wrote before what it woke it for, and the task must see that.
-            task.is_woken_remotely.swap(false, Ordering::AcqRel);
+            match is_broken("the mark is taken away with acquire") {
+                false => task.is_woken_remotely.swap(false, Ordering::AcqRel),
+                true => task.is_woken_remotely.swap(false, Ordering::Relaxed),
+            };
             with(task);
         }
     }
 
     /// The core is about to sleep: it must look for messages and foreign wakes once more after this.
     pub(crate) fn begin_sleep(&self) {
-        self.is_asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        // The flag changes by read-modify-write alone, here and below: loom takes a store beside one for unordered.
+        self.is_asleep.swap(true, Ordering::Relaxed);
+        if !is_broken("a core that goes to sleep puts a fence before its last look") {
+            fence(Ordering::SeqCst);
+        }
     }
 
     pub(crate) fn woke_up(&self) {
-        self.is_asleep.store(false, Ordering::Relaxed);
+        self.is_asleep.swap(false, Ordering::Relaxed);
     }
 
     /// Wakes the core if it sleeps; called after something was put where it looks.
     pub(crate) fn end_sleep(&self) {
-        fence(Ordering::SeqCst);
+        if !is_broken("a thread that wakes a core puts a fence before its look") {
+            fence(Ordering::SeqCst);
+        }
         if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
             // Under the lock, so that the descriptor cannot be closed and reused in between.
-            if let Some(fd) = lock(&self.wake_fd).as_ref() {
-                let one = 1u64;
-                // SAFETY: writes 8 bytes from a live variable. It fails only when the counter is full, and
-                // then the core is being woken anyway.
-                unsafe { libc::write(fd.as_raw_fd(), ptr::from_ref(&one).cast(), 8) };
+            if let Some(doorbell) = lock(&self.doorbell).as_ref() {
+                doorbell.ring();
             }
         }
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that can panic runs under these locks.
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+#[cfg(all(test, loom))]
+mod models;
