@@ -391,12 +391,8 @@ impl Shared {
             Consistency::Ppl => write(None, true),
             Consistency::Bitmap => {
                 let region = self.region_of(stripe);
-                // In this order: who waits for unlogged writes to end after logging has begun sees this one.
-                self.regions.begin(region);
-                let is_logged = self.config.geometry.data > 1 && self.is_logging();
-                if is_logged {
-                    self.regions.end(region); // what is logged needs no mark: it is replayed
-                }
+                let has_log = self.config.geometry.data > 1;
+                let is_logged = self.regions.begin_unless(region, || has_log && self.is_logging());
                 write((!is_logged).then_some(region), is_logged)
             }
         }

@@ -6,7 +6,8 @@
 
 use super::io::{self, MemberFailures, Targets};
 use super::layout::Layout;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use reactor::sync::{Mutex, MutexGuard};
+use std::sync::PoisonError;
 use std::task::{Poll, Waker};
 
 pub(super) struct Replicated<T> {
