@@ -49,6 +49,20 @@ soak: ## Simulated crashes for SOAK_SECONDS (3600): as they are, with growth, wi
 mutants: ## Every broken variant of the engine must be caught by the simulator
 	$(SIM) --mutants --jobs 2
 
+.PHONY: loom miri nightly
+
+loom: ## Models of protocols between threads, in every order of their steps, each with its broken variants
+	tests/loom
+
+miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
+	tests/miri
+
+nightly: ## Slow suites: models with more preemptions, Miri where there is one, all mutants, a soak
+	LOOM_MAX_PREEMPTIONS=5 tests/loom
+	tests/miri
+	$(MAKE) mutants
+	$(MAKE) soak
+
 python: ## The Python package: installs it in an environment of its own, runs its tests and examples
 	python/run-tests
 
@@ -93,6 +107,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/lab/setup
 	tests/clients/setup
 	$(MAKE) check
+	tests/loom
 	$(MAKE) mutants
 	tests/capi/run
 	$(MAKE) build
