@@ -1,6 +1,6 @@
 //! An array as one core sees it: healthy reads go straight to a member, everything else to the stripe's owner.
 
-use super::crossing::Shape;
+use super::boundary::Shape;
 use super::members::{MemberChannel, Which};
 use super::owner::{Caller, Owner, Source};
 use super::patience::{self, Place};

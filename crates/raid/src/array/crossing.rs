@@ -9,16 +9,16 @@
 //! Reads go straight to members, so whoever moves a window must know that no request is under way there: every core
 //! that takes requests has a [`Front`], where they sign in.
 
+use super::boundary::{Boundary, Shape};
 use super::owner::Owner;
 use super::registry;
 use super::remote::{self, LocalFuture};
 use crate::Geometry;
 use crate::metadata::{Reshape, Table};
-use crate::mutant::{self, Mutant};
 use reactor::CoreRef;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -31,18 +31,10 @@ pub(crate) struct Crossing {
     pub old_bytes: u64,
     /// Bytes of the array in the new shape.
     pub new_bytes: u64,
-    moved: AtomicU64,
-    window_end: AtomicU64,
+    boundary: Boundary,
     is_over: AtomicBool,
     /// Cores that take requests.
     fronts: Mutex<Vec<CoreRef>>,
-}
-
-/// Which shape holds some bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
-    Old,
-    New,
 }
 
 impl Crossing {
@@ -54,8 +46,7 @@ impl Crossing {
             new: *new,
             old_bytes: old.capacity(),
             new_bytes: new.capacity(),
-            moved: AtomicU64::new(reshape.cursor),
-            window_end: AtomicU64::new(reshape.cursor),
+            boundary: Boundary::new(reshape.cursor),
             is_over: AtomicBool::new(false),
             fronts: Mutex::default(),
         }
@@ -74,7 +65,7 @@ impl Crossing {
 
     /// Bytes of the array that have the new shape: whole units.
     pub fn moved(&self) -> u64 {
-        self.moved.load(Ordering::SeqCst)
+        self.boundary.moved()
     }
 
     /// Where the next window may end when it is to have `bytes` or, if a unit is more than that, one unit; `None` when
@@ -88,18 +79,16 @@ impl Crossing {
 
     /// Lets no request in from what is moved to `end`, and waits for those under way there.
     pub async fn open_window(&self, lead: u64, end: u64) {
-        self.window_end.store(end, Ordering::SeqCst);
         let moved = self.moved();
         let drain = move |owner: Rc<Owner>| -> LocalFuture<()> {
             Box::pin(async move { owner.front.drain(moved, end).await })
         };
-        self.at_fronts(lead, drain).await;
+        self.boundary.open(end, || self.at_fronts(lead, drain)).await;
     }
 
     /// What is moved ends at `end` from now on: where the window began or where it ended. Requests go on.
     pub async fn close_window(&self, lead: u64, end: u64) {
-        self.moved.store(end, Ordering::SeqCst);
-        self.window_end.store(end, Ordering::SeqCst);
+        self.boundary.close(end);
         self.wake(lead).await;
     }
 
@@ -125,20 +114,6 @@ impl Crossing {
                 None => Box::pin(std::future::ready(())),
             });
             let _ = done.await; // a core that has ended runs nothing
-        }
-    }
-
-    /// Which shape holds the first of some bytes, and how many of them; `None` while they are being moved.
-    fn shape_of(&self, offset: u64, len: u64) -> Option<(Shape, u64)> {
-        // In this order: a window that is closed and a next one opened in between look like one that is longer.
-        let moved = self.moved.load(Ordering::SeqCst);
-        let window_end = self.window_end.load(Ordering::SeqCst);
-        if offset < moved {
-            Some((Shape::New, len.min(moved - offset)))
-        } else if offset >= window_end || mutant::is(Mutant::CrossFreely) {
-            Some((Shape::Old, len))
-        } else {
-            None
         }
     }
 }
@@ -176,7 +151,7 @@ impl Front {
         (offset, len): (u64, u64),
         must_end: impl Fn() -> bool,
     ) -> Option<(Shape, u64, Inside<'_>)> {
-        let found = || match crossing.shape_of(offset, len) {
+        let found = || match crossing.boundary.shape_of(offset, len) {
             Some((shape, len)) => Some(Some((shape, len))),
             None if must_end() => Some(None),
             None => None,

@@ -13,6 +13,7 @@
 //! that opens a channel owns all; each further one joins while the gates are closed.
 
 mod batch;
+mod boundary;
 mod channel;
 mod crossing;
 mod fill;

@@ -1,0 +1,133 @@
+//! Where the shapes of an array that changes its shape meet, as all cores see it: how far bytes are moved, and where the
+//! window ends that is being moved.
+//!
+//! Claim, with a model (`cfg(loom)`, at the end of the file): a request that uses the place that it was given before its
+//! core next answers messages never meets the move of its bytes, and finds what was moved.
+
+use crate::mutant::{self, Mutant};
+use reactor::sync::{AtomicU64, is_broken};
+use std::future::Future;
+use std::sync::atomic::Ordering;
+
+/// Which shape holds some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Old,
+    New,
+}
+
+/// See the module.
+pub(super) struct Boundary {
+    moved: AtomicU64,
+    window_end: AtomicU64,
+}
+
+impl Boundary {
+    /// All before `moved` is moved, and nothing is being moved.
+    pub fn new(moved: u64) -> Boundary {
+        Boundary { moved: AtomicU64::new(moved), window_end: AtomicU64::new(moved) }
+    }
+
+    /// How much is moved, in bytes.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::SeqCst)
+    }
+
+    /// Gives out no place before `end` that is not moved, and then runs `drain`, which waits for the requests that have
+    /// been given one.
+    pub async fn open<F: Future<Output = ()>>(&self, end: u64, drain: impl FnOnce() -> F) {
+        let is_late = is_broken("the window opens before requests are drained");
+        if !is_late {
+            self.window_end.store(end, Ordering::SeqCst);
+        }
+        drain().await;
+        if is_late {
+            self.window_end.store(end, Ordering::SeqCst);
+        }
+    }
+
+    /// All before `end` is moved: where the window began or where it ended. Nothing is being moved any more.
+    pub fn close(&self, end: u64) {
+        let order = match is_broken("the end of a move is stored with release") {
+            false => Ordering::SeqCst,
+            true => Ordering::Relaxed,
+        };
+        self.moved.store(end, order);
+        self.window_end.store(end, order);
+    }
+
+    /// Which shape holds the first of some bytes, and how many of them; `None` while they are being moved.
+    pub fn shape_of(&self, offset: u64, len: u64) -> Option<(Shape, u64)> {
+        // In this order: a window that is closed and a next one opened in between look like one that is longer.
+        let moved = self.moved.load(Ordering::SeqCst);
+        let window_end = self.window_end.load(Ordering::SeqCst);
+        if offset < moved {
+            Some((Shape::New, len.min(moved - offset)))
+        } else if offset >= window_end || mutant::is(Mutant::CrossFreely) {
+            Some((Shape::Old, len))
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::mpsc;
+    use loom::thread;
+    use reactor::sync::{model, must_fail};
+    use std::sync::Arc;
+
+    /// A byte in each shape.
+    #[derive(Default)]
+    struct Byte {
+        old: UnsafeCell<u8>,
+        new: UnsafeCell<u8>,
+    }
+
+    /// A request that writes the byte at 0, if it is not being moved; loom fails when it meets the move.
+    fn write(boundary: &Boundary, byte: &Byte, value: u8) -> bool {
+        let Some((shape, _)) = boundary.shape_of(0, 1) else { return false };
+        let place = if shape == Shape::Old { &byte.old } else { &byte.new };
+        // SAFETY: loom checks that no other access is under way.
+        place.with_mut(|place| unsafe { *place = value });
+        true
+    }
+
+    /// A core takes requests, before and after it answers that it has none under way, while another moves the byte.
+    fn requests_beside_a_move() {
+        let (boundary, byte) = (Arc::new(Boundary::new(0)), Arc::new(Byte::default()));
+        let ((ask, asked), (answer, answered)) = (mpsc::channel(), mpsc::channel());
+        let core = {
+            let (boundary, byte) = (boundary.clone(), byte.clone());
+            thread::spawn(move || {
+                assert!(write(&boundary, &byte, 1) || boundary.window_end.load(Ordering::SeqCst) == 1);
+                asked.recv().unwrap();
+                answer.send(()).unwrap();
+                write(&boundary, &byte, 2)
+            })
+        };
+        loom::future::block_on(boundary.open(1, || async {
+            ask.send(()).unwrap();
+            answered.recv().unwrap();
+        }));
+        // SAFETY: as above.
+        let value = byte.old.with(|old| unsafe { *old });
+        byte.new.with_mut(|new| unsafe { *new = value });
+        boundary.close(1);
+        let has_written = core.join().unwrap();
+        // SAFETY: as above.
+        let found = byte.new.with(|new| unsafe { *new });
+        assert!(if has_written { found == 2 } else { found <= 1 }, "{found}");
+        assert_eq!(boundary.shape_of(0, 1), Some((Shape::New, 1)));
+    }
+
+    #[test]
+    fn no_request_meets_the_move_of_its_bytes() {
+        model(requests_beside_a_move);
+        must_fail("the window opens before requests are drained", requests_beside_a_move);
+        must_fail("the end of a move is stored with release", requests_beside_a_move);
+    }
+}
