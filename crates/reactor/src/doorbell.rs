@@ -7,14 +7,18 @@ pub(crate) use self::modelled::Doorbell;
 
 #[cfg(not(loom))]
 mod eventfd {
-    use std::os::fd::{AsRawFd, OwnedFd};
+    use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-    /// An eventfd that a core's park watches.
+    /// An eventfd that a sleeping thread watches.
     pub(crate) struct Doorbell(OwnedFd);
 
     impl Doorbell {
         pub(crate) fn new(event: OwnedFd) -> Doorbell {
             Doorbell(event)
+        }
+
+        pub(crate) fn fd(&self) -> RawFd {
+            self.0.as_raw_fd()
         }
 
         /// Makes the event readable. That fails only when its counter is full, and then it is.
@@ -29,7 +33,7 @@ mod eventfd {
 #[cfg(loom)]
 mod modelled {
     use loom::sync::Notify;
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{OwnedFd, RawFd};
     use std::sync::Arc;
 
     /// Remembers that it was rung until somebody waits, as an eventfd does; orders nothing beyond that.
@@ -39,6 +43,10 @@ mod modelled {
     impl Doorbell {
         pub(crate) fn new(_: OwnedFd) -> Doorbell {
             Doorbell(Arc::new(Notify::new()))
+        }
+
+        pub(crate) fn fd(&self) -> RawFd {
+            unreachable!("a model has no descriptors")
         }
 
         #[cfg(test)]

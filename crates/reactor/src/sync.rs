@@ -13,9 +13,32 @@ pub use std::sync::{Mutex, MutexGuard};
 #[cfg(loom)]
 pub use self::modelled::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 #[cfg(loom)]
+pub(crate) use loom::cell::UnsafeCell;
+#[cfg(loom)]
 pub use loom::sync::atomic::fence;
 #[cfg(loom)]
 pub use loom::sync::{Mutex, MutexGuard};
+
+/// A cell that is reached by closures, as loom's is, so that a model sees when an access begins and ends.
+#[cfg(not(loom))]
+pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) fn new(value: T) -> Self {
+        UnsafeCell(std::cell::UnsafeCell::new(value))
+    }
+
+    #[inline(always)]
+    pub(crate) fn with<R>(&self, access: impl FnOnce(*const T) -> R) -> R {
+        access(self.0.get())
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_mut<R>(&self, access: impl FnOnce(*mut T) -> R) -> R {
+        access(self.0.get())
+    }
+}
 
 #[cfg(loom)]
 mod modelled {
@@ -78,6 +101,12 @@ mod modelled {
     atomic!(AtomicU32, atomic::AtomicU32, u32, fetch_add);
     atomic!(AtomicU64, atomic::AtomicU64, u64, fetch_add, fetch_and, fetch_or);
     atomic!(AtomicPtr<T>, atomic::AtomicPtr<T>, *mut T);
+
+    impl Default for AtomicBool {
+        fn default() -> AtomicBool {
+            AtomicBool::new(false)
+        }
+    }
 
     impl Default for AtomicU8 {
         fn default() -> AtomicU8 {

@@ -115,6 +115,7 @@ mod models {
         }));
         // SAFETY: as above.
         let value = byte.old.with(|old| unsafe { *old });
+        // SAFETY: as above.
         byte.new.with_mut(|new| unsafe { *new = value });
         boundary.close(1);
         let has_written = core.join().unwrap();

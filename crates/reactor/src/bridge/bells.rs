@@ -1,17 +1,19 @@
 //! How the two sides of a bridge wake each other: an eventfd each, written to only while its owner asked for it.
 
 use super::ring::Padded;
+use crate::doorbell::Doorbell;
+use crate::sync::{AtomicBool, AtomicU64, fence, is_broken};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
 
 /// Nobody wants to be woken.
 const NEVER: u64 = u64::MAX;
 
 /// What both sides share beside the rings.
 pub(super) struct Bells {
-    core: OwnedFd,
-    caller: OwnedFd,
+    core: Doorbell,
+    caller: Doorbell,
     /// The core has left its rings and is to be woken at the next request.
     core_waits: Padded<AtomicBool>,
     /// The caller is to be woken when so many completions have been published in all.
@@ -22,31 +24,38 @@ pub(super) struct Bells {
 
 impl Bells {
     pub(super) fn new() -> io::Result<Bells> {
-        Ok(Bells {
-            core: event_fd()?,
-            caller: event_fd()?,
+        Ok(Bells::with(Doorbell::new(event_fd()?), Doorbell::new(event_fd()?)))
+    }
+
+    fn with(core: Doorbell, caller: Doorbell) -> Bells {
+        Bells {
+            core,
+            caller,
             core_waits: Padded::default(),
             caller_waits_for: Padded(AtomicU64::new(NEVER)),
             is_gone: AtomicBool::new(false),
-        })
+        }
     }
 
     pub(super) fn core_fd(&self) -> RawFd {
-        self.core.as_raw_fd()
+        self.core.fd()
     }
 
     pub(super) fn caller_fd(&self) -> RawFd {
-        self.caller.as_raw_fd()
+        self.caller.fd()
     }
 
     /// From now on the core is woken by requests. It looks for some once more after this.
     pub(super) fn arm_core(&self) {
-        self.core_waits.0.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        // Both flags change by read-modify-write alone: loom takes a store beside one for unordered.
+        self.core_waits.0.swap(true, Ordering::Relaxed);
+        if !is_broken("a side that goes to sleep puts a fence before its last look") {
+            fence(Ordering::SeqCst);
+        }
     }
 
     pub(super) fn disarm_core(&self) {
-        self.core_waits.0.store(false, Ordering::Relaxed);
+        self.core_waits.0.swap(false, Ordering::Relaxed);
     }
 
     /// Called after requests were published.
@@ -55,38 +64,40 @@ impl Bells {
         // Either the core sees the requests when it looks once more, or we see that it waits.
         fence(Ordering::SeqCst);
         if self.core_waits.0.load(Ordering::Relaxed) && self.core_waits.0.swap(false, Ordering::Relaxed) {
-            ring(&self.core);
+            self.core.ring();
         }
     }
 
     /// From now on the caller is woken once `count` completions have been published in all. It looks for
     /// them once more after this.
     pub(super) fn arm_caller(&self, count: u64) {
-        self.caller_waits_for.0.store(count, Ordering::Relaxed);
+        self.caller_waits_for.0.swap(count, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     pub(super) fn disarm_caller(&self) {
-        self.caller_waits_for.0.store(NEVER, Ordering::Relaxed);
+        self.caller_waits_for.0.swap(NEVER, Ordering::Relaxed);
     }
 
     /// Called after completions were published, `count` in all by now.
     #[inline]
     pub(super) fn wake_caller(&self, count: u64) {
-        fence(Ordering::SeqCst);
+        if !is_broken("a core that wakes the caller puts a fence before its look") {
+            fence(Ordering::SeqCst);
+        }
         let wanted = self.caller_waits_for.0.load(Ordering::Relaxed);
         let change = |to| {
             self.caller_waits_for.0.compare_exchange(wanted, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
         if count >= wanted && change(NEVER) {
-            ring(&self.caller);
+            self.caller.ring();
         }
     }
 
     /// The core ends. Whatever it published before is seen by who learns of this.
     pub(super) fn say_goodbye(&self) {
         self.is_gone.store(true, Ordering::Release);
-        ring(&self.caller);
+        self.caller.ring();
     }
 
     #[inline]
@@ -105,10 +116,68 @@ fn event_fd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes an event readable. That fails only when its counter is full, and then it is.
-#[cold]
-fn ring(event: &OwnedFd) {
-    let one = 1u64;
-    // SAFETY: writes 8 bytes from a live variable.
-    unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+#[cfg(all(test, loom))]
+mod models {
+    use super::super::ring::{Consumer, ring};
+    use super::*;
+    use crate::sync::{model, must_fail};
+    use loom::thread;
+    use std::sync::Arc;
+
+    fn pop_or_sleep(
+        from: &mut Consumer<u32>,
+        doorbell: &Doorbell,
+        arm: impl Fn(u64),
+        disarm: impl Fn(),
+    ) -> u32 {
+        loop {
+            if let Some(value) = from.pop() {
+                return value;
+            }
+            arm(from.taken() + 1);
+            if from.available() == 0 {
+                doorbell.wait();
+            }
+            disarm();
+        }
+    }
+
+    /// A caller with room for one request sends two, one after the other; each side sleeps while it has nothing to do.
+    fn requests_and_completions() {
+        let (core_bell, caller_bell) = (Doorbell::of_model(), Doorbell::of_model());
+        let bells = Arc::new(Bells::with(core_bell.clone(), caller_bell.clone()));
+        let ((mut requests, mut incoming), (mut outgoing, mut completions)) =
+            (ring::<u32>(1), ring::<u32>(1));
+        let core = {
+            let bells = bells.clone();
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let arm = |_| bells.arm_core();
+                    let value = pop_or_sleep(&mut incoming, &core_bell, arm, || bells.disarm_core());
+                    // SAFETY: the caller has taken the completion before.
+                    unsafe { outgoing.push(!value) };
+                    outgoing.publish();
+                    bells.wake_caller(outgoing.published());
+                }
+            })
+        };
+        for value in 0..2 {
+            // SAFETY: the request before has its completion.
+            unsafe { requests.push(value) };
+            requests.publish();
+            bells.wake_core();
+            let arm = |count| bells.arm_caller(count);
+            let answer = pop_or_sleep(&mut completions, &caller_bell, arm, || bells.disarm_caller());
+            assert_eq!(answer, !value);
+        }
+        core.join().unwrap();
+    }
+
+    #[test]
+    fn no_request_and_no_completion_is_lost_or_read_early() {
+        model(requests_and_completions);
+        must_fail("values are published with release", requests_and_completions);
+        must_fail("a side that goes to sleep puts a fence before its last look", requests_and_completions);
+        must_fail("a core that wakes the caller puts a fence before its look", requests_and_completions);
+    }
 }

@@ -1,10 +1,10 @@
 //! A ring from one thread to another, without a look at whether it is full: whoever uses it has bounded how
 //! much is in it.
 
-use std::cell::UnsafeCell;
+use crate::sync::{AtomicU64, UnsafeCell, is_broken};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Keeps what one thread writes off the cache lines of what the other does. Two lines: processors fetch them
 /// in pairs.
@@ -23,8 +23,8 @@ struct Ring<T> {
 unsafe impl<T: Copy + Send> Sync for Ring<T> {}
 
 impl<T> Ring<T> {
-    fn cell(&self, position: u64) -> *mut MaybeUninit<T> {
-        self.cells[position as usize & (self.cells.len() - 1)].get()
+    fn cell(&self, position: u64) -> &UnsafeCell<MaybeUninit<T>> {
+        &self.cells[position as usize & (self.cells.len() - 1)]
     }
 }
 
@@ -51,7 +51,7 @@ impl<T: Copy + Send> Producer<T> {
     #[inline]
     pub(super) unsafe fn push(&mut self, value: T) {
         // SAFETY: by contract the cell's last value has been read, and that read happened before now.
-        unsafe { (*self.ring.cell(self.next)).write(value) };
+        self.ring.cell(self.next).with_mut(|cell| unsafe { (*cell).write(value) });
         self.next += 1;
     }
 
@@ -61,7 +61,11 @@ impl<T: Copy + Send> Producer<T> {
         let is_new = self.published != self.next;
         if is_new {
             self.published = self.next;
-            self.ring.tail.0.store(self.next, Ordering::Release);
+            let order = match is_broken("values are published with release") {
+                false => Ordering::Release,
+                true => Ordering::Relaxed,
+            };
+            self.ring.tail.0.store(self.next, order);
         }
         is_new
     }
@@ -89,7 +93,7 @@ impl<T: Copy + Send> Consumer<T> {
         }
         // SAFETY: the producer wrote the cell before it published it, and will not write it again before it
         // learns of this read.
-        let value = unsafe { (*self.ring.cell(self.next)).assume_init_read() };
+        let value = self.ring.cell(self.next).with(|cell| unsafe { (*cell).assume_init_read() });
         self.next += 1;
         Some(value)
     }
