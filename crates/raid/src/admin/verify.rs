@@ -255,7 +255,10 @@ impl Check<'_> {
                         Expectation::OutOfSync => self.findings.rows_out_of_sync += rows,
                         _ => self.findings.rows_different += rows,
                     }
-                    self.settle(stripe, &strips, range, verdict, expectation, observer).await;
+                    self.settle(stripe, &strips, range.clone(), verdict, expectation, observer).await;
+                    // A strip that cannot be read is computed from the others: they have to be right first.
+                    self.findings.rows_wrong += rows * unreadable.len() as u64;
+                    self.findings.rows_unrepairable += rows * unreadable.len() as u64;
                 }
             }
         }

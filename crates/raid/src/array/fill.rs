@@ -241,6 +241,27 @@ impl Owner {
         Ok(())
     }
 
+    /// Notes blocks of some rows as bad that nothing can bring back, and makes them whole with zeroes: the blocks beside
+    /// them can be written then. The caller holds the rows.
+    pub(super) async fn give_up_lost(&self, stripe: u64, rows: Range<u32>) -> IoResult {
+        let step = self.shared.config.block_size;
+        let _memory = self.grant(2 * self.shared.config.geometry.group_members() + 2, step as usize).await;
+        for block in pieces(&rows, step) {
+            let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
+                self.shared.check_frozen()?;
+                let strips = self.strips(stripe, *unreadable);
+                if (strips.readable.count_ones() as usize) < strips.data {
+                    return self.try_give_up(scratch, stripe, 0, block.clone(), unreadable).await;
+                }
+                // Whatever cannot be read shows here.
+                let len = block.end - block.start;
+                self.read_strips(scratch, stripe, block.start, len, strips.readable, unreadable).await
+            };
+            self.persist(work).await?;
+        }
+        Ok(())
+    }
+
     /// Whether all data of some rows of a stripe can be read from the members that are there.
     async fn can_be_read(&self, stripe: u64, rows: &Range<u32>) -> Result<bool, IoError> {
         let work = async |scratch: &mut Scratch, unreadable: &mut u64| {

@@ -37,6 +37,15 @@ pub(super) enum Stop {
     Error(IoError),
 }
 
+/// What has become of a rectangle's rows when its write fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    /// Nothing was written, as strips could not be read.
+    Untouched,
+    /// Something may have been.
+    Perhaps,
+}
+
 impl From<IoError> for Stop {
     fn from(error: IoError) -> Stop {
         Stop::Error(error)
@@ -95,6 +104,18 @@ impl Owner {
             false => Some(self.locks.lock(rect.stripe, rows).await),
             true => None,
         };
+        match self.write_rows(rect, source, flags).await {
+            // Blocks of other strips are lost. Once that is noted, these can be written.
+            Err((Stop::Error(IoError::Medium), Rows::Untouched)) => {
+                self.give_up_lost(rect.stripe, rect.offset..rect.offset + rect.len).await?;
+                self.write_rows(rect, source, flags).await.map_err(|(stop, _)| stop)
+            }
+            result => result.map_err(|(stop, _)| stop),
+        }
+    }
+
+    /// Writes a rectangle whose rows the caller holds. An error says whether anything of it may have been written.
+    async fn write_rows(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), (Stop, Rows)> {
         let geometry = &self.shared.config.geometry;
         let _memory = self.grant(rect.count + geometry.group_members(), rect.len as usize).await;
         let mut scratch = self.scratch();
@@ -106,8 +127,9 @@ impl Owner {
                 result => break result,
             }
         };
+        let rows = if scratch.is_logged || unreadable == 0 { Rows::Perhaps } else { Rows::Untouched };
         self.recycle(scratch);
-        result
+        result.map_err(|stop| (stop, rows))
     }
 
     pub(super) async fn try_write(

@@ -403,6 +403,57 @@ fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
 }
 
 #[test]
+fn a_degraded_array_takes_writes_to_blocks_that_nothing_can_bring_back() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 3, 1)).await;
+        let before = rig.fill(0, 6 << 20, 9).await;
+        rig.array.fail(1).await.unwrap();
+        // Two rows cannot be read on slot 0: data strip 0 there, data strip 1 is lost with slot 1.
+        let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
+        let rows = layout.data_offset..layout.data_offset + 8192;
+        let fault = rig.disks[0].fault.clone();
+        for row in [rows.start..rows.start + 4096, rows.start + 4096..rows.end] {
+            fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(row.clone()));
+            fault.add(Rule::new(Action::Delay(100_000)).on(&[Op::Write, Op::WriteZeroes]).within(row));
+        }
+        // As with a disk, a row that is written can be read.
+        let heal = fault.clone();
+        reactor::current().spawn(async move {
+            while !heal.rules().is_empty() {
+                let rules = heal.rules();
+                let is_written = |row: &std::ops::Range<u64>| {
+                    let is_write = |rule: &Rule| rule.ops != [Op::Read] && rule.range == *row;
+                    rules.iter().any(|(_, rule, hits)| *hits > 0 && is_write(rule))
+                };
+                for (id, rule, _) in &rules {
+                    if is_written(&rule.range) {
+                        heal.remove(*id);
+                    }
+                }
+                reactor::current().sleep(1_000).await;
+            }
+        });
+        assert_eq!(rig.read(STRIP, 4096).await, Err(IoError::Medium));
+        rig.write(STRIP, 2, 4096).await.unwrap();
+        assert!(rig.read(STRIP, 4096).await.unwrap().iter().all(|byte| *byte == 2));
+        // The other lost block of the row is an error until it is written, though its disk can read it again.
+        assert_eq!(rig.read(0, 4096).await, Err(IoError::Medium));
+        rig.write(0, 1, 4096).await.unwrap();
+        assert!(rig.read(0, 4096).await.unwrap().iter().all(|byte| *byte == 1));
+        assert!(rig.read(STRIP, 4096).await.unwrap().iter().all(|byte| *byte == 2));
+        fault.clear();
+        // The other row was not written to and loses nothing, now that its disk can read it.
+        assert!(rig.read(4096, 4096).await.unwrap() == before[4096..8192]);
+        assert!(rig.read(STRIP + 4096, 4096).await.unwrap() == before[STRIP as usize + 4096..][..4096]);
+        rig.jobs.add(Disk::new().device()).await.unwrap();
+        rig.jobs.idle().await;
+        assert!(rig.is_whole() && rig.mismatches().await == 0);
+        assert!(rig.read(STRIP, 4096).await.unwrap().iter().all(|byte| *byte == 2));
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
 fn when_a_spare_fails_while_it_is_filled_the_next_one_is_taken() {
     simulate(|| async {
         let pool = SparePool::default();

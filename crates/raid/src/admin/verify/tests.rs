@@ -190,3 +190,24 @@ fn a_strip_that_cannot_be_read_is_computed_and_written_anew() {
         assert_eq!((findings.rows_repaired, findings.is_clean()), (2, true));
     });
 }
+
+#[test]
+fn a_strip_that_cannot_be_read_in_a_row_that_differs_is_not_clean() {
+    reactor::run(async {
+        let mut array = Array::new(Level::Raid6, 5).await;
+        let geometry = array.config.geometry;
+        let slot = geometry.member(128, 4);
+        let device = Arc::new(MemDevice::new(&Options::new(DATA_AT + 300 * STRIP as u64)).unwrap());
+        let fault = Arc::new(Fault::new(device));
+        array.members[slot] = Some((fault.open_channel().unwrap(), DATA_AT));
+        for stripe in 0..300 {
+            array.fill(stripe).await;
+        }
+        let at = DATA_AT + geometry.member_offset(128);
+        fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + 512));
+        array.put(128, 0, 0, &[0xee; STRIP]).await;
+        let (findings, _) = array.verify(true).await;
+        assert_eq!(findings.strips_unreadable, 1);
+        assert!(!findings.is_clean(), "the strip still cannot be read: {findings:?}");
+    });
+}
