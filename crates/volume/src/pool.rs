@@ -6,8 +6,8 @@
 use crate::device::{Shared, Volume};
 use crate::extents::{Extent, allocate};
 use crate::name::{Name, Uuid};
-use crate::store::{self, RESERVED, ReadError};
-use crate::table::{ALIGNMENT, DecodeError, Record, Table};
+use crate::store::{self, Found, RESERVED, ReadError};
+use crate::table::{ALIGNMENT, COPIES_AT_LEAST, DecodeError, Record, Table};
 use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
@@ -128,7 +128,7 @@ impl Pool {
     pub fn create(device: Arc<dyn Device>, name: Name, core: CoreRef) -> Result<Pool, PoolError> {
         let (limits, of) = (device.limits(), device.name().to_owned());
         match read(&device, &core) {
-            Ok(table) => return Err(PoolError::Exists(of, table.name)),
+            Ok(found) => return Err(PoolError::Exists(of, found.table.name)),
             Err(PoolError::Read(_, ReadError::Decode(DecodeError::None | DecodeError::Checksum))) => {}
             Err(error) => return Err(error),
         }
@@ -139,10 +139,18 @@ impl Pool {
             return Err(PoolError::TooSmall { device: of, has: limits.capacity, needs: data_offset + unit });
         }
         let pool = Uuid::random().map_err(PoolError::Random)?;
-        // Both copies: neither may be what somebody else has left.
+        // Both sets: no copy may be what another pool has left.
         for sequence in [1, 2] {
-            let table =
-                Table { pool, name: name.clone(), sequence, unit, data_offset, units, volumes: Vec::new() };
+            let table = Table {
+                pool,
+                name: name.clone(),
+                sequence,
+                copies: COPIES_AT_LEAST,
+                unit,
+                data_offset,
+                units,
+                volumes: Vec::new(),
+            };
             let bytes = table.encode().map_err(PoolError::TooMany)?;
             on(&device, &core, async move |channel: &dyn Channel| {
                 store::write(channel, &bytes, sequence).await
@@ -156,7 +164,9 @@ impl Pool {
     /// # Errors
     /// When there is none, or the device is smaller than the pool.
     pub fn open(device: Arc<dyn Device>, core: CoreRef) -> Result<Pool, PoolError> {
-        let table = read(&device, &core)?;
+        let found = read(&device, &core)?;
+        mend(&device, &core, &found);
+        let table = found.table;
         let (needs, has) = (table.data_offset + table.unit * table.units, device.limits().capacity);
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
@@ -356,6 +366,7 @@ impl Pool {
     /// Makes `table` the one that counts.
     fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
         table.sequence += 1;
+        table.copies = COPIES_AT_LEAST;
         let bytes = table.encode().map_err(PoolError::TooMany)?;
         let sequence = table.sequence;
         on(&self.device, &self.core, async move |channel: &dyn Channel| {
@@ -548,9 +559,28 @@ fn room_for(table: &Table, units: u64, after: Option<u64>) -> Result<Vec<Extent>
     allocate(&table.holes(), units, after).ok_or_else(full)
 }
 
-fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Table, PoolError> {
-    let table = on(device, core, async |channel: &dyn Channel| Ok(store::read(channel).await))?;
-    table.map_err(|error| PoolError::Read(device.name().to_owned(), error))
+fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Found, PoolError> {
+    let found = on(device, core, async |channel: &dyn Channel| Ok(store::read(channel).await))?;
+    found.map_err(|error| PoolError::Read(device.name().to_owned(), error))
+}
+
+/// Writes damaged copies of the table again. Where that fails the pool works with the copies that are whole.
+fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) {
+    if found.is_whole() {
+        return;
+    }
+    for copy in &found.copies {
+        tracing::warn!(device = device.name(), "pool {}: copy of the table {copy}", found.table.name);
+    }
+    let copies = found.clone();
+    match on(device, core, async move |channel: &dyn Channel| copies.mend(channel).await) {
+        Ok(()) => {
+            tracing::info!(device = device.name(), "pool {}: damaged copies rewritten", found.table.name)
+        }
+        Err(error) => {
+            tracing::error!(device = device.name(), %error, "pool {}: damaged copies not rewritten", found.table.name);
+        }
+    }
 }
 
 /// Runs `work` with a channel of the device, on the core.

@@ -1,18 +1,36 @@
-//! The table on the pool's device: two copies, of which the older is written over. There is always one that is whole.
+//! The table on the pool's device: four copies in two sets, so that the current table stands twice.
+//!
+//! ```text
+//!   set 0   64 KiB, 3 MiB   tables with an even sequence number        a commit writes the set that does not hold
+//!   set 1   2 MiB, 1 MiB    tables with an odd one                     the newest table, one copy after the other
+//! ```
+//!
+//! Each copy is durable before the next one is written. So a crash tears one copy at most, and a table that was
+//! acknowledged is in both copies of its set. From that follows what a reader may believe, with `g` the highest sequence
+//! number of a whole copy:
+//!
+//! - When a copy of the other set is whole, it is older, so `g + 1` was never written to both copies of it: `g` is the
+//!   latest table that was acknowledged, or one that was being written.
+//! - When neither is, both may have held `g + 1`. No crash leaves that; two copies are damaged. The pool is refused.
+//!   A table with sequence number 1 is an exception: only the table without volumes that follows it at the creation may
+//!   be missing.
+//!
+//! A copy that is damaged, or that a crash has torn, is written again at the next opening, from the other copy of its set.
+//! Pools of a former format have one copy in each set; their first commit makes them what stands above.
 
-use crate::table::{ALIGNMENT, DecodeError, MAX_BYTES, Table};
+use crate::name::Uuid;
+use crate::table::{ALIGNMENT, COPIES_AT_LEAST, DecodeError, MAX_BYTES, Table};
 use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
 use reactor::{BufferPool, MAX_BUFFER};
 
-/// Where the copies begin. What stands before is left alone, so that nobody takes the device for something else.
-const COPIES: [u64; 2] = [64 << 10, 2 << 20];
+/// Where the copies begin, by set. What stands before is left alone, so that the device is taken for nothing else.
+const SETS: [[u64; 2]; 2] = [[64 << 10, 3 << 20], [2 << 20, 1 << 20]];
 /// Bytes before the first unit, at least.
 pub const RESERVED: u64 = 4 << 20;
 /// Longest transfer: every device takes it.
 const PART: usize = 128 << 10;
 
-const _: () =
-    assert!(COPIES[0] + (MAX_BYTES as u64) < COPIES[1] && COPIES[1] + (MAX_BYTES as u64) < RESERVED);
+const _: () = assert!(SETS[0][0] + (MAX_BYTES as u64) < SETS[1][1] && MAX_BYTES < 1 << 20);
 
 /// Why there is no table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,33 +41,181 @@ pub enum ReadError {
     /// What is there is none.
     #[error(transparent)]
     Decode(DecodeError),
+    /// So many copies are damaged that the newest table may be lost.
+    #[error(
+        "copies of the pool's table are damaged, and the newest may be among them: {} (see `freestone pool check`)",
+        describe(.0)
+    )]
+    Damaged(Vec<Copy>),
 }
 
-/// Reads the table: the newer of those that are whole.
-///
-/// # Errors
-/// When there is none, or a later version was here: it may have gone on since.
-pub async fn read(channel: &dyn Channel) -> Result<Table, ReadError> {
-    let (one, other) = (read_copy(channel, COPIES[0]).await, read_copy(channel, COPIES[1]).await);
-    let is_later =
-        |copy: &Result<Table, ReadError>| matches!(copy, Err(ReadError::Decode(DecodeError::Version(_))));
-    match (one, other) {
-        (one, _) if is_later(&one) => one,
-        (_, other) if is_later(&other) => other,
-        (Ok(one), Ok(other)) => Ok(if one.sequence > other.sequence { one } else { other }),
-        (Ok(table), Err(_)) | (Err(_), Ok(table)) => Ok(table),
-        // Of two that cannot be read the one that says more.
-        (Err(ReadError::Decode(DecodeError::None)), other) => other,
-        (one, _) => one,
+/// A copy of the table as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Where it begins on the device, in bytes.
+    pub offset: u64,
+    /// What is there.
+    pub state: State,
+}
+
+/// What is found in the place of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A whole table.
+    Whole(Table),
+    /// Bytes that are no table, or none that can be used.
+    Bad(DecodeError),
+    /// It cannot be read.
+    Unreadable(IoError),
+}
+
+impl Copy {
+    fn table(&self) -> Option<&Table> {
+        match &self.state {
+            State::Whole(table) => Some(table),
+            _ => None,
+        }
     }
 }
 
-async fn read_copy(channel: &dyn Channel, at: u64) -> Result<Table, ReadError> {
-    let first = read_bytes(channel, at, ALIGNMENT as usize).await.map_err(ReadError::Io)?;
-    let len = Table::length(&first).map_err(ReadError::Decode)?;
-    let bytes =
-        read_bytes(channel, at, len.next_multiple_of(ALIGNMENT as usize)).await.map_err(ReadError::Io)?;
-    Table::decode(&bytes).map_err(ReadError::Decode)
+impl std::fmt::Display for Copy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at {}: ", self.offset)?;
+        match &self.state {
+            State::Whole(table) => {
+                let (sequence, volumes) = (table.sequence, table.volumes.len());
+                write!(f, "sequence {sequence}, {volumes} volumes")
+            }
+            State::Bad(error) => write!(f, "{error}"),
+            State::Unreadable(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+fn describe(copies: &[Copy]) -> String {
+    copies.iter().map(Copy::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What was read, and what has to be written before it can be relied on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The newest table.
+    pub table: Table,
+    /// Every copy, those of set 0 first.
+    pub copies: Vec<Copy>,
+    /// Copies that are to be written again: offset, and the table.
+    damaged: Vec<(u64, Table)>,
+}
+
+impl Found {
+    /// Whether every copy is whole.
+    pub fn is_whole(&self) -> bool {
+        self.damaged.is_empty()
+    }
+
+    /// Writes damaged copies again; durable when it returns.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub async fn mend(&self, channel: &dyn Channel) -> IoResult {
+        for (offset, table) in &self.damaged {
+            write_copy(channel, *offset, &table.encode().map_err(|_| IoError::Invalid)?).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads every copy.
+///
+/// # Errors
+/// When the device cannot be read at all. A copy that cannot be read is no error.
+pub async fn inspect(channel: &dyn Channel) -> Result<Vec<Copy>, IoError> {
+    let mut copies = Vec::new();
+    for offset in SETS.into_iter().flatten() {
+        let state = match read_copy(channel, offset).await {
+            Ok(Ok(table)) => State::Whole(table),
+            Ok(Err(error)) => State::Bad(error),
+            Err(error @ (IoError::Medium | IoError::Corrupt)) => State::Unreadable(error),
+            Err(error) => return Err(error),
+        };
+        copies.push(Copy { offset, state });
+    }
+    Ok(copies)
+}
+
+/// Reads the table.
+///
+/// # Errors
+/// When there is none, a later version was here, which may have written more since, or the newest may be lost.
+pub async fn read(channel: &dyn Channel) -> Result<Found, ReadError> {
+    choose(inspect(channel).await.map_err(ReadError::Io)?)
+}
+
+/// The table that counts; see the module.
+fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
+    let later = copies.iter().filter_map(|copy| match &copy.state {
+        State::Bad(error @ DecodeError::Version(_)) => Some(error.clone()),
+        _ => None,
+    });
+    let later: Vec<DecodeError> = later.collect();
+    // A table that was acknowledged stands twice; one alone is a damaged copy, or of a change that has not happened.
+    let is_later = later.len() > 1 || copies.iter().all(|copy| copy.table().is_none());
+    if let Some(error) = later.into_iter().next().filter(|_| is_later) {
+        return Err(ReadError::Decode(error));
+    }
+    let newest = copies.iter().filter_map(Copy::table).max_by_key(|table| table.sequence).cloned();
+    let Some(table) = newest else {
+        // One copy that is no table: what a creation leaves that was cut short.
+        let is_blank = |copy: &&Copy| copy.state == State::Bad(DecodeError::None);
+        return match copies.iter().filter(|copy| !is_blank(copy)).collect::<Vec<_>>()[..] {
+            [] => Err(ReadError::Decode(DecodeError::None)),
+            [Copy { state: State::Bad(error), .. }] => Err(ReadError::Decode(error.clone())),
+            _ => Err(ReadError::Damaged(copies)),
+        };
+    };
+    disown(&mut copies, table.pool);
+    let set = (table.sequence % 2) as usize;
+    let (own, other) = (2 * set, 2 * (1 - set));
+    let other_whole: Vec<&Table> = copies[other..other + 2].iter().filter_map(Copy::table).collect();
+    let is_former = table.copies < COPIES_AT_LEAST;
+    // One copy in each set: of a damaged one nothing says whether it was the newest.
+    let is_proved = if is_former { copies[other].table().is_some() } else { !other_whole.is_empty() };
+    if !is_proved && table.sequence > 1 {
+        return Err(ReadError::Damaged(copies));
+    }
+    let mut damaged = Vec::new();
+    if !is_former {
+        let stale = |copy: &&Copy, table: &Table| copy.table().is_none_or(|t| t.sequence != table.sequence);
+        let rewrite = |copy: &Copy, table: &Table| (copy.offset, table.clone());
+        damaged.extend(
+            copies[own..own + 2].iter().filter(|copy| stale(copy, &table)).map(|c| rewrite(c, &table)),
+        );
+        // Which of two older tables stands there does not matter; both are older.
+        let twin = other_whole.first().map(|older| (*older).clone());
+        let twin = twin.unwrap_or_else(|| Table { sequence: table.sequence + 1, ..table.clone() });
+        let broken = copies[other..other + 2].iter().filter(|copy| copy.table().is_none());
+        damaged.extend(broken.map(|copy| rewrite(copy, &twin)));
+    }
+    Ok(Found { table, copies, damaged })
+}
+
+/// Copies of another pool are none of this one.
+fn disown(copies: &mut [Copy], pool: Uuid) {
+    for copy in copies {
+        if copy.table().is_some_and(|table| table.pool != pool) {
+            copy.state = State::Bad(DecodeError::None);
+        }
+    }
+}
+
+/// A whole table, or why there is none.
+async fn read_copy(channel: &dyn Channel, at: u64) -> Result<Result<Table, DecodeError>, IoError> {
+    let first = read_bytes(channel, at, ALIGNMENT as usize).await?;
+    let len = match Table::length(&first) {
+        Ok(len) => len.next_multiple_of(ALIGNMENT as usize),
+        Err(error) => return Ok(Err(error)),
+    };
+    Ok(Table::decode(&read_bytes(channel, at, len).await?))
 }
 
 async fn read_bytes(channel: &dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
@@ -65,14 +231,23 @@ async fn read_bytes(channel: &dyn Channel, offset: u64, len: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// Writes a table in the place of the one before the last; durable when it returns.
+/// Writes a table over the older of the two that are there; durable when it returns.
 ///
 /// # Errors
-/// When the device fails. Then the last table is still valid, unless the new one is whole after all.
+/// When the device fails. Then the last table is still valid, unless a copy of the new one is whole after all.
 pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResult {
+    let [first, second] = SETS[sequence as usize % 2];
+    // In the former format nothing stands in the second place. While that is written the first holds the table before.
+    for offset in [second, first] {
+        write_copy(channel, offset, bytes).await?;
+    }
+    Ok(())
+}
+
+async fn write_copy(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResult {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
-    write_bytes(channel, COPIES[sequence as usize % 2], &bytes).await?;
+    write_bytes(channel, offset, &bytes).await?;
     channel.submit(&Request::flush(), 0).await
 }
 

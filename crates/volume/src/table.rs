@@ -26,6 +26,10 @@ const NAME_BYTES: usize = MAX_NAME + 1;
 /// Where the length of the table and its checksum stand in the header.
 const LENGTH_AT: usize = 128;
 const CHECKSUM_AT: usize = 132;
+/// Where the number of copies stands.
+const COPIES_AT: usize = 136;
+/// Copies of the table that a pool has.
+pub const COPIES_AT_LEAST: u32 = 4;
 /// Units and their place are multiples of it, so that no device has larger blocks.
 pub const ALIGNMENT: u64 = 4096;
 
@@ -51,6 +55,8 @@ pub struct Table {
     pub name: Name,
     /// Counts the changes: of two tables the one with the higher number is valid.
     pub sequence: u64,
+    /// Copies that the pool keeps: [`COPIES_AT_LEAST`], or 0 in a table of the former format, which has two.
+    pub copies: u32,
     /// Bytes of a unit.
     pub unit: u64,
     /// Where the first unit begins.
@@ -117,6 +123,7 @@ impl Table {
         put(&mut bytes, 48, &self.data_offset.to_le_bytes());
         put(&mut bytes, 56, &self.units.to_le_bytes());
         put(&mut bytes, 64, self.name.as_str().as_bytes());
+        put(&mut bytes, COPIES_AT, &self.copies.to_le_bytes());
         for volume in &self.volumes {
             let at = bytes.len();
             bytes.resize(at + VOLUME_BYTES, 0);
@@ -163,6 +170,7 @@ impl Table {
             pool: uuid_at(bytes, 16),
             name: name_at(bytes, 64)?,
             sequence: u64_at(bytes, 32),
+            copies: u32_at(bytes, COPIES_AT),
             unit: u64_at(bytes, 40),
             data_offset: u64_at(bytes, 48),
             units: u64_at(bytes, 56),

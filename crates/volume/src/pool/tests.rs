@@ -4,6 +4,7 @@ use super::*;
 use block::{IoFuture, IoResult, MemoryRegion, Op};
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
+use layers::fault::{Action, Fault, Rule};
 use reactor::{CoreConfig, Cores};
 use std::rc::Rc;
 
@@ -432,3 +433,148 @@ fn ram(bytes: &[u8]) -> Arc<dyn Device> {
     core().block_on(fill).unwrap();
     device
 }
+
+/// Damages to one copy of the table: bytes that changed, a sector of zeroes, a block that cannot be read.
+#[derive(Clone, Copy, Debug)]
+enum Damage {
+    Flipped(u64),
+    Zeroed(u64),
+    Unreadable,
+}
+
+impl Damage {
+    /// The device with this damage to the copy at an offset.
+    fn inflict(self, mut bytes: Vec<u8>, copy: u64) -> Arc<dyn Device> {
+        match self {
+            Damage::Flipped(sector) => bytes[(copy + sector * 512 + 77) as usize] ^= 0x10,
+            Damage::Zeroed(sector) => bytes[(copy + sector * 512) as usize..][..512].fill(0),
+            Damage::Unreadable => {
+                let fault = Fault::new(ram(&bytes));
+                let reads = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]);
+                fault.add(reads.within(copy..copy + 4096));
+                return Arc::new(fault);
+            }
+        }
+        ram(&bytes)
+    }
+
+    /// Damages of a table of so many bytes.
+    fn all(len: u64) -> impl Iterator<Item = Damage> {
+        let sectors = 0..len.div_ceil(512);
+        sectors.flat_map(|s| [Damage::Flipped(s), Damage::Zeroed(s)]).chain([Damage::Unreadable])
+    }
+}
+
+const COPIES: [u64; 4] = [64 << 10, 3 << 20, 2 << 20, 1 << 20];
+
+/// Steps of a pool that is recorded, and what was durable before each and after it.
+fn recorded(mut judge: impl FnMut(&str, &[Entry], usize, (&[Info], &[Info]))) {
+    let limits = Limits { volatile_cache: true, ..Limits::new(8 * MIB) };
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let device: Arc<dyn Device> = Arc::new(Recorder { limits, log: log.clone() });
+    let pool = pool(&device);
+    let steps: [(&str, &dyn Fn()); 5] = [
+        ("create", &|| drop(pool.create_volume(name("one"), MIB).unwrap())),
+        ("create", &|| drop(pool.create_volume(name("two"), MIB).unwrap())),
+        ("grow", &|| drop(pool.grow_volume("one", 2 * MIB).unwrap())),
+        ("delete", &|| drop(pool.delete_volume("two").unwrap())),
+        ("rename", &|| drop(pool.rename_volume("one", name("other")).unwrap())),
+    ];
+    for (what, step) in steps {
+        let (first, before) = (log.lock().unwrap().len(), pool.volumes());
+        step();
+        let (entries, after) = (log.lock().unwrap().clone(), pool.volumes());
+        judge(what, &entries, first, (&before, &after));
+    }
+}
+
+#[test]
+fn a_damaged_copy_of_the_table_costs_nothing_and_is_rewritten() {
+    let mut opened = 0;
+    recorded(|what, entries, _, (_, after)| {
+        let bytes = image(entries, 8 * MIB, |len| len);
+        for copy in COPIES {
+            for damage in Damage::all(512) {
+                let device = damage.inflict(bytes.clone(), copy);
+                let found = open(device.clone()).unwrap().volumes();
+                assert_eq!(found, after, "{what}: {damage:?} at {copy}");
+                if !matches!(damage, Damage::Unreadable) {
+                    let whole = read(&device, &core()).unwrap().is_whole();
+                    assert!(whole, "{what}: {damage:?} at {copy} is not rewritten");
+                }
+                opened += 1;
+            }
+        }
+    });
+    assert_eq!(opened, 5 * 4 * 3);
+}
+
+#[test]
+fn damage_never_brings_an_older_table_back_and_refusals_name_the_copies() {
+    let (mut opened, mut refused) = (0, 0);
+    recorded(|what, entries, first, (before, after)| {
+        for end in first..=entries.len() {
+            for arrived in [0, 1, 2] {
+                let bytes = image(&entries[..end], 8 * MIB, |len| arrived * len / 2 / 512 * 512);
+                for (copy, other) in [(0, 1), (2, 3), (0, 2), (1, 3), (1, 1), (3, 3)] {
+                    let device = Damage::Flipped(0).inflict(bytes.clone(), COPIES[copy]);
+                    let device = match copy == other {
+                        true => device,
+                        false => {
+                            let mut bytes = bytes.clone();
+                            bytes[COPIES[copy] as usize + 77] ^= 0x10;
+                            Damage::Zeroed(0).inflict(bytes, COPIES[other])
+                        }
+                    };
+                    match open(device) {
+                        Ok(pool) => {
+                            let found = pool.volumes();
+                            assert!(found == before || found == after, "{what}, {end}: {found:?}");
+                            assert!(end < entries.len() || found == after, "{what}: acknowledged, and lost");
+                            opened += 1;
+                        }
+                        Err(error) => {
+                            let said = error.to_string();
+                            let names = COPIES.iter().all(|copy| said.contains(&format!("at {copy}: ")));
+                            assert!(names && said.contains("freestone pool check"), "{said}");
+                            refused += 1;
+                        }
+                    }
+                }
+            }
+        }
+    });
+    assert!(opened > 300 && refused > 50, "{opened} opened, {refused} refused");
+}
+
+#[test]
+fn a_pool_of_the_former_format_is_opened_and_converted_by_its_first_change() {
+    const LEN: u64 = 8 * MIB;
+    let device = disk(LEN);
+    let pool = pool(&device);
+    pool.create_volume(name("one"), MIB).unwrap();
+    let table = pool.lock().table.clone();
+    drop(pool);
+    let mut bytes = vec![0xee; LEN as usize];
+    for (sequence, at) in [(table.sequence - 1, SETS_BEFORE[0]), (table.sequence, SETS_BEFORE[1])] {
+        let volumes = if sequence == table.sequence { table.volumes.clone() } else { Vec::new() };
+        let copy = Table { sequence, copies: 0, volumes, ..table.clone() }.encode().unwrap();
+        bytes[at as usize..][..copy.len()].copy_from_slice(&copy);
+    }
+    // Nothing says whether a copy that is damaged was the newest.
+    for at in SETS_BEFORE {
+        let said = open(Damage::Flipped(0).inflict(bytes.clone(), at)).err().unwrap().to_string();
+        assert!(said.contains("may be among them"), "{said}");
+    }
+    let device = ram(&bytes);
+    let pool = open(device.clone()).unwrap();
+    assert_eq!(pool.volumes().len(), 1);
+    pool.create_volume(name("two"), MIB).unwrap();
+    let volumes = pool.volumes();
+    drop(pool);
+    assert_eq!(open(device.clone()).unwrap().volumes(), volumes);
+    assert!(read(&device, &core()).unwrap().is_whole());
+}
+
+/// Where the former format has its copies, by sequence number.
+const SETS_BEFORE: [u64; 2] = [64 << 10, 2 << 20];
