@@ -8,6 +8,7 @@ use crate::daemon::{
 };
 use crate::discover::DiscoverArgs;
 use crate::info::InfoArgs;
+use crate::pool::PoolArgs;
 use crate::serve::ServeArgs;
 use crate::ublk::UblkArgs;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -38,6 +39,8 @@ pub enum Command {
     Discover(DiscoverArgs),
     /// Make RAID arrays, look after them, look into them
     Array(ArrayArgs),
+    /// Check and repair the table of a pool of volumes, while no daemon has it open
+    Pool(PoolArgs),
     /// Volumes of a daemon: make, grow, limit, remove them
     Volume(VolumeArgs),
     /// Exports of a daemon: what clients attach to

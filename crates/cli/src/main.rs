@@ -20,6 +20,7 @@ mod error;
 mod info;
 mod logging;
 mod output;
+mod pool;
 mod serve;
 mod stack;
 mod stats;
@@ -91,6 +92,10 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Array(args) => {
             start_logs(&args.common, "warn")?;
             array::run(&args)
+        }
+        Command::Pool(args) => {
+            start_logs(&args.common, "warn")?;
+            pool::run(&args, matches)
         }
         Command::Device(args) => ask(&args.daemon, &|| args.run()),
         Command::Volume(args) => ask(&args.daemon, &|| args.run()),

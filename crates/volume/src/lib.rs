@@ -1,7 +1,7 @@
 //! Volumes: named devices that are carved out of one, the pool.
 //!
 //! ```text
-//!   pool    │ table, copy 0 │ table, copy 1 │ unit │ unit │ unit │ unit │ unit │ unit │ …
+//!   pool    │ table, four copies            │ unit │ unit │ unit │ unit │ unit │ unit │ …
 //!                                              └ v1 ───────┘ └ v2 ┘        └ v1, grown ┘
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! |---|---|
 //! | [`table`] | which volumes there are and where: bytes and rules, without I/O |
 //! | [`extents`] | finding room |
-//! | [`store`] | the table on the device: always one whole copy |
+//! | [`store`] | the table on the device: four copies, of which two are current |
 //! | [`pool`] | making, growing, renaming and removing volumes |
 //! | [`device`] | a volume as a [`block::Device`] |
 

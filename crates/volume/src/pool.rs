@@ -559,6 +559,45 @@ fn room_for(table: &Table, units: u64, after: Option<u64>) -> Result<Vec<Extent>
     allocate(&table.holes(), units, after).ok_or_else(full)
 }
 
+/// Every copy of the table of the pool on a device, which no pool has open.
+///
+/// # Errors
+/// When the device cannot be read.
+pub fn inspect(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Vec<store::Copy>, PoolError> {
+    on(device, core, async |channel: &dyn Channel| store::inspect(channel).await)
+}
+
+/// Rewrites damaged copies of the table of the pool on a device, which no pool has open. Returns how many there were.
+///
+/// # Errors
+/// When there is no pool, its newest table may be lost, or the device fails.
+pub fn repair(device: &Arc<dyn Device>, core: &CoreRef) -> Result<usize, PoolError> {
+    let found = read(device, core)?;
+    let damaged = found.damaged().len();
+    on(device, core, async move |channel: &dyn Channel| found.mend(channel).await)?;
+    Ok(damaged)
+}
+
+/// Makes a table that was found the current one, in every copy, whatever the copies hold. The pool is not open.
+///
+/// # Errors
+/// When the device fails.
+pub fn choose(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result<(), PoolError> {
+    let copies = inspect(device, core)?;
+    let sequences = copies.iter().filter_map(|copy| match &copy.state {
+        store::State::Whole(table) => Some(table.sequence),
+        _ => None,
+    });
+    let newest = sequences.max().unwrap_or(table.sequence);
+    // A copy that cannot be read may hold a later one: all four are written.
+    for sequence in [newest + 1, newest + 2] {
+        let table = Table { sequence, copies: COPIES_AT_LEAST, ..table.clone() };
+        let bytes = table.encode().map_err(PoolError::TooMany)?;
+        on(device, core, async move |channel: &dyn Channel| store::write(channel, &bytes, sequence).await)?;
+    }
+    Ok(())
+}
+
 fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Found, PoolError> {
     let found = on(device, core, async |channel: &dyn Channel| Ok(store::read(channel).await))?;
     found.map_err(|error| PoolError::Read(device.name().to_owned(), error))

@@ -113,6 +113,11 @@ impl Found {
         self.damaged.is_empty()
     }
 
+    /// Where the copies begin that are to be written again, in bytes.
+    pub fn damaged(&self) -> Vec<u64> {
+        self.damaged.iter().map(|(offset, _)| *offset).collect()
+    }
+
     /// Writes damaged copies again; durable when it returns.
     ///
     /// # Errors
@@ -152,7 +157,10 @@ pub async fn read(channel: &dyn Channel) -> Result<Found, ReadError> {
 }
 
 /// The table that counts; see the module.
-fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
+///
+/// # Errors
+/// As [`read`], but that the device is not read.
+pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     let later = copies.iter().filter_map(|copy| match &copy.state {
         State::Bad(error @ DecodeError::Version(_)) => Some(error.clone()),
         _ => None,

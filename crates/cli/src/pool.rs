@@ -1,0 +1,152 @@
+//! `freestone pool`: the table of a pool of volumes, looked at and repaired while no daemon has the pool open.
+
+use crate::args::CommonArgs;
+use crate::error::Error;
+use crate::output::Output;
+use crate::stack::{self, StackArgs};
+use block::Device;
+use clap::ArgMatches;
+use reactor::{CoreConfig, CoreRef, Cores};
+use serde_json::json;
+use std::sync::Arc;
+use volume::pool;
+use volume::store::{self, Copy, State};
+
+/// The arguments of `freestone pool`.
+#[derive(clap::Args, Debug)]
+pub struct PoolArgs {
+    #[command(subcommand)]
+    command: PoolCommand,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum PoolCommand {
+    /// Show every copy of the table; exit with 1 when one is damaged
+    Check(CheckArgs),
+    /// Rewrite damaged copies of the table
+    Repair(RepairArgs),
+}
+
+#[derive(clap::Args, Debug)]
+struct CheckArgs {
+    #[command(flatten)]
+    stack: StackArgs,
+}
+
+#[derive(clap::Args, Debug)]
+struct RepairArgs {
+    #[command(flatten)]
+    stack: StackArgs,
+    /// Make the table with this sequence number the current one; volumes that only later tables have are lost
+    #[arg(long, requires = "force")]
+    sequence: Option<u64>,
+    /// Accept the loss of volumes
+    #[arg(long, requires = "sequence")]
+    force: bool,
+}
+
+/// Checks or repairs a pool.
+///
+/// # Errors
+/// When the device cannot be opened, a copy is damaged, or the repair needs `--sequence`.
+pub fn run(args: &PoolArgs, matches: &ArgMatches) -> Result<(), Error> {
+    let (_, matches) = matches.subcommand().expect("clap asks for a command");
+    let output = Output::new(args.common.json);
+    match &args.command {
+        PoolCommand::Check(args) => {
+            with_device(&args.stack, matches, |device, core| check(device, core, output))
+        }
+        PoolCommand::Repair(args) => with_device(&args.stack, matches, |device, core| match args.sequence {
+            Some(sequence) => choose(device, core, sequence, output),
+            None => repair(device, core, output),
+        }),
+    }
+}
+
+/// Runs `work` with the device of the command line and a core; arrays are started before and stopped afterwards.
+fn with_device(
+    args: &StackArgs,
+    matches: &ArgMatches,
+    work: impl FnOnce(&Arc<dyn Device>, &CoreRef) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let plan = args.plan(matches)?;
+    let stacks = [stack::only(&plan)?.open()?];
+    let cores = Cores::start(&[CoreConfig::default()]).map_err(|error| Error::Runtime(error.to_string()))?;
+    let core = cores.get(0);
+    let kept = serving::arrays::keep(&stacks, &core)?;
+    let done = work(&stacks[0].device, &core);
+    let stopped = serving::arrays::stop(&kept, &core);
+    done?;
+    Ok(stopped?)
+}
+
+fn inspect(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Vec<Copy>, Error> {
+    pool::inspect(device, core).map_err(|error| Error::Runtime(error.to_string()))
+}
+
+fn check(device: &Arc<dyn Device>, core: &CoreRef, output: Output) -> Result<(), Error> {
+    let copies = inspect(device, core)?;
+    for copy in &copies {
+        let (sequence, volumes) = match &copy.state {
+            State::Whole(table) => (Some(table.sequence), Some(names(table))),
+            _ => (None, None),
+        };
+        let fields = json!({
+            "offset": copy.offset,
+            "sequence": sequence,
+            "volumes": volumes,
+            "is_whole": sequence.is_some(),
+            "state": copy.to_string(),
+        });
+        output.event("copy", format!("{}: copy {copy}", device.name()), fields);
+    }
+    let found =
+        store::choose(copies).map_err(|error| Error::Runtime(format!("{}: {error}", device.name())))?;
+    match found.is_whole() {
+        true => Ok(()),
+        false => {
+            let damaged = found.damaged().len();
+            let text = format!(
+                "{}: {damaged} copies of the table are damaged; no volume is lost (freestone pool repair rewrites them)",
+                device.name()
+            );
+            Err(Error::Runtime(text))
+        }
+    }
+}
+
+fn repair(device: &Arc<dyn Device>, core: &CoreRef, output: Output) -> Result<(), Error> {
+    let repaired = pool::repair(device, core).map_err(|error| Error::Runtime(error.to_string()))?;
+    let text = format!("{}: {repaired} copies of the table rewritten", device.name());
+    output.event("repaired", text, json!({ "device": device.name(), "copies": repaired }));
+    Ok(())
+}
+
+fn choose(device: &Arc<dyn Device>, core: &CoreRef, sequence: u64, output: Output) -> Result<(), Error> {
+    let copies = inspect(device, core)?;
+    let table_of = |copy: &Copy| match &copy.state {
+        State::Whole(table) => Some(table.clone()),
+        _ => None,
+    };
+    let tables: Vec<_> = copies.iter().filter_map(table_of).collect();
+    let Some(chosen) = tables.iter().find(|table| table.sequence == sequence) else {
+        let there: Vec<String> = tables.iter().map(|table| table.sequence.to_string()).collect();
+        let text = format!("{}: no whole copy has sequence {sequence}: {}", device.name(), there.join(", "));
+        return Err(Error::Usage(text));
+    };
+    let kept = names(chosen);
+    let lost: Vec<String> = tables.iter().flat_map(names).filter(|name| !kept.contains(name)).collect();
+    pool::choose(device, core, chosen).map_err(|error| Error::Runtime(error.to_string()))?;
+    let text = format!(
+        "{}: the table with sequence {sequence} is current: volumes {kept:?}; no more: {lost:?}",
+        device.name()
+    );
+    output.event("chosen", text, json!({ "sequence": sequence, "volumes": kept, "lost": lost }));
+    Ok(())
+}
+
+fn names(table: &volume::table::Table) -> Vec<String> {
+    table.volumes.iter().map(|volume| volume.name.to_string()).collect()
+}
