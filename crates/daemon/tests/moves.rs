@@ -299,3 +299,53 @@ fn a_place_that_does_not_do_is_refused_by_name_and_changes_nothing() {
     assert_eq!(daemon.refusal(Method::DELETE, "/v1/jobs/v1.move", &Value::Null).0, 404);
     assert_eq!(daemon.get("/v1/system")["generation"], generation);
 }
+
+/// The state as it was before a move was remembered as done: what counts when `state.json` is damaged right afterwards.
+fn forget_that_it_moved(daemon: &Daemon, uuid: &str) {
+    let path = daemon.path("state/state.json");
+    let mut state: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let copy = "0f0e0d0c-0b0a-4908-8706-050403020100";
+    state["moves"] = json!({ uuid: { "from": "data", "to": "fast", "copy": copy, "is_done": false } });
+    std::fs::write(daemon.path("state/state.json.previous"), state.to_string()).unwrap();
+    std::fs::write(&path, "{ damaged").unwrap();
+}
+
+#[test]
+fn an_older_state_never_deletes_the_newer_place_of_a_volume() {
+    let mut daemon = with_volume(8 * MIB);
+    let blocks = 8 * MIB / BLOCK;
+    let uuid = daemon.get("/v1/volumes/v1")["uuid"].as_str().unwrap().to_owned();
+    move_to(&daemon, "fast");
+    wait_until_moved(&daemon);
+    let mut left = (0..blocks).map(|number| (number, number + 7));
+    Client::new(&daemon).write(move || left.next());
+    let written = Client::new(&daemon).read(blocks);
+    daemon.end("-KILL");
+    forget_that_it_moved(&daemon, &uuid);
+    daemon.start();
+    daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
+    assert_eq!(
+        (names(&daemon.get("/v1/volumes")), is_on(&daemon)),
+        (vec!["v1".to_owned()], "fast".to_owned())
+    );
+    assert_eq!(Client::new(&daemon).read(blocks), written);
+    wait_until_moved(&daemon);
+    assert!(daemon.log().contains("the new place counts"), "{}", daemon.log());
+}
+
+#[test]
+fn a_copy_that_a_failed_move_has_left_is_never_shown_and_goes() {
+    let mut daemon = with_volume(8 * MIB);
+    let before = free(&daemon);
+    daemon.end("-TERM");
+    let device = member(&daemon.path("fast").display().to_string(), false, false).unwrap().open().unwrap();
+    let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+    let pool = volume::Pool::open(device, cores.get(0)).unwrap();
+    let copy = volume::Uuid::random().unwrap();
+    pool.create_copy(copy, volume::Name::new(&format!("moving-{copy}")).unwrap(), 4 * MIB).unwrap();
+    drop((pool, cores));
+    daemon.start();
+    assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
+    daemon.wait_for("its room", || free(&daemon) == before);
+    assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
+}

@@ -62,13 +62,10 @@ impl MoveLive {
 impl Live {
     /// Whether a volume on a base is a copy that is not whole yet, or what a whole one was copied from.
     pub fn is_hidden(&self, base: &str, info: &Info) -> bool {
-        !self.state.moves.is_empty()
-            && self.state.moves.iter().any(|(uuid, record)| {
+        is_unfinished_copy(info)
+            || self.state.moves.iter().any(|(uuid, record)| {
                 let is_volume = *uuid == info.uuid.to_string();
-                match record.is_done {
-                    false => base == record.to && (is_volume || record.copy == info.uuid.to_string()),
-                    true => base == record.from && is_volume,
-                }
+                is_volume && base == if record.is_done { &record.from } else { &record.to }
             })
     }
 
@@ -159,10 +156,25 @@ impl Engine {
 
     /// Goes on with moves that are remembered and not on, as far as their places are there. Within a change.
     pub(super) fn go_on_with_moves(&self) {
+        self.remove_leftovers();
         let records = self.live().state.moves.clone();
-        for (uuid, record) in records {
+        for (uuid, mut record) in records {
             if self.live().moves.contains_key(&uuid) {
                 continue;
+            }
+            if !record.is_done && self.has_switched(&uuid, &record) {
+                record.is_done = true;
+                if let Err(fault) =
+                    self.commit(|state| drop(state.moves.insert(uuid.clone(), record.clone())))
+                {
+                    tracing::error!(uuid, %fault, "a volume has moved, and the state cannot say so");
+                    continue;
+                }
+                tracing::warn!(
+                    uuid,
+                    to = record.to,
+                    "the volume's pool says that it has moved: the new place counts"
+                );
             }
             if record.is_done {
                 if self.live().pool(&record.from).is_ok()
@@ -178,6 +190,37 @@ impl Engine {
                 && let Err(fault) = self.start_move(&uuid, size)
             {
                 tracing::error!(uuid, %fault, "a move does not go on");
+            }
+        }
+    }
+
+    /// Whether the new place has the volume itself, not a copy of another identity. The pool says that durably before the
+    /// state does, and no user writes in between: both places hold the same then, and later only the new one is current. So
+    /// a state that is older than the switch, restored after damage, deletes nothing.
+    fn has_switched(&self, uuid: &str, record: &MoveRecord) -> bool {
+        let to = self.live().pool(&record.to);
+        to.is_ok_and(|pool| pool.volumes().iter().any(|info| info.uuid.to_string() == uuid))
+    }
+
+    /// Deletes copies that no move will finish: a move failed, and its copy could not be removed. They hold what their
+    /// room held before. Within a change.
+    fn remove_leftovers(&self) {
+        let pools: Vec<Arc<Pool>> = {
+            let live = self.live();
+            live.bases.values().filter_map(|base| base.as_ref().ok()?.pool.clone()).collect()
+        };
+        for pool in pools {
+            for info in pool.volumes().iter().filter(|info| is_unfinished_copy(info)) {
+                let uuid = info.uuid.to_string();
+                if self.live().state.moves.values().any(|record| record.copy == uuid) {
+                    continue;
+                }
+                match pool.delete_volume(&uuid) {
+                    Ok(_) => tracing::info!(volume = %info.name, "unfinished copy of a volume deleted"),
+                    Err(error) => {
+                        tracing::warn!(volume = %info.name, %error, "unfinished copy of a volume not deleted yet");
+                    }
+                }
             }
         }
     }
@@ -262,8 +305,8 @@ impl Engine {
                     Stop::Cancelled | Stop::Later => "cancelled".into(),
                 };
                 self.events.emit("volume", &name, "not moved", format!("it stays on {}: {why}", record.from));
-                // A copy that cannot be removed is found as a volume of its own then.
-                let removed = self.remove_copy(uuid, &record);
+                // A copy that cannot be removed is hidden, and deleted later.
+                let removed = self.remove_copy(&record);
                 self.forget_move(uuid).and(removed)
             }
         };
@@ -276,10 +319,10 @@ impl Engine {
     fn copy_and_switch(&self, uuid: &str, record: &MoveRecord, control: &Arc<Control>) -> Result<(), Stop> {
         let (from, to) = (self.live().pool(&record.from)?, self.live().pool(&record.to)?);
         // Whatever an earlier attempt has left.
-        self.remove_copy(uuid, record)?;
+        self.remove_copy(record)?;
         let info = self.live().volume(uuid)?.2;
         let copy = Uuid::parse(&record.copy).ok_or_else(|| Fault::not_found("volume", &record.copy))?;
-        to.create_copy(copy, Name::new(&format!("moving-{copy}"))?, info.size)?;
+        to.create_copy(copy, Name::new(&name_of_copy(copy))?, info.size)?;
         let open = {
             let _alone = self.change();
             self.open_volume(uuid)?
@@ -321,6 +364,7 @@ impl Engine {
             tracing::error!(volume = %info.name, %fault, "cannot remember that a volume has moved");
             // Whether it is remembered all the same is not known. Nobody may write until it is known which place counts.
             if self.commit(|_| {}).is_ok() {
+                self.take_identity_back(&to, info, record);
                 return Err(fault.into());
             }
             std::thread::sleep(RETRY);
@@ -328,6 +372,17 @@ impl Engine {
         relocation.complete();
         tracing::info!(volume = %info.name, to = record.to, waited = ?begin.elapsed(), of = open.device.name(), "moved");
         Ok(())
+    }
+
+    /// The old place counts after all: the copy gets its own identity again before the volume's users write to the old
+    /// place, so that the pool does not say that the volume has moved.
+    fn take_identity_back(&self, to: &Pool, info: &Info, record: &MoveRecord) {
+        let Some(copy) = Uuid::parse(&record.copy) else { return };
+        let Ok(name) = Name::new(&name_of_copy(copy)) else { return };
+        while let Err(error) = to.identify_volume(&info.uuid.to_string(), copy, name.clone()) {
+            tracing::error!(volume = %info.name, %error, "the copy of a failed move keeps the volume's identity for now");
+            std::thread::sleep(RETRY);
+        }
     }
 
     /// Copies what is dirty: all of it, or beside users, who come first, until so little is left that they can wait for it.
@@ -359,9 +414,9 @@ impl Engine {
     }
 
     /// Removes what there is of a copy that does not count. Within a change, or by the move itself.
-    fn remove_copy(&self, uuid: &str, record: &MoveRecord) -> Result<(), Fault> {
+    fn remove_copy(&self, record: &MoveRecord) -> Result<(), Fault> {
         let to = self.live().pool(&record.to)?;
-        let is_copy = |info: &Info| [uuid, &*record.copy].contains(&&*info.uuid.to_string());
+        let is_copy = |info: &Info| info.uuid.to_string() == record.copy;
         to.volumes().iter().filter(|info| is_copy(info)).try_for_each(|info| delete(&to, info))
     }
 
@@ -376,6 +431,16 @@ impl Engine {
     fn forget_move(&self, uuid: &str) -> Result<(), Fault> {
         self.commit(|state| drop(state.moves.remove(uuid)))
     }
+}
+
+/// The name of a copy until it is whole.
+fn name_of_copy(copy: Uuid) -> String {
+    format!("moving-{copy}")
+}
+
+/// Whether a volume is a copy that is not whole: it holds what others had in its place, and is never shown.
+fn is_unfinished_copy(info: &Info) -> bool {
+    info.name.as_str() == name_of_copy(info.uuid)
 }
 
 /// Deletes a volume that cores may be about to close.
