@@ -73,7 +73,7 @@ fn a_file_system_is_not_overwritten_unless_forced() {
     let device = format!("io_uring:{}", path_value("path", file.path()));
     let args = [&["bench", "--device", &device, "--rw", "write"][..], &QUICK].concat();
     let (said, code) = failure(&args);
-    assert!(said.ends_with("seems to hold an ext2/3/4 file system: writing needs --force\n"), "{said}");
+    assert!(said.ends_with("holds ext2/3/4 at byte 1080: writing needs --force\n"), "{said}");
     assert_eq!(code, 1);
     assert_eq!(std::fs::read(file.path()).unwrap(), bytes);
     bench(&["--device", &device, "--rw", "write", "--force"]);

@@ -156,8 +156,7 @@ pub fn check_unused(name: &str, device: &Arc<dyn Device>, core: &CoreRef) -> Res
     if found.is_empty() {
         return Ok(());
     }
-    let found: Vec<String> = found.iter().map(ToString::to_string).collect();
-    Err(format!("{name} holds {} (--force overwrites it)", found.join(", ")))
+    Err(format!("{name} holds {found} (--force overwrites it)"))
 }
 
 /// All arrays of a server, behind one socket.

@@ -12,7 +12,6 @@ mod histogram;
 mod pattern;
 mod plan;
 mod report;
-mod signature;
 mod stop;
 mod tally;
 mod verify;

@@ -65,7 +65,7 @@ pub struct BenchArgs {
     /// Write data that tells where and when it was written, and check whatever is read, at the end everything
     #[arg(long)]
     pub(super) verify: bool,
-    /// Write even if the device seems to hold a file system or partitions
+    /// Write even if the device holds a file system, partitions or a disk image
     #[arg(long)]
     pub(super) force: bool,
     /// Count failed requests instead of ending with the first

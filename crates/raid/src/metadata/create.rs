@@ -7,12 +7,13 @@ use super::io::{self, Target};
 use super::layout::Layout;
 use super::region_map::{NEED_SYNC, WRITTEN};
 use super::shape::Shape;
-use super::signatures::{Signature, probe};
+use super::signatures::probe;
 use super::store::{Store, write_label, zero_superblock};
 use super::superblock::{EpochId, FIRST_GENERATION, Label, Member, Spare, Table};
 use crate::config::ROW_BYTES;
 use crate::{ArrayConfig, Consistency, Uuid};
 use block::{Channel, Device, DeviceError, IoError, Limits};
+use signatures::Findings;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ pub enum CreateError {
     Shape(String),
     /// Devices hold something.
     #[error("{}; --force takes them all the same", in_words(.0))]
-    InUse(Vec<(String, Vec<Signature>)>),
+    InUse(Vec<(String, Findings)>),
     /// A device cannot be a member.
     #[error("{device}: {why}")]
     Unfit {
@@ -102,11 +103,8 @@ pub enum CreateError {
     },
 }
 
-fn in_words(found: &[(String, Vec<Signature>)]) -> String {
-    let device = |(name, signatures): &(String, Vec<Signature>)| {
-        let list: Vec<String> = signatures.iter().map(ToString::to_string).collect();
-        format!("{name} holds {}", list.join(", "))
-    };
+fn in_words(found: &[(String, Findings)]) -> String {
+    let device = |(name, findings): &(String, Findings)| format!("{name} holds {findings}");
     found.iter().map(device).collect::<Vec<_>>().join("; ")
 }
 
@@ -269,9 +267,9 @@ pub(super) async fn refuse_used(
     let found = io::all(candidates.clone().map(|c| probe(&*c.channel, &c.limits))).await;
     let mut in_use = Vec::new();
     for (candidate, found) in candidates.zip(found) {
-        let signatures = found.map_err(candidate.failed("cannot be read"))?;
-        if !signatures.is_empty() {
-            in_use.push((candidate.name.clone(), signatures));
+        let findings = found.map_err(candidate.failed("cannot be read"))?;
+        if !findings.is_empty() {
+            in_use.push((candidate.name.clone(), findings));
         }
     }
     if in_use.is_empty() { Ok(()) } else { Err(CreateError::InUse(in_use)) }
@@ -425,6 +423,47 @@ mod tests {
             options.force = false;
             let error = create_of(&candidates(&disks), &[], &options).await.unwrap_err().to_string();
             assert!(error.contains("disk0 holds Freestone array at byte 4096; disk1 holds"), "{error}");
+        });
+    }
+
+    #[test]
+    fn a_disk_image_is_refused() {
+        run_simulated(7, |_| async {
+            let images: [&[u8]; 6] =
+                [b"QFI\xfb", b"KDMV", b"vhdxfile", b"hsqs", b"# Disk DescriptorFile", b"LUKS\xba\xbe"];
+            for magic in images {
+                let (disks, _) = disks(3);
+                disks[1].edit(|bytes| bytes[..magic.len()].copy_from_slice(magic));
+                let refusal = create_of(&candidates(&disks), &[], &options(Level::Raid5)).await.unwrap_err();
+                assert!(matches!(&refusal, CreateError::InUse(found) if found.len() == 1), "{refusal}");
+                assert!(disks.iter().all(|disk| disk.writes() == 0));
+            }
+        });
+    }
+
+    #[test]
+    fn an_unreadable_block_where_a_signature_could_be_is_refused_until_forced() {
+        use layers::fault::{Action, Fault, Rule};
+        run_simulated(8, |_| async {
+            let memory =
+                |_| Arc::new(drivers::mem::MemDevice::new(&drivers::mem::Options::new(8 << 20)).unwrap());
+            let faults: Vec<Arc<Fault>> = (0..3).map(|slot| Arc::new(Fault::new(memory(slot)))).collect();
+            let bad = Rule::new(Action::Error(IoError::Medium)).on(&[block::Op::Read]);
+            faults[1].add(bad.within(64 << 10..(64 << 10) + 512));
+            let candidate = |fault: &Arc<Fault>| Candidate {
+                name: "disk".into(),
+                channel: fault.open_channel().unwrap(),
+                limits: fault.limits(),
+            };
+            let candidates: Vec<Candidate> = faults.iter().map(candidate).collect();
+            let mut options = options(Level::Raid5);
+            let error = create_of(&candidates, &[], &options).await.unwrap_err().to_string();
+            assert_eq!(
+                error,
+                "disk holds an unreadable block at byte 65536; --force takes them all the same"
+            );
+            options.force = true;
+            create_of(&candidates, &[], &options).await.unwrap();
         });
     }
 

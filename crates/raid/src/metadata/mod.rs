@@ -22,7 +22,7 @@ pub mod region_map;
 mod replicated;
 pub mod restripe;
 pub mod shape;
-pub mod signatures;
+mod signatures;
 pub mod store;
 pub mod superblock;
 #[cfg(test)]
@@ -39,7 +39,7 @@ pub use newcomers::{AddOptions, Unready};
 pub use region_map::RegionMap;
 pub use restripe::{Goal, RestripeError, begin_restripe};
 pub use shape::Shape;
-pub use signatures::{Signature, probe};
+pub use signatures::probe;
 pub use store::{Found, ReadError, Store, read_superblock, write_label, zero_superblock};
 pub use superblock::{
     DecodeError, EpochId, Label, Member, MemberSet, MemberState, Reason, Reshape, Spare, Superblock, Table,

@@ -127,8 +127,7 @@ pub fn open_unused(name: &str, force: bool) -> Result<Arc<dyn Device>, Error> {
     if found.is_empty() {
         return Ok(device);
     }
-    let found: Vec<String> = found.iter().map(ToString::to_string).collect();
-    Err(Error::Runtime(format!("device {name} holds {} (--force overwrites it)", found.join(", "))))
+    Err(Error::Runtime(format!("device {name} holds {found} (--force overwrites it)")))
 }
 
 /// The array's members, claimed.
