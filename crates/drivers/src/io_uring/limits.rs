@@ -22,6 +22,13 @@ pub(super) fn size(file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
+/// The capacity in bytes of `size` bytes in blocks of `block_size`. A regular file that ends inside a block has that block,
+/// too: its missing bytes read as zeroes, and a write of the block makes the file as long. A block device cannot grow.
+pub(super) fn capacity(size: u64, is_block_device: bool, block_size: u32) -> u64 {
+    let block = u64::from(block_size);
+    if is_block_device { size / block * block } else { size.next_multiple_of(block) }
+}
+
 /// What is known about an open file or block device. Sizes are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileFacts {
@@ -141,6 +148,16 @@ pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing
     }
     let physical_block_size = sane_block_size(facts.physical_block_size, block_size);
     let has_discard = !options.read_only && facts.has_discard.unwrap_or_else(|| has_holes(file, size));
+    let capacity = capacity(size, facts.is_block_device, block_size);
+    if capacity > size {
+        tracing::warn!(
+            "{path}: size {size} is no multiple of {block_size}: capacity is {capacity} bytes, zeroes follow the file's end"
+        );
+    } else if capacity < size {
+        tracing::warn!(
+            "{path}: size {size} is no multiple of {block_size}: capacity is {capacity} bytes, the rest is not served"
+        );
+    }
     let limits = Limits {
         block_size,
         physical_block_size,
@@ -160,7 +177,7 @@ pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing
         volatile_cache: facts.needs_flush,
         native_fua: facts.native_fua,
         rotational: facts.rotational,
-        ..Limits::new(size & !(u64::from(block_size) - 1))
+        ..Limits::new(capacity)
     };
     Ok((limits, facts.backing(file, block_size)))
 }
@@ -215,6 +232,13 @@ fn has_holes(file: &File, size: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_block_of_a_file_counts_and_a_part_of_one_on_a_device_does_not() {
+        assert_eq!(capacity(1_000_123, false, 512), 1_000_448);
+        assert_eq!(capacity(1_000_448, false, 512), 1_000_448);
+        assert_eq!(capacity(1_000_448, true, 4096), 999_424);
+    }
 
     #[test]
     fn odd_block_sizes_of_file_systems_are_replaced() {

@@ -158,7 +158,8 @@ impl Device for UringDevice {
     fn refresh(&self) -> Result<Limits, DeviceError> {
         let size = limits::size(&self.shared.file)
             .map_err(|e| DeviceError::new(&self.name, "cannot learn the size").because(e))?;
-        self.limits.set_capacity(size);
+        let operation::Backing { is_block_device, block_size, .. } = self.shared.backing;
+        self.limits.set_capacity(limits::capacity(size, is_block_device, block_size));
         Ok(self.limits.get())
     }
 

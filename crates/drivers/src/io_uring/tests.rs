@@ -170,12 +170,45 @@ fn polling_without_poll_queues_uses_interrupts() {
 }
 
 #[test]
-fn a_partial_last_block_is_not_part_of_the_device_and_a_block_size_can_be_chosen() {
+fn a_file_that_ends_inside_a_block_has_the_whole_block() {
     let file = image(10_000);
-    assert_eq!(open(&Options::new(file.path())).limits().capacity, 9728);
+    assert_eq!(open(&Options::new(file.path())).limits().capacity, 10_240);
     let large = Options { block_size: Some(4096), ..Options::new(file.path()) };
-    let limits = open(&large).limits();
-    assert_eq!((limits.capacity, limits.block_size), (8192, 4096));
+    let device = open(&large);
+    assert_eq!((device.limits().capacity, device.limits().block_size), (12_288, 4096));
+    file.as_file().set_len(12_289).unwrap();
+    assert_eq!(device.refresh().unwrap().capacity, 16_384);
+}
+
+#[test]
+fn the_last_block_of_a_file_reads_with_zeroes_and_keeps_all_that_is_written() {
+    for directory in [std::env::temp_dir(), "/dev/shm".into()].iter().filter(|path| path.is_dir()) {
+        for direct in [false, true] {
+            let file = image_in(directory, 0);
+            file.as_file().write_all_at(&[7; 8192 + 123], 0).unwrap();
+            let options = Options { direct, block_size: Some(4096), ..Options::new(file.path()) };
+            let Ok(device) = UringDevice::open(&options) else { continue };
+            assert_eq!(device.limits().capacity, 12_288);
+            let mut memory = [1u8; 3 * 4096];
+            let skip = memory.as_ptr().align_offset(4096);
+            let list = [Segment { base: memory[skip..].as_mut_ptr(), len: 4096 }];
+            // SAFETY: the memory outlives the requests.
+            let data = unsafe { Data::new(&list) };
+            let mut driver = Driver::new(&device);
+            assert_eq!(driver.run(&Request::read(data), 8192), Ok(()));
+            let expected = [[7; 123].as_slice(), &[0; 4096 - 123]].concat();
+            assert!(memory[skip..skip + 4096] == expected, "direct: {direct}");
+            // The file is as long as it was until its last block is written.
+            assert_eq!(file.as_file().metadata().unwrap().len(), 8192 + 123);
+            assert_eq!(driver.run(&Request::write_zeroes(4096, Flags::NONE), 8192), Ok(()));
+            assert_eq!(driver.run(&Request::write(data, Flags::FUA), 4096), Ok(()));
+            memory[skip..skip + 4096].fill(5);
+            assert_eq!(driver.run(&Request::write(data, Flags::FUA), 8192), Ok(()));
+            let content = std::fs::read(file.path()).unwrap();
+            assert!(content == [&[7; 4096], &expected[..], &[5; 4096]].concat(), "direct: {direct}");
+            assert_eq!(device.refresh().unwrap().capacity, 12_288);
+        }
+    }
 }
 
 /// Drives a queue without a reactor, as the C API does.

@@ -177,6 +177,13 @@ fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {
             facts.size
         )));
     }
+    if capacity < facts.size {
+        let (size, rest) = (facts.size, facts.size - capacity);
+        tracing::warn!(
+            "{}: size {size} is no multiple of {block}: the last {rest} bytes are not used",
+            options.address
+        );
+    }
     let physical = facts.preferred_block.min(MAX_PHYSICAL_BLOCK).max(block);
     let is_read_only = facts.is_read_only() || options.read_only;
     Ok(Limits {

@@ -8,6 +8,7 @@ use exports::Export;
 use exports::nbd::Config;
 use std::collections::HashSet;
 use std::io::Write;
+use std::sync::Arc;
 
 fn patterned(offset: u64, len: u64) -> Vec<u8> {
     (offset..offset + len).map(pattern).collect()
@@ -265,4 +266,32 @@ fn connections_go_to_the_cores_that_are_wanted_when_they_are_made() {
         server.connect(Form::Structured).read(0, 512);
     }
     assert_eq!((reads(0), reads(1)), (4, 5));
+}
+
+#[test]
+fn every_byte_of_an_image_that_ends_inside_a_block_is_served() {
+    const SIZE: usize = 1_000_123;
+    let image = tempfile::NamedTempFile::new().unwrap();
+    let content: Vec<u8> = (0..SIZE).map(|at| (at % 251) as u8 + 1).collect();
+    std::fs::write(image.path(), &content).unwrap();
+    let options = drivers::io_uring::Options::new(image.path());
+    let device = Arc::new(drivers::io_uring::UringDevice::open(&options).unwrap());
+    let (_export, _cores, socket, _dir) = crate::server::export(device, 1, |config| config);
+    for form in [Form::Simple, Form::Structured, Form::Extended] {
+        let mut client = Client::connect(&socket, form);
+        assert_eq!(client.size, 1_000_448);
+        let mut copy = Vec::new();
+        while (copy.len() as u64) < client.size {
+            let len = (client.size - copy.len() as u64).min(64 << 10);
+            copy.extend(client.read(copy.len() as u64, len));
+        }
+        assert!(copy[..SIZE] == content && copy[SIZE..].iter().all(|byte| *byte == 0));
+    }
+    // A write of the last block keeps all of its bytes, and behind it there is nothing.
+    let mut client = Client::connect(&socket, Form::Structured);
+    assert_eq!(client.write(0, 999_936, &[9; 512]), 0);
+    assert_eq!(client.read(999_936, 512), [9; 512]);
+    assert_ne!(client.write(0, 1_000_448, &[9; 512]), 0);
+    let after = std::fs::read(image.path()).unwrap();
+    assert!(after[..999_936] == content[..999_936] && after[999_936..] == [9; 512]);
 }
