@@ -7,6 +7,7 @@
 use super::members::Which;
 use super::owner::{Owner, Scratch, Source};
 use super::remote::LocalFuture;
+use super::spare::{Checks, Place};
 use super::write::{Stop, ones, strips_of};
 use crate::config::ROW_BYTES;
 use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
@@ -142,7 +143,10 @@ impl Owner {
             // A replacement: the old member still answers.
             true => self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?,
             false if self.is_unknown(stripe, strip) => return Err(Stop::Error(IoError::Medium)),
-            false => self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?,
+            false => {
+                let place = Place { stripe, offset, len };
+                self.compute_checked(scratch, place, strip, &strips, unreadable, Checks::All).await?;
+            }
         }
         self.write_incoming(scratch, stripe, strip, slot, offset).await?;
         Ok(())

@@ -32,6 +32,7 @@ mod reshape;
 mod scrub;
 mod shared;
 mod snapshot;
+mod spare;
 mod start;
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,7 @@ use super::members::{MemberChannel, SlotState, Which};
 use super::owner::{Caller, LogCopy, Owner, ReadFailure, Scratch, Source, read_failure};
 use super::remote::LocalFuture;
 use super::snapshot::copy;
+use super::spare::{Checks, Place};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
 use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
@@ -537,7 +538,8 @@ impl Owner {
         if !self.shared.can_compute(stripe) {
             return Err(Stop::Error(IoError::Medium));
         }
-        self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await?;
+        let place = Place { stripe, offset, len };
+        self.compute_checked(scratch, place, strip, &strips, unreadable, Checks::One).await?;
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
         data.copy_from(scratch.bytes(strip));
         if strips.live >> strip & 1 == 1 && !self.shared.is_read_only {

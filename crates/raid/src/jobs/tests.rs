@@ -598,3 +598,82 @@ fn data_outlives_random_failures_returns_and_crashes() {
         });
     }
 }
+
+/// Damages a row of a strip in silence: the second one of strip `strip` of stripe 0.
+async fn rot(rig: &Rig, strip: usize) {
+    let slot = rig.config.geometry.member(0, strip);
+    let at = Layout::new(MEMBER_BYTES, &rig.config).unwrap().data_offset + 4096;
+    let channel = rig.disks[slot].device().open_channel().unwrap();
+    let mut buffer = reactor::current().buffers().take(4096).await;
+    buffer.as_mut_slice().fill(0xa5);
+    buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.unwrap();
+}
+
+fn contradictions(rig: &Rig) -> u64 {
+    rig.array.counters().contradictions.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+#[test]
+fn a_row_whose_wrong_strip_is_unknown_is_an_error_and_no_guess() {
+    for rotten in [1, 4, 5] {
+        simulate(move || async move {
+            let rig = Rig::new(shape(1, 4, 2)).await;
+            let before = rig.fill(0, 4 << 20, 3).await;
+            rot(&rig, rotten).await;
+            rig.array.fail(rig.config.geometry.member(0, 0)).await.unwrap();
+            assert_eq!(rig.read(4096, 4096).await, Err(IoError::Medium));
+            assert!(rig.read(0, 4096).await.unwrap() == before[..4096]);
+            assert!(contradictions(&rig) > 0);
+            rig.jobs.add(Disk::new().device()).await.unwrap();
+            rig.jobs.idle().await;
+            assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+            assert_eq!(rig.jobs.status().totals.bad, 1);
+            assert_eq!(rig.read(4096, 4096).await, Err(IoError::Medium), "rot in strip {rotten}");
+            assert!(rig.read(0, 4096).await.unwrap() == before[..4096]);
+            assert!(rig.read(8192, 8192).await.unwrap() == before[8192..16384]);
+            assert_eq!(rig.mismatches().await, 0);
+            rig.write(4096, 9, 4096).await.unwrap();
+            assert!(rig.read(4096, 4096).await.unwrap().iter().all(|byte| *byte == 9));
+            assert_eq!(rig.mismatches().await, 0);
+            rig.jobs.stop().await;
+        });
+    }
+}
+
+#[test]
+fn a_wrong_strip_is_named_and_mended_before_another_is_computed_from_it() {
+    for (rotten, reads_first) in [(1, false), (2, true), (3, false), (4, true)] {
+        simulate(move || async move {
+            let rig = Rig::new(shape(1, 3, 3)).await;
+            let before = rig.fill(0, 3 << 20, 3).await;
+            rot(&rig, rotten).await;
+            rig.array.fail(rig.config.geometry.member(0, 0)).await.unwrap();
+            if reads_first {
+                assert!(rig.read(4096, 4096).await.unwrap() == before[4096..8192]);
+            }
+            rig.jobs.add(Disk::new().device()).await.unwrap();
+            rig.jobs.idle().await;
+            assert!(rig.is_whole() && rig.jobs.status().totals.bad == 0);
+            assert!(rig.read_all(3 << 20).await == before, "rot in strip {rotten}");
+            // A read compares with one spare strip only: what it did not read is found by the rebuild.
+            assert_eq!((contradictions(&rig), rig.mismatches().await), (1, 0));
+            rig.jobs.stop().await;
+        });
+    }
+}
+
+#[test]
+fn parity_that_is_rebuilt_follows_data_where_the_wrong_strip_is_unknown() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        rig.fill(0, 4 << 20, 3).await;
+        rot(&rig, 5).await;
+        rig.array.fail(rig.config.geometry.member(0, 4)).await.unwrap();
+        rig.jobs.add(Disk::new().device()).await.unwrap();
+        rig.jobs.idle().await;
+        assert!(rig.is_whole() && rig.jobs.status().totals.bad == 0);
+        assert!(contradictions(&rig) > 0, "it is reported");
+        assert_eq!(rig.mismatches().await, 1, "the other parity is left to a scrub");
+        rig.jobs.stop().await;
+    });
+}
