@@ -136,6 +136,11 @@ impl Disk {
         self.bytes.lock().expect("no test panics with a disk locked").clone()
     }
 
+    /// Whether a block can be read.
+    pub fn can_read(&self, block: usize) -> bool {
+        !self.unreadable.lock().expect("no test panics with a disk locked").contains(&block)
+    }
+
     /// The disk, which cannot read a block until it is written.
     #[must_use]
     pub fn with_unreadable(self, block: usize) -> Disk {

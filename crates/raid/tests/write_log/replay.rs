@@ -205,6 +205,11 @@ impl Moment {
         self.pending.len()
     }
 
+    /// Whether the array is being written to: it was not stopped cleanly then.
+    pub fn is_busy(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// The disks after a cut.
     pub fn damaged(&self, cut: Cut) -> Vec<Arc<Disk>> {
         let unreadable = cut.damage.filter(|damage| !damage.is_rotten);

@@ -86,14 +86,19 @@ pub fn fill(sector: &mut [u8], tag: u64, lba: u64) {
 /// Who uses the array.
 struct Client {
     channel: Rc<dyn Channel>,
+    /// What makes a write durable before it is acknowledged.
+    flags: Flags,
     log: Log,
     next: Cell<u64>,
 }
 
 impl Client {
     fn new(array: &Arc<Array>, log: &Log, first: u64) -> Client {
-        assert!(!array.limits().volatile_cache, "arrays with redundancy write through");
-        Client { channel: array.open_channel().expect("a channel"), log: log.clone(), next: Cell::new(first) }
+        let is_plain = array.config().geometry.parity == 0;
+        assert!(is_plain || !array.limits().volatile_cache, "arrays with redundancy write through");
+        let flags = if is_plain { Flags::FUA } else { Flags::NONE };
+        let channel = array.open_channel().expect("a channel");
+        Client { channel, flags, log: log.clone(), next: Cell::new(first) }
     }
 
     fn begin(&self, is_zero: bool, lba: u64, count: u64) -> u64 {
@@ -114,13 +119,13 @@ impl Client {
         let mut buffer = reactor::current().buffers().take(count as usize * SECTOR).await;
         let sectors = buffer.as_mut_slice().chunks_exact_mut(SECTOR);
         (lba..).zip(sectors).for_each(|(lba, sector)| fill(sector, write, lba));
-        let (_, result) = buffer.transfer(&*self.channel, Op::Write, Flags::NONE, lba * SECTOR as u64).await;
+        let (_, result) = buffer.transfer(&*self.channel, Op::Write, self.flags, lba * SECTOR as u64).await;
         self.end(write, result)
     }
 
     async fn zero(&self, lba: u64, count: u64) -> IoResult {
         let write = self.begin(true, lba, count);
-        let req = Request::write_zeroes(count * SECTOR as u64, Flags::NONE);
+        let req = Request::write_zeroes(count * SECTOR as u64, self.flags);
         let result = self.channel.submit(&req, lba * SECTOR as u64).await;
         self.end(write, result)
     }
@@ -144,6 +149,30 @@ impl Client {
     }
 }
 
+/// A member fails while the array is used, and a new disk takes its place.
+async fn lose_and_replace(plan: Plan, array: &Arc<Array>, client: &Client, new: Arc<dyn Device>) {
+    client.log.note(Note::Redundancy(plan.redundancy - 1));
+    let is_exposed =
+        plan.consistency == Consistency::Bitmap && !matches!(plan.level, Level::Raid1 | Level::Raid10);
+    client.log.note(Note::Exposed(is_exposed));
+    array.fail(1).await.expect("parity stands for it");
+    if is_exposed {
+        reactor::current().sleep(MARKS_GO_NS).await;
+        assert_eq!(array.count_regions(DIRTY), 0);
+        client.log.note(Note::Exposed(false));
+    }
+    client.work(6).await;
+
+    let options = Options { checkpoint_bytes: 32 << 10, ..Options::default() };
+    let jobs = array.keep(options).expect("a keeper");
+    jobs.add(new).await.expect("it fits");
+    client.work(4).await;
+    jobs.idle().await;
+    assert!(!array.table().is_degraded(), "{:?}", jobs.status());
+    client.log.note(Note::Redundancy(plan.redundancy));
+    jobs.stop().await;
+}
+
 /// Lives through it; returns the disks' size and how many there were.
 pub async fn live(plan: Plan, log: Log) -> (usize, usize) {
     let new_disk = |index| -> Arc<dyn Device> { Arc::new(Disk::logged(index, DISK_BYTES, &log)) };
@@ -155,30 +184,14 @@ pub async fn live(plan: Plan, log: Log) -> (usize, usize) {
     let client = Client::new(&array, &log, 1);
     client.work(8).await;
 
-    log.note(Note::Redundancy(plan.redundancy - 1));
-    let is_exposed =
-        plan.consistency == Consistency::Bitmap && !matches!(plan.level, Level::Raid1 | Level::Raid10);
-    log.note(Note::Exposed(is_exposed));
-    array.fail(1).await.expect("parity stands for it");
-    if is_exposed {
-        reactor::current().sleep(MARKS_GO_NS).await;
-        assert_eq!(array.count_regions(DIRTY), 0);
-        log.note(Note::Exposed(false));
+    if plan.redundancy > 0 {
+        let new = new_disk(plan.members);
+        disks.push(new.clone());
+        lose_and_replace(plan, &array, &client, new).await;
     }
-    client.work(6).await;
-
-    disks.push(new_disk(plan.members));
-    let options = Options { checkpoint_bytes: 32 << 10, ..Options::default() };
-    let jobs = array.keep(options).expect("a keeper");
-    jobs.add(disks[plan.members].clone()).await.expect("it fits");
-    client.work(4).await;
-    jobs.idle().await;
-    assert!(!array.table().is_degraded(), "{:?}", jobs.status());
-    log.note(Note::Redundancy(plan.redundancy));
     client.work(3).await;
-    jobs.stop().await;
     let next = client.next.get();
-    drop((client, jobs));
+    drop(client);
     array.stop().await.expect("it stops");
     drop(array);
 
