@@ -72,9 +72,11 @@ impl From<PoolError> for Fault {
             PoolError::Size(..) | PoolError::TooSmall { .. } => Kind::Invalid,
             PoolError::Full { .. } | PoolError::TooMany(_) => Kind::NoRoom,
             PoolError::Read(..) => Kind::Unavailable,
-            PoolError::Device(_) | PoolError::Io(..) | PoolError::Core(_) | PoolError::Random(_) => {
-                Kind::Failed
-            }
+            PoolError::Device(_)
+            | PoolError::Io(..)
+            | PoolError::Unsettled { .. }
+            | PoolError::Core(_)
+            | PoolError::Random(_) => Kind::Failed,
         };
         Fault::new(kind, error.to_string())
     }

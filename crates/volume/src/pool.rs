@@ -34,6 +34,8 @@ struct State {
     open: HashMap<Uuid, Weak<Shared>>,
     /// What is made ready for volumes that are new, or grow. The table knows nothing of it.
     reserved: Vec<Record>,
+    /// A table whose commit failed may stand on the device, newer than `table`.
+    is_unsettled: bool,
 }
 
 /// Room for a volume that is new, or for what one grows by, which nobody else gets. Nothing is durable before
@@ -97,6 +99,14 @@ pub enum PoolError {
     /// The device failed.
     #[error("{0}: {1}")]
     Io(String, IoError),
+    /// A change failed, and the device took neither the new table wholly nor the one before again.
+    #[error("{device}: {error}; the table before is not restored: the next start may find the change made")]
+    Unsettled {
+        /// The device.
+        device: String,
+        /// Why the change failed.
+        error: String,
+    },
     /// The core that works with the device has ended.
     #[error(transparent)]
     Core(#[from] CoreStopped),
@@ -171,7 +181,8 @@ impl Pool {
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
         }
-        let state = Mutex::new(State { table, open: HashMap::new(), reserved: Vec::new() });
+        let state =
+            Mutex::new(State { table, open: HashMap::new(), reserved: Vec::new(), is_unsettled: false });
         Ok(Pool { device, core, changing: Mutex::default(), state })
     }
 
@@ -363,18 +374,47 @@ impl Pool {
         }
     }
 
-    /// Makes `table` the one that counts.
+    /// Makes `table` the one that counts. Where that fails, the copies that were written are taken back, so that no start
+    /// finds a change that was answered with an error.
     fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
+        self.settle()?;
         table.sequence += 1;
         table.copies = COPIES_AT_LEAST;
-        let bytes = table.encode().map_err(PoolError::TooMany)?;
-        let sequence = table.sequence;
-        on(&self.device, &self.core, async move |channel: &dyn Channel| {
+        let (bytes, sequence) = (table.encode().map_err(PoolError::TooMany)?, table.sequence);
+        let written = on(&self.device, &self.core, async move |channel: &dyn Channel| {
             store::write(channel, &bytes, sequence).await
-        })?;
+        });
+        if let Err(error) = written {
+            self.lock().is_unsettled = true;
+            return Err(match self.settle() {
+                Ok(()) => error,
+                Err(_) => {
+                    PoolError::Unsettled { device: self.device.name().to_owned(), error: error.to_string() }
+                }
+            });
+        }
         let mut state = self.lock();
         state.table = table;
         Ok(state)
+    }
+
+    /// Overwrites what a failed commit may have left. Its place has to hold any older table: the current one, under the
+    /// number before its own, is one.
+    fn settle(&self) -> Result<(), PoolError> {
+        let current = {
+            let state = self.lock();
+            if !state.is_unsettled {
+                return Ok(());
+            }
+            state.table.clone()
+        };
+        let older = Table { sequence: current.sequence.saturating_sub(1), ..current };
+        let bytes = older.encode().map_err(PoolError::TooMany)?;
+        on(&self.device, &self.core, async move |channel: &dyn Channel| {
+            store::take_back(channel, &bytes, older.sequence, older.sequence + 1).await
+        })?;
+        self.lock().is_unsettled = false;
+        Ok(())
     }
 
     /// Begins a change: nobody else makes one meanwhile. With the table as it is.

@@ -242,7 +242,7 @@ async fn read_bytes(channel: &dyn Channel, offset: u64, len: usize) -> Result<Ve
 /// Writes a table over the older of the two that are there; durable when it returns.
 ///
 /// # Errors
-/// When the device fails. Then the last table is still valid, unless a copy of the new one is whole after all.
+/// When the device fails. A copy of the new table may be whole all the same: see [`take_back`].
 pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResult {
     let [first, second] = SETS[sequence as usize % 2];
     // In the former format nothing stands in the second place. While that is written the first holds the table before.
@@ -252,11 +252,40 @@ pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResu
     Ok(())
 }
 
+/// Puts an older table back over one whose [`write`] failed. `current` is the sequence number of the table that counts.
+/// A place that cannot be written is passed over when what it holds is known, and is not newer.
+///
+/// # Errors
+/// When the device fails: a copy that is newer than `current` may be left.
+pub async fn take_back(channel: &dyn Channel, bytes: &[u8], sequence: u64, current: u64) -> IoResult {
+    let mut last = Ok(());
+    let mut older = 0;
+    for offset in SETS[sequence as usize % 2] {
+        let written = write_padded(channel, offset, bytes).await;
+        // Without it the newer copy may still be the durable one.
+        channel.submit(&Request::flush(), 0).await?;
+        let Err(error) = written else {
+            older += 1;
+            continue;
+        };
+        match read_copy(channel, offset).await? {
+            Ok(table) if table.sequence > current => return Err(error),
+            Ok(_) => older += 1,
+            Err(_) => last = Err(error),
+        }
+    }
+    if older > 0 { Ok(()) } else { last }
+}
+
 async fn write_copy(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResult {
+    write_padded(channel, offset, bytes).await?;
+    channel.submit(&Request::flush(), 0).await
+}
+
+async fn write_padded(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResult {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
-    write_bytes(channel, offset, &bytes).await?;
-    channel.submit(&Request::flush(), 0).await
+    write_bytes(channel, offset, &bytes).await
 }
 
 async fn write_bytes(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResult {

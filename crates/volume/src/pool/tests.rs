@@ -578,3 +578,83 @@ fn a_pool_of_the_former_format_is_opened_and_converted_by_its_first_change() {
 
 /// Where the former format has its copies, by sequence number.
 const SETS_BEFORE: [u64; 2] = [64 << 10, 2 << 20];
+
+/// Changes of a pool with the volumes `one` and `two`, each of which ends with one commit.
+type Change = fn(&Pool) -> Result<Info, PoolError>;
+const CHANGES: [(&str, Change); 4] = [
+    ("create", |pool| pool.create_volume(name("new"), MIB)),
+    ("grow", |pool| pool.grow_volume("one", 2 * MIB)),
+    ("rename", |pool| pool.rename_volume("one", name("other"))),
+    ("delete", |pool| pool.delete_volume("two")),
+];
+
+/// A pool with two volumes on a device to which faults can be added.
+fn fragile() -> (Arc<dyn Device>, Arc<Fault>, Pool) {
+    let base = disk(8 * MIB);
+    let fault = Arc::new(Fault::new(base.clone()));
+    let device: Arc<dyn Device> = fault.clone();
+    let pool = pool(&device);
+    pool.create_volume(name("one"), MIB).unwrap();
+    pool.create_volume(name("two"), MIB).unwrap();
+    (base, fault, pool)
+}
+
+#[test]
+fn a_change_that_fails_at_any_copy_has_not_happened_at_the_next_start_either() {
+    let (mut failed, mut done) = (0, 0);
+    for (what, change) in CHANGES {
+        for copy in COPIES {
+            for is_once in [true, false] {
+                let (base, fault, pool) = fragile();
+                let before = pool.volumes();
+                let writes = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]);
+                let writes = writes.within(copy..copy + 4096);
+                fault.add(if is_once { writes.once() } else { writes });
+                let result = change(&pool);
+                let found = open(base.clone()).unwrap().volumes();
+                if result.is_ok() {
+                    done += 1;
+                    assert_eq!(
+                        found,
+                        pool.volumes(),
+                        "{what}: the copy at {copy} is not of this commit's set"
+                    );
+                    continue;
+                }
+                failed += 1;
+                assert!(matches!(result, Err(PoolError::Io(..))), "{what}: {result:?}");
+                assert_eq!((found, pool.volumes()), (before.clone(), before), "{what}: the copy at {copy}");
+                fault.clear();
+                change(&pool).unwrap();
+                assert_eq!(open(base).unwrap().volumes(), pool.volumes(), "{what}: after the copy at {copy}");
+            }
+        }
+    }
+    assert_eq!((failed, done), (16, 16), "two copies of four belong to a commit");
+}
+
+#[test]
+fn a_change_that_cannot_be_taken_back_says_so_and_the_next_one_takes_it_back_first() {
+    for (what, change) in CHANGES {
+        let (base, fault, pool) = fragile();
+        let before = pool.volumes();
+        let sequence = pool.lock().table.sequence;
+        let [first, second] =
+            if sequence.is_multiple_of(2) { [COPIES[2], COPIES[3]] } else { [COPIES[0], COPIES[1]] };
+        // The second copy is written first, and whole; then the device takes nothing more there.
+        let failing = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]);
+        fault.add(failing.clone().within(first..first + 4096));
+        fault.add(Rule { after: 1, ..failing.within(second..second + 4096) });
+        let said = change(&pool).unwrap_err().to_string();
+        assert!(said.contains("the next start may find the change made"), "{what}: {said}");
+        assert_eq!(pool.volumes(), before, "{what}");
+        assert!(
+            pool.create_volume(name("later"), MIB).is_err(),
+            "{what}: nothing is built on what is not known"
+        );
+        fault.clear();
+        pool.create_volume(name("later"), MIB).unwrap();
+        let found = open(base).unwrap().volumes();
+        assert_eq!((&found[..2], found[2].name.as_str()), (&before[..], "later"), "{what}");
+    }
+}
