@@ -8,6 +8,7 @@
 use crate::client::Client;
 use crate::damage;
 use crate::disk::SimDisk;
+use crate::faults;
 use crate::gate::{Gate, within};
 use crate::growth;
 use crate::machine::CrashAt;
@@ -153,8 +154,18 @@ impl Session {
         }
     }
 
+    /// Damages metadata of which a copy remains elsewhere.
+    fn damage_metadata(&self, boot: &Boot) {
+        for fault in &boot.faults {
+            if faults::inflict(&self.world, fault) {
+                self.note(&format!("{fault:?}"));
+            }
+        }
+    }
+
     async fn boot(&self, boot: &Boot) -> bool {
         self.change_disks(boot);
+        self.damage_metadata(boot);
         if boot.is_crash_early {
             self.arm(boot.crash);
         }

@@ -56,6 +56,8 @@ struct State {
     cache: Vec<Cached>,
     /// Cannot be read until rewritten.
     bad: Vec<Range<u64>>,
+    /// The same of metadata, which exists elsewhere, too.
+    bad_metadata: Vec<Range<u64>>,
     rng: Rng,
     latency_ns: u64,
     extra_latency_ns: u64,
@@ -88,6 +90,7 @@ impl SimDisk {
             medium: Medium::new(config.capacity),
             cache: Vec::new(),
             bad: Vec::new(),
+            bad_metadata: Vec::new(),
             rng: Rng::new(config.seed),
             latency_ns: config.latency_ns,
             extra_latency_ns: 0,
@@ -144,6 +147,16 @@ impl SimDisk {
         let end = range.end.next_multiple_of(block).min(self.0.limits.capacity());
         let range = range.start & !(block - 1)..end;
         self.lock().bad.push(range);
+    }
+
+    /// These bytes of metadata cannot be read until they are rewritten; [`SimDisk::has_medium_errors`] does not count them.
+    pub fn add_metadata_error(&self, range: Range<u64>) {
+        self.lock().bad_metadata.push(range);
+    }
+
+    /// Whether some metadata in `range` cannot be read.
+    pub fn has_metadata_error(&self, range: &Range<u64>) -> bool {
+        self.lock().bad_metadata.iter().any(|bad| overlaps(bad, range))
     }
 
     /// Whether something here cannot be read.
@@ -310,7 +323,8 @@ impl State {
     }
 
     fn finish_read(&mut self, req: &Request<'_>, offset: u64) -> IoResult {
-        if self.bad.iter().any(|bad| overlaps(bad, &(offset..offset + req.len))) {
+        let range = offset..offset + req.len;
+        if self.bad.iter().chain(&self.bad_metadata).any(|bad| overlaps(bad, &range)) {
             return Err(IoError::Medium);
         }
         if self.cache.is_empty() {
@@ -335,6 +349,7 @@ impl State {
         }
         let range = offset..offset + req.len;
         rewrite(&mut self.bad, &range);
+        rewrite(&mut self.bad_metadata, &range);
         if req.op == Op::Discard {
             self.destage_below(&range);
             return self.discard(offset, req.len);
@@ -401,6 +416,7 @@ impl State {
         for part in survivors(&mut self.rng, req.len, block_size) {
             let (at, len) = (offset + part.start, part.end - part.start);
             rewrite(&mut self.bad, &(at..at + len));
+            rewrite(&mut self.bad_metadata, &(at..at + len));
             match req.op {
                 Op::Write => self.medium.write_from(at, &req.data.part(part.start as usize, len as usize)),
                 Op::WriteZeroes => self.medium.zero(at, len),

@@ -18,6 +18,7 @@ mod boot;
 mod client;
 mod damage;
 mod disk;
+mod faults;
 mod gate;
 mod growth;
 mod kept;
@@ -37,6 +38,7 @@ mod world;
 
 pub use array::ArraySubject;
 pub use disk::{DiskConfig, SimDisk};
+pub use faults::{Fault, Place};
 pub use machine::{CrashAt, Machine};
 pub use oracle::{ANYTHING, Oracle, SECTOR, Ticket, Violation, ZEROES};
 pub use plan::{Action, Boot, Filter, Newcomers, Next, Plan, Shape, Step};

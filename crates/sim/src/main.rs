@@ -54,6 +54,9 @@ struct Args {
     /// Arrays change their shape
     #[arg(long, conflicts_with_all = ["grow", "groups"])]
     shapes: bool,
+    /// Metadata of members becomes unreadable or rots while power is off
+    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
+    faults: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -128,8 +131,8 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let Args { consistency, cores, grow, groups, streams, shapes, .. } = *self;
-        Filter { levels: self.level.clone(), consistency, cores, grow, groups, streams, shapes }
+        let Args { consistency, cores, grow, groups, streams, shapes, faults, .. } = *self;
+        Filter { levels: self.level.clone(), consistency, cores, grow, groups, streams, shapes, faults }
     }
 
     /// The options that a replay needs, too.
@@ -142,7 +145,8 @@ impl Args {
         let groups = self.groups.then(|| " --groups".to_owned());
         let streams = self.streams.then(|| " --streams".to_owned());
         let shapes = self.shapes.then(|| " --shapes".to_owned());
-        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes);
+        let faults = self.faults.then(|| " --faults".to_owned());
+        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes).chain(faults);
         levels.chain(mode).chain(cores).chain(changes).chain(mutant).collect()
     }
 }

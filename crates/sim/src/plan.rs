@@ -1,5 +1,6 @@
 //! What happens in a run: all of it follows from one number, and parts can be left out.
 
+use crate::faults::Fault;
 use crate::machine::CrashAt;
 use crate::oracle::SECTOR;
 use crate::rng::Rng;
@@ -209,6 +210,8 @@ pub struct Boot {
     pub is_crash_early: bool,
     /// The array gets its new groups before anything else happens, if it is whole and lacks them.
     pub newcomers: Option<Newcomers>,
+    /// Metadata that is damaged while power is off.
+    pub faults: Vec<Fault>,
     /// What happens.
     pub steps: Vec<Step>,
     /// Whether the array is stopped in the end, if power holds.
@@ -243,6 +246,8 @@ pub struct Filter {
     pub streams: bool,
     /// Arrays change their shape.
     pub shapes: bool,
+    /// Metadata is damaged.
+    pub faults: bool,
 }
 
 impl Filter {
@@ -416,6 +421,9 @@ impl Plan {
         if filter.shapes {
             crate::shapes::draw(&mut plan);
         }
+        if filter.faults {
+            crate::faults::draw(&mut plan);
+        }
         plan
     }
 
@@ -424,7 +432,8 @@ impl Plan {
         let ids = |boot: &Boot| -> Vec<u32> {
             let plugs = boot.unplugged.iter().chain(&boot.plugged).map(|(id, _)| *id);
             let others = boot.newcomers.iter().map(|newcomers| newcomers.id);
-            plugs.chain(others).chain(boot.steps.iter().map(|step| step.id)).collect()
+            let faults = boot.faults.iter().map(|fault| fault.id);
+            plugs.chain(others).chain(faults).chain(boot.steps.iter().map(|step| step.id)).collect()
         };
         self.boots.iter().flat_map(ids).collect()
     }
@@ -437,6 +446,7 @@ impl Plan {
             boot.unplugged.retain(|(id, _)| keep.contains(id));
             boot.plugged.retain(|(id, _)| keep.contains(id));
             boot.newcomers = boot.newcomers.take().filter(|newcomers| keep.contains(&newcomers.id));
+            boot.faults.retain(|fault| keep.contains(&fault.id));
             boot.steps.retain(|step| keep.contains(&step.id));
         }
         plan
@@ -456,6 +466,7 @@ impl Drawer<'_> {
             crash: self.crash(),
             is_crash_early: !is_first && self.rng.one_in(4),
             newcomers: None,
+            faults: Vec::new(),
             steps: Vec::new(),
             is_stopped: self.rng.one_in(3),
         };

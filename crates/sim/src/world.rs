@@ -8,6 +8,7 @@ use crate::rng::Rng;
 use raid::Geometry;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -32,6 +33,8 @@ pub struct Stats {
     pub failed_writes: u64,
     /// Strips that were damaged in silence, and found.
     pub damages: u64,
+    /// Damages to metadata.
+    pub faults: u64,
     /// Blocks that could not be read and need not be.
     pub unreadable: u64,
     /// Arrays that grew.
@@ -52,6 +55,7 @@ impl Stats {
         self.scrubs += other.scrubs;
         self.failed_writes += other.failed_writes;
         self.damages += other.damages;
+        self.faults += other.faults;
         self.unreadable += other.unreadable;
         self.growths += other.growths;
         self.frozen += other.frozen;
@@ -106,6 +110,8 @@ pub struct World {
     gives_up: RefCell<Vec<bool>>,
     /// Slots whose disks may hold a commit that power has cut off elsewhere, and that no assembly has seen since.
     may_be_ahead: RefCell<BTreeSet<usize>>,
+    /// Damage to logs and maps, by slot, until it is rewritten and parity is right everywhere.
+    tainted: RefCell<Vec<(usize, Range<u64>)>>,
     /// What writes are working on.
     writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
@@ -146,6 +152,7 @@ impl World {
             was_hurt: RefCell::new(vec![false; shape.most_groups]),
             gives_up: RefCell::new(vec![false; shape.most_groups]),
             may_be_ahead: RefCell::default(),
+            tainted: RefCell::default(),
             writes: RefCell::default(),
             replacements: Cell::default(),
             disk_bytes: Cell::new(shape.disk_bytes),
@@ -342,8 +349,10 @@ impl World {
             *other != slot && (self.is_lost(*other) || disk.has_medium_errors() || disk.is_failing())
         };
         let group = self.shape.group_of(slot);
+        // Parity may be open in every group, as all groups share the regions.
+        let damaged = usize::from(self.is_damaged());
         let is_left = |(slots, parity): &(std::ops::Range<usize>, usize)| {
-            !slots.contains(&slot) || slots.clone().filter(is_used_up).count() < *parity
+            !slots.contains(&slot) || slots.clone().filter(is_used_up).count() + damaged < *parity
         };
         !self.is_beyond(group) && self.sets_of(group).iter().all(is_left)
     }
@@ -358,6 +367,17 @@ impl World {
             Some(_) => vec![set(self.geometry.get())],
             None => vec![(self.slots_of(group), self.shape.geometry.parity)],
         }
+    }
+
+    /// Whether metadata is damaged in a way that counts like a loss in every group.
+    pub fn is_damaged(&self) -> bool {
+        !self.tainted.borrow().is_empty()
+    }
+
+    /// A part of the slot's log or maps is damaged: until it is rewritten and parity is right everywhere, that counts like
+    /// a loss.
+    pub fn note_damaged(&self, slot: usize, range: Range<u64>) {
+        self.tainted.borrow_mut().push((slot, range));
     }
 
     /// The slot's member is lost, or there is a reason for the array to take it out.
@@ -505,7 +525,9 @@ impl World {
             }
             // Recovery writes a block that it cannot read anew: what it could not bring back then is noted as bad.
             let groups = self.was_impaired.borrow().len();
-            (0..groups).for_each(|group| drop(self.is_impaired(group)));
+            (0..groups).for_each(|group| {
+                self.is_impaired(group);
+            });
             let is_bad = |slot: usize| self.is_lost(slot) || self.disk(slot).has_medium_errors();
             for (group, was_hurt) in self.was_hurt.borrow_mut().iter_mut().enumerate() {
                 *was_hurt |= self.slots_of(group).any(is_bad);
@@ -570,6 +592,7 @@ impl World {
         self.excuse_fragile(|group| was_hurt[group] || self.is_impaired(group));
         self.fragile.borrow_mut().clear();
         self.torn.borrow_mut().clear();
+        self.tainted.borrow_mut().retain(|(slot, range)| self.disk(*slot).has_metadata_error(range));
         self.was_hurt.borrow_mut().fill(false);
     }
 
