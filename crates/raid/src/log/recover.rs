@@ -19,8 +19,12 @@
 //! - Some stripe may have been written under an entry that is hidden on every live target. So parity of the whole array is
 //!   made again (the caller marks it). That needs all data of the stripe. It is there as long as missing members and
 //!   suspects of a group are together at most as many as it has parities; beyond that the caller refuses the start.
-//! - A hidden entry may be the one that supersedes another. That does no harm: redo data is written only to stripes that
-//!   lack a data strip, and there some live target is no suspect.
+//! - A hidden entry may be the one that supersedes another. Redo data is written only to stripes that lack a data strip,
+//!   and there some live target is no suspect. Where a data strip of a whole group turns out to be unreadable and every live
+//!   target is a suspect, the entry is not replayed: the region is open, and the blocks are errors until they are written.
+//!
+//! One risk is left: with members missing, and as many suspects as there are parities besides, a stripe whose parities are
+//! all of these may have open parity until it is made again. A further loss there before that reads what parity says.
 
 use super::checksum::{Checksum, Key};
 use super::replay::{Replayed, Replayer, Transfer, transfer_each};
@@ -155,8 +159,8 @@ impl Recovery<'_> {
 pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     let config = context.config;
     let mut report = Report::default();
-    if config.consistency == Consistency::None {
-        return Ok(report); // there is no log
+    if config.consistency == Consistency::None || config.geometry.data == 1 {
+        return Ok(report); // there is no log; mirrors write nothing to theirs
     }
     let lane_bytes = config.lane_bytes as usize;
     let replayer = Replayer::new(context, BufferPool::new(MEMORY.max(2 * lane_bytes)));
@@ -211,7 +215,7 @@ pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report),
     let key = Key::new(&context.nonce);
     for lane in 0..config.lanes {
         let scanned = scan(context, &key, lane, &buffers).await?;
-        for Chosen { write, copies } in choose(context, lane, scanned, &mut report)? {
+        for Chosen { write, copies, .. } in choose(context, lane, scanned, &mut report)? {
             let Write { stripe, offset, len, modified, has_redo, .. } = write;
             pending.push(PendingWrite {
                 lane,
@@ -373,6 +377,8 @@ fn find_entries(
 pub(super) struct Chosen {
     pub write: Write,
     pub copies: Vec<Header>,
+    /// Every live target is a suspect: the entry may have been superseded by one that cannot be read.
+    pub is_uncertain: bool,
 }
 
 /// What of a lane's entries is replayed, in the order of their sequences.
@@ -413,7 +419,12 @@ fn choose(
             continue;
         }
         match live_copies(context, write, same, &suspects) {
-            Some(copies) => chosen.push(Chosen::new(write, copies)),
+            Some(copies) => {
+                let is_suspect = |copy: &Header| suspects.contains(&usize::from(copy.slot));
+                // Then no live target is left that could show a later entry of the same rows.
+                let is_uncertain = !suspects.is_empty() && copies.iter().all(is_suspect);
+                chosen.push(Chosen::new(write, copies, is_uncertain));
+            }
             None => report.incomplete += 1,
         }
     }
@@ -424,13 +435,13 @@ fn choose(
 
 impl Chosen {
     /// A write whose targets are the parities that have a copy: parity of the others is computed from all data.
-    fn new(write: &Write, copies: Vec<Header>) -> Chosen {
+    fn new(write: &Write, copies: Vec<Header>, is_uncertain: bool) -> Chosen {
         let held = copies.iter().filter_map(|copy| copy.write.as_ref());
         let targets = match mutant::is(Mutant::ReplayOnAnyParity) {
             false => held.fold(0, |mask, write| mask | 1 << write.parity),
             true => write.targets,
         };
-        Chosen { write: Write { targets, ..write.clone() }, copies }
+        Chosen { write: Write { targets, ..write.clone() }, copies, is_uncertain }
     }
 }
 

@@ -97,6 +97,9 @@ impl<'a> Replayer<'a> {
             self.write_rows(&rows).await?;
             return Ok(Replayed::Done(Vec::new()));
         }
+        if entry.is_uncertain {
+            return Ok(Replayed::Done(Vec::new()));
+        }
         for copy in &entry.copies {
             let held = self.read_entry(copy).await?;
             let parity = self.buffers.take(rows.len()).await;

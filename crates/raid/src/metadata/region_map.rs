@@ -520,9 +520,11 @@ fn newest(
     if let Some((copy, (generation, regions))) = valid.max_by_key(|(_, (generation, _))| *generation) {
         return Replicated::new(regions.to_vec(), generation, copy);
     }
-    // A first write that was torn everywhere, or a page that rotted everywhere: everything that costs only time.
-    let was_written = copies().any(|(_, bytes)| bytes[..8] == MAGIC || bytes.iter().any(|byte| *byte != 0));
-    if was_written {
+    // Otherwise a first write was torn everywhere, or a page rotted everywhere: everything that costs only time.
+    // A write that was acknowledged is on every live member: one that has only zeroes proves that there was none.
+    let is_untouched =
+        |area: &Vec<u8>| [0, 1].iter().all(|copy| page_of(area, page, *copy).iter().all(|byte| *byte == 0));
+    if !found.iter().any(|(_, area)| is_untouched(area)) {
         tracing::warn!(page, "no copy of a page of the region map is valid");
         // Of a generation that nobody has, so that it is written to every member before anybody relies on it.
         return Replicated::new(vec![lost; REGIONS], 1, 1);
