@@ -12,8 +12,8 @@ help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## The release binaries, target/release/freestone, freestoned and libblkio.so
-	cargo build --release --locked -p freestone -p daemon -p blkio -p benches -p drivers --lib \
-	    --bin freestone --bin freestoned --bin hot-path --example virtio_blk_check --example nvme_check
+	cargo build --release --locked -p freestone -p daemon -p blkio -p benches -p drivers -p raid-check --lib \
+	    --bin freestone --bin freestoned --bin raid-check --bin hot-path --example virtio_blk_check --example nvme_check
 
 run: ## The main job: freestoned with an array, a volume and its page; a guest loses a disk of it. ONCE=1: and ends
 	tests/lab/setup
@@ -112,6 +112,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/capi/run
 	$(MAKE) build
 	target/release/hot-path --check
+	tests/raid-check
 	$(MAKE) python
 	$(MAKE) fuzz
 	tests/clients/run
