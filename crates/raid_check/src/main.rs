@@ -1,6 +1,6 @@
 //! `raid-check MEMBER…`: verifies what stands on the members of an array, and on a pool, and writes nothing.
 //!
-//! Written from `docs/on-disk-formats.md` alone: it shares no code with the engine, so that an error of the engine, or
+//! Written by `docs/on-disk-formats.md`: it shares no code with the engine, so that an error of the engine, or
 //! of the document, is not repeated here. One line a finding: member, structure, offset, value. Exit code 0: clean;
 //! 1: findings; 2: cannot read.
 
