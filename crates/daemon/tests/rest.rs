@@ -574,3 +574,27 @@ fn the_document_in_docs_is_the_daemons() {
     let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(checked_in.trim_end() == served, "docs/openapi.json is old: run this test with UPDATE=1");
 }
+
+#[test]
+fn a_refused_volume_leaves_the_device_as_it_is() {
+    let daemon = Daemon::new();
+    let path = daemon.file("data", 16 * MIB);
+    // A file system, which `force` would overwrite.
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
+    bytes[64 << 10..5 << 20].fill(0x5a);
+    std::fs::write(&path, &bytes).unwrap();
+    daemon.post("/v1/devices", &json!({ "name": "data", "spec": path }));
+    let state = std::fs::read(daemon.path("state/state.json")).unwrap();
+    let cases = [
+        (json!({ "name": "v1", "on": "data", "size": 64 * MIB, "force": true }), "no-room"),
+        (json!({ "name": "v1", "on": "data", "size": 1000, "force": true }), "invalid"),
+        (json!({ "name": "v1", "on": "data", "size": 0, "force": true }), "invalid"),
+        (json!({ "name": "v1", "on": "data", "size": MIB }), "in-use"),
+    ];
+    for (new, kind) in cases {
+        assert_eq!(daemon.refusal(Method::POST, "/v1/volumes", &new).1, kind, "{new}");
+        assert!(std::fs::read(&path).unwrap() == bytes, "{new}: the device was written to");
+        assert_eq!(std::fs::read(daemon.path("state/state.json")).unwrap(), state, "{new}");
+    }
+}

@@ -105,7 +105,8 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
     slow.device.add(late());
     daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["big"] }));
     let before = slow.state();
-    let grow = json!({ "name": "large", "size": 2 * LARGE });
+    let grow = json!({ "name": "large", "size": 2 * LARGE, "qos": { "iops": { "per_second": 700 } } });
+    let settings = daemon.get("/v1/volumes/big")["qos"].clone();
     let answer = slow.ask(Method::PATCH, "/v1/volumes/big", &grow);
     assert_eq!(answer.status(), StatusCode::ACCEPTED);
     assert_eq!(answer.json::<Value>().unwrap()["id"], "large.grow");
@@ -121,9 +122,10 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
     let after = slow.state();
     assert_eq!(
         (after.0, after.1, after.2),
-        (vec!["v1".into(), "v2".into(), "large".into()], before.1, json!([]))
+        (vec!["v1".into(), "v2".into(), "big".into()], before.1, json!([]))
     );
-    assert_eq!(daemon.get("/v1/volumes/large")["size"], LARGE);
+    let kept = daemon.get("/v1/volumes/big");
+    assert_eq!((&kept["size"], &kept["qos"]), (&json!(LARGE), &settings), "nothing of the change is left");
     let events = daemon.get("/v1/events").to_string();
     assert!(events.contains("large.grow was given up"), "{events}");
     assert_eq!(daemon.get("/v1/exports/e1")["error"], Value::Null);

@@ -122,7 +122,7 @@ const LUKS_SECOND: &[u64] =
 /// Every rule. Kinds may repeat: one finding a kind is reported.
 pub const RULES: &[Rule] = &[
     by("Freestone array", freestone_array, FREESTONE_ARRAY),
-    start("Freestone pool", &[64 * KIB, 2 * MIB], FREESTONE_POOL),
+    start("Freestone pool", &[64 * KIB, MIB, 2 * MIB, 3 * MIB], FREESTONE_POOL),
     // File systems.
     start("ext2/3/4", &[1080], b"\x53\xef"),
     start("XFS", &[0], b"XFSB"),

@@ -142,12 +142,7 @@ impl Pool {
             Err(PoolError::Read(_, ReadError::Decode(DecodeError::None | DecodeError::Checksum))) => {}
             Err(error) => return Err(error),
         }
-        let unit = unit_of(&limits);
-        let data_offset = RESERVED.next_multiple_of(unit);
-        let units = limits.capacity.saturating_sub(data_offset) / unit;
-        if units == 0 {
-            return Err(PoolError::TooSmall { device: of, has: limits.capacity, needs: data_offset + unit });
-        }
+        let (unit, data_offset, units) = plan(&of, &limits)?;
         let pool = Uuid::random().map_err(PoolError::Random)?;
         // Both sets: no copy may be what another pool has left.
         for sequence in [1, 2] {
@@ -167,6 +162,20 @@ impl Pool {
             })?;
         }
         Pool::open(device, core)
+    }
+
+    /// Whether a volume of `size` bytes fits on a device that has no pool yet. Nothing is read or written.
+    ///
+    /// # Errors
+    /// As [`Pool::create`] and [`Pool::reserve_volume`] have them about sizes.
+    pub fn check_fits(device: &dyn Device, size: u64) -> Result<(), PoolError> {
+        let limits = device.limits();
+        check_size(&limits, size)?;
+        let (unit, _, units) = plan(device.name(), &limits)?;
+        match size.div_ceil(unit) <= units {
+            true => Ok(()),
+            false => Err(PoolError::Full { wants: size.next_multiple_of(unit), free: unit * units }),
+        }
     }
 
     /// Opens the pool on a device.
@@ -364,14 +373,7 @@ impl Pool {
     }
 
     fn check_size(&self, size: u64) -> Result<(), PoolError> {
-        let block = u64::from(self.device.limits().block_size);
-        match size {
-            0 => Err(PoolError::Size(size, "there is nothing in it".into())),
-            size if !size.is_multiple_of(block) => {
-                Err(PoolError::Size(size, format!("the device has blocks of {block} bytes")))
-            }
-            _ => Ok(()),
-        }
+        check_size(&self.device.limits(), size)
     }
 
     /// Makes `table` the one that counts. Where that fails, the copies that were written are taken back, so that no start
@@ -544,6 +546,31 @@ impl State {
         let is_open = self.open.get(&record.uuid).is_some_and(|shared| shared.strong_count() > 0);
         let Record { uuid, name, size, extents } = record;
         Info { uuid: *uuid, name: name.clone(), size: *size, pieces: extents.len(), is_open }
+    }
+}
+
+/// The unit, the data offset and the units of a new pool.
+fn plan(device: &str, limits: &Limits) -> Result<(u64, u64, u64), PoolError> {
+    let unit = unit_of(limits);
+    let data_offset = RESERVED.next_multiple_of(unit);
+    let units = limits.capacity.saturating_sub(data_offset) / unit;
+    match units {
+        0 => {
+            let (device, has, needs) = (device.to_owned(), limits.capacity, data_offset + unit);
+            Err(PoolError::TooSmall { device, has, needs })
+        }
+        units => Ok((unit, data_offset, units)),
+    }
+}
+
+fn check_size(limits: &Limits, size: u64) -> Result<(), PoolError> {
+    let block = u64::from(limits.block_size);
+    match size {
+        0 => Err(PoolError::Size(size, "there is nothing in it".into())),
+        size if !size.is_multiple_of(block) => {
+            Err(PoolError::Size(size, format!("the device has blocks of {block} bytes")))
+        }
+        _ => Ok(()),
     }
 }
 

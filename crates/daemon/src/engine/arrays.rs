@@ -183,14 +183,17 @@ impl Engine {
         };
         self.commit(|state| state.arrays.retain(|array| array.name != *name))?;
         self.take_down(name);
-        if !is_kept {
-            self.erase_all(&devices, &array.uuid).map_err(|fault| {
-                Fault::failed(format!(
-                    "array {name} is gone, but members still say that they are its: {fault}"
-                ))
-            })?;
-        }
-        let text = if is_kept { "stopped and forgotten" } else { "stopped, its members' superblocks erased" };
+        // The array is deleted from here on, whatever becomes of its members: the answer says so.
+        let text = match is_kept {
+            true => "stopped and forgotten".to_owned(),
+            false => match self.erase_all(&devices, &array.uuid) {
+                Ok(()) => "stopped, its members' superblocks erased".to_owned(),
+                Err(fault) => {
+                    tracing::error!(array = name, %fault, "members of a deleted array keep their superblocks");
+                    format!("stopped; members keep superblocks that could not be erased: {fault}")
+                }
+            },
+        };
         self.events.emit("array", name, "deleted", text);
         Ok(())
     }

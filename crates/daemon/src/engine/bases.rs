@@ -103,13 +103,15 @@ impl Live {
 }
 
 impl Engine {
-    /// The pool on a base; one is made if there is none. Within a change.
-    pub(super) fn pool_on(&self, name: &str, force: bool) -> Result<Arc<Pool>, Fault> {
+    /// The pool on a base; one is made if there is none and a volume of `size` bytes will fit. Within a change, and after
+    /// everything else that may refuse it.
+    pub(super) fn pool_on(&self, name: &str, force: bool, size: u64) -> Result<Arc<Pool>, Fault> {
         let base = self.live().base(name)?.clone();
         if let Some(pool) = base.pool {
             return Ok(pool);
         }
         self.live().check_is_unused(name)?;
+        Pool::check_fits(&*base.device, size)?;
         if !force {
             let held = serving::arrays::check_unused(name, &base.device, &self.core());
             held.map_err(|detail| Fault::new(Kind::InUse, detail))?;

@@ -124,12 +124,12 @@ impl Engine {
         if to == volume.on {
             return Err(Fault::invalid(format!("volume {}: it is on {to} already", volume.name)));
         }
-        let pool = self.pool_on(&to, place.force)?;
+        self.check_place(&volume, &to)?;
+        let pool = self.pool_on(&to, place.force, volume.size)?;
         let (free, size) = (pool.room().1, volume.size);
         if free < size {
             return Err(Fault::new(Kind::NoRoom, format!("{to}: {size} bytes: {free} are free")));
         }
-        self.check_place(&volume, &to)?;
         let copy = Uuid::random().map_err(Fault::failed)?.to_string();
         let record = MoveRecord { from: volume.on, to: to.clone(), copy, is_done: false };
         self.commit(|state| drop(state.moves.insert(volume.uuid.clone(), record)))?;

@@ -87,9 +87,10 @@ impl Engine {
         self.check_is_new(name.as_str())?;
         // By the record's name: arrays may be called by UUID.
         let on = self.base_name(&new.on)?;
-        let pool = self.pool_on(&on, new.force)?;
+        let pool = self.pool_on(&on, new.force, new.size)?;
         let room = pool.reserve_volume(name, new.size)?;
-        let (_ready, room) = self.make_ready(alone, "create", (&new.name, &on), room)?;
+        let (_ready, room) =
+            self.make_ready(alone, "create", (&new.name, &on), room).map_err(|(_, fault)| fault)?;
         if let Some(group) = &new.group {
             self.live().check_group(group)?; // still
         }
@@ -105,7 +106,7 @@ impl Engine {
         self.volume(&info.uuid.to_string())
     }
 
-    /// Changes a volume: all that is asked for, or as much as could be done before something failed.
+    /// Changes a volume: all that is asked for, or nothing.
     ///
     /// # Errors
     /// When there is none, or what is asked for cannot be.
@@ -155,26 +156,49 @@ impl Engine {
         let room = size.map(|size| pool.reserve_growth(&uuid, size)).transpose()?;
         let (qos, floor) = (change.qos.unwrap_or(before.qos), change.floor.unwrap_or(before.floor));
         let record = VolumeRecord { qos, group, floor };
-        if record != (VolumeRecord { qos: before.qos, group: before.group.clone(), floor: before.floor }) {
-            self.commit(|state| match record == VolumeRecord::default() {
-                true => drop(state.volumes.remove(&uuid)),
-                false => drop(state.volumes.insert(uuid.clone(), record.clone())),
-            })?;
-            if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
-                open.throttles[0].set(limits(&record.qos));
-                open.floor.set(floor_limits(&record.floor));
+        let old = VolumeRecord { qos: before.qos, group: before.group.clone(), floor: before.floor };
+        if record != old {
+            self.set_record(&info, &record)?;
+        }
+        let undo_record = || {
+            // Others may have changed the settings while room was made ready.
+            let now = self.live().state.volumes.get(&uuid).cloned().unwrap_or_default();
+            match record == old || now != record {
+                true => Ok(()),
+                false => self.set_record(&info, &old),
             }
-            self.events.emit("volume", &before.name, "limited", describe(&record.qos));
+        };
+        let renamed = name.is_some();
+        if let Some(name) = name
+            && let Err(error) = pool.rename_volume(&uuid, name)
+        {
+            return Err(self.undone(error.into(), &before.name, undo_record()));
         }
-        if let Some(name) = name {
-            let text = format!("was {}", before.name);
-            let info = pool.rename_volume(&uuid, name)?;
-            self.events.emit("volume", info.name.as_str(), "renamed", text);
-        }
+        let mut is_grown = None;
         if let Some(room) = room {
             let name = self.volume(&uuid)?.name;
-            let (_ready, room) = self.make_ready(alone, "grow", (&name, &before.on), room)?;
-            let info = room.commit()?;
+            let undo = || {
+                if renamed {
+                    pool.rename_volume(&uuid, Name::new(&before.name)?)?;
+                }
+                undo_record()
+            };
+            match self.make_ready(alone, "grow", (&name, &before.on), room) {
+                Ok((ready, room)) => match room.commit() {
+                    Ok(info) => is_grown = Some((ready, info)),
+                    Err(error) => return Err(self.undone(error.into(), &before.name, undo())),
+                },
+                Err((_alone, fault)) => return Err(self.undone(fault, &before.name, undo())),
+            }
+        }
+        let name = self.volume(&uuid)?.name;
+        if record != old {
+            self.events.emit("volume", &name, "limited", describe(&record.qos));
+        }
+        if renamed {
+            self.events.emit("volume", &name, "renamed", format!("was {}", before.name));
+        }
+        if let Some((_ready, info)) = is_grown {
             let grown = self.volume(&uuid)?;
             let live = self.live();
             grown.exports.iter().for_each(|export| live.notify_resize(export));
@@ -182,6 +206,29 @@ impl Engine {
             self.events.emit("volume", info.name.as_str(), "grown", text);
         }
         self.volume(&uuid)
+    }
+
+    /// Makes a volume's settings durable and effective.
+    fn set_record(&self, info: &Info, record: &VolumeRecord) -> Result<(), Fault> {
+        let uuid = info.uuid.to_string();
+        self.commit(|state| match *record == VolumeRecord::default() {
+            true => drop(state.volumes.remove(&uuid)),
+            false => drop(state.volumes.insert(uuid.clone(), record.clone())),
+        })?;
+        if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
+            open.throttles[0].set(limits(&record.qos));
+            open.floor.set(floor_limits(&record.floor));
+        }
+        Ok(())
+    }
+
+    /// Why a change failed. When a part of it could not be undone, an event says so.
+    fn undone(&self, fault: Fault, volume: &str, undo: Result<(), Fault>) -> Fault {
+        if let Err(error) = undo {
+            let text = format!("a change failed ({fault}), and a part of it could not be undone: {error}");
+            self.events.emit("volume", volume, "changed in part", text);
+        }
+        fault
     }
 
     /// Removes a volume that nobody serves; what is on it is lost.

@@ -82,14 +82,14 @@ impl Engine {
     /// Makes room for a volume read as zeroes, in the middle of a change: others are made meanwhile.
     ///
     /// # Errors
-    /// When the device fails, or somebody gives the job up.
+    /// When the device fails, or the job is cancelled; within the change, so that what was changed before can be undone.
     pub(super) fn make_ready<'a, 'b>(
         &'a self,
         alone: MutexGuard<'a, ()>,
         kind: &'static str,
         (volume, on): (&str, &str),
         mut room: Reservation<'b>,
-    ) -> Result<(Ready<'a>, Reservation<'b>), Fault> {
+    ) -> Result<(Ready<'a>, Reservation<'b>), (MutexGuard<'a, ()>, Fault)> {
         let control = Arc::new(Control::new(room.left()));
         self.live_mut().zeroing.push(Zeroing {
             kind,
@@ -118,7 +118,7 @@ impl Engine {
         };
         drop(room); // before the job is gone
         self.events.emit("volume", volume, "not made ready", format!("{kind}: {why}"));
-        Err(why)
+        Err((alone, why))
     }
 
     /// Gives such a job up; `false` when this is none.
@@ -127,8 +127,13 @@ impl Engine {
     /// When it was done already.
     pub(super) fn cancel_zeroing(&self, job: &Job) -> Result<bool, Fault> {
         let Some(control) = self.live().zeroing_called(&job.id).cloned() else { return Ok(false) };
-        let volume = job.volume.as_deref().unwrap_or_default();
-        let size = || self.volume(volume).ok().map(|volume| volume.size);
+        let uuid = self
+            .live()
+            .zeroing
+            .iter()
+            .find(|zeroing| zeroing.job().id == job.id)
+            .map(|it| it.uuid.to_string());
+        let size = || self.volume(uuid.as_deref()?).ok().map(|volume| volume.size);
         let before = size();
         control.cancel();
         // Nothing is left of it when this has been answered.
