@@ -70,7 +70,11 @@ fn percent(done: u64, total: u64) -> f64 {
 }
 
 fn member(member: &MemberReport) -> String {
-    format!("{:<12}{}", member.state, device(member.device.as_deref()))
+    let errors = match member.read_errors {
+        0 => String::new(),
+        errors => format!(", {errors} corrected read errors"),
+    };
+    format!("{:<12}{}{errors}", member.state, device(member.device.as_deref()))
 }
 
 fn device(name: Option<&str>) -> &str {

@@ -94,7 +94,7 @@ fn offline_array(record: &ArrayRecord) -> Array {
 }
 
 fn member(report: MemberReport) -> Member {
-    let MemberReport { slot, uuid, device, state, reason } = report;
+    let MemberReport { slot, uuid, device, state, reason, .. } = report;
     Member { slot, uuid: uuid.map(|uuid| uuid.to_string()), device, state, reason }
 }
 

@@ -64,6 +64,7 @@ impl ArrayReport {
             device: None,
             state: state_of(member).into(),
             reason: (!member.is_live()).then(|| member.reason.text().into()),
+            read_errors: 0,
         };
         ArrayReport {
             name: config.name.clone(),
@@ -105,6 +106,7 @@ impl ArrayReport {
         let mut report = ArrayReport { is_running: true, ..ArrayReport::of_table(&array.table()) };
         for (status, member) in array.slots().into_iter().zip(&mut report.members) {
             member.device = status.device;
+            member.read_errors = status.read_errors;
             if status.state != SlotState::Live && member.state == "live" {
                 member.state = "failing".into();
             }
@@ -166,6 +168,9 @@ pub struct MemberReport {
     /// Why it is not live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Corrected read errors since the array started, or since it became a member.
+    #[serde(default)]
+    pub read_errors: u64,
 }
 
 /// A spare.

@@ -304,6 +304,7 @@ impl Home {
             Ok(())
         };
         let apply = || {
+            self.shared.read_errors.reset(slot);
             // Nobody lacks anything any more. No operation that could mark a region runs now.
             if members.is_healthy() {
                 let regions = &self.shared.regions;

@@ -26,6 +26,7 @@ pub mod members;
 mod owner;
 mod patience;
 mod progress;
+mod read_errors;
 mod registry;
 mod remote;
 mod reshape;
@@ -43,6 +44,7 @@ pub use fill::{Before, Filled};
 pub use grow::{GrowError, Growth};
 pub use latency::{Counts, Samples};
 pub use patience::{Patience, Soft};
+pub use read_errors::{ReadErrors, WINDOW_NS};
 pub use reshape::Moved;
 pub use scrub::ScrubResult;
 pub use shared::Counters;
@@ -80,6 +82,8 @@ pub struct SlotStatus {
     /// Steps of the walk over all stripes ([`crate::Geometry::stripe_at_step`]) that a device that is being filled has
     /// behind it.
     pub filled: Option<u64>,
+    /// Corrected read errors of its member since the array started, or since it became a member.
+    pub read_errors: u64,
 }
 
 impl Array {
@@ -91,6 +95,11 @@ impl Array {
     /// What has happened since it was assembled.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// Corrected read errors of the members.
+    pub fn read_errors(&self) -> &ReadErrors {
+        &self.shared.read_errors
     }
 
     /// How long members are waited for from now on. Without redundancy nothing can be raced, and nobody is taken out.
@@ -118,6 +127,7 @@ impl Array {
                 device: own.or(incoming).map(|attached| attached.device.name().to_owned()),
                 state: members.state(slot),
                 filled: members.is_filling(slot).then(|| members.cursor(slot)),
+                read_errors: self.shared.read_errors.total(slot),
             }
         };
         (0..self.shared.config.geometry.members()).map(status).collect()

@@ -90,7 +90,7 @@ impl Owner {
                 return Err(Stop::Error(IoError::Medium)); // what was just written cannot be read
             }
             self.compute(scratch, stripe, strip, 0, len, &strips, unreadable).await?;
-            self.repair(scratch, stripe, strip, 0).await?;
+            self.correct(scratch, stripe, strip, 0).await?;
             *mended |= 1 << strip;
             *unreadable &= !(1 << strip);
             strips = self.strips(stripe, *unreadable);

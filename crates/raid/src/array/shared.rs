@@ -5,6 +5,7 @@ use super::home::Home;
 use super::latency::Samples;
 use super::members::{Members, SlotState, Which};
 use super::patience::SharedPatience;
+use super::read_errors::ReadErrors;
 use super::registry;
 use super::remote;
 use crate::log::Nonce;
@@ -51,6 +52,7 @@ pub(crate) struct Common {
     /// The table as it was committed last.
     committed: Mutex<Table>,
     pub counters: Counters,
+    pub read_errors: ReadErrors,
     pub samples: Samples,
     pub patience: SharedPatience,
     is_frozen: AtomicBool,
@@ -215,6 +217,7 @@ impl Common {
             is_logging: AtomicBool::new(table.is_logging),
             committed: Mutex::new(table),
             counters: Counters::default(),
+            read_errors: ReadErrors::default(),
             samples: Samples::default(),
             patience: SharedPatience::default(),
             is_frozen: AtomicBool::new(false),

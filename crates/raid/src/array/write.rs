@@ -543,7 +543,7 @@ impl Owner {
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
         data.copy_from(scratch.bytes(strip));
         if strips.live >> strip & 1 == 1 && !self.shared.is_read_only {
-            self.repair(scratch, stripe, strip, offset).await?;
+            self.correct(scratch, stripe, strip, offset).await?;
         }
         Ok(())
     }

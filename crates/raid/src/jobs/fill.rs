@@ -174,6 +174,7 @@ impl Keeper {
         if self.is_given_up(&fill) {
             self.shared.look(|state| state.is_cancelled = false);
             self.filling.remove(&slot);
+            array.read_errors().reset(slot); // else the next spare replaces the member
             let result = array.stop_filling(slot).await;
             return self.event(format!("the replacement of slot {slot} was given up: {result:?}"));
         }

@@ -32,6 +32,8 @@ pub(super) struct Keeper {
     pub scrub: Option<Scrub>,
     /// How fast jobs may go.
     pub throttle: RefCell<Throttle>,
+    /// When each slot's read errors were last reported.
+    pub warned: RefCell<HashMap<usize, u64>>,
     /// Regions cannot be synced before members come back.
     pub is_sync_blocked: bool,
     /// The change of shape could not go on, and is left alone until something changes.
@@ -51,6 +53,7 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
         is_sync_blocked: false,
         is_reshape_blocked: false,
         throttle,
+        warned: RefCell::default(),
     };
     keeper.resume_scrub();
     while !keeper.must_end() {
@@ -92,7 +95,9 @@ impl Keeper {
         };
         let can_fill = |slot: &usize| self.array().members().is_filling(*slot) || has_device(slot);
         let mut empty = self.shared.empty_slots().into_iter().filter(|slot| !self.blocked.contains(slot));
-        empty.any(|slot| can_fill(&slot)) || self.shared.look(|state| !state.given.is_empty())
+        empty.any(|slot| can_fill(&slot))
+            || self.shared.look(|state| !state.given.is_empty())
+            || self.can_replace_over_budget()
     }
 
     /// Does one thing; whether there was one.
@@ -129,6 +134,9 @@ impl Keeper {
             self.start_filling(slot, incoming).await;
             return true;
         }
+        if self.replace_over_budget().await {
+            return true;
+        }
         if !self.is_sync_blocked && self.array().count_regions(NEED_SYNC) > 0 {
             self.resync().await;
             return true;
@@ -136,7 +144,7 @@ impl Keeper {
         self.scrub_on().await
     }
 
-    async fn start_filling(&mut self, slot: usize, incoming: Incoming) {
+    pub(super) async fn start_filling(&mut self, slot: usize, incoming: Incoming) {
         let Incoming { attached, uuid, before } = incoming;
         let name = attached.device.name().to_owned();
         match self.array().start_filling(slot, uuid, attached).await {
@@ -215,6 +223,7 @@ impl Keeper {
             }
             throttle.look(now_ns, &samples.take());
             samples.watch(true);
+            self.warn_of_read_errors();
         }
         throttle.begin(now_ns, bytes).map_err(|at| self.core.sleep(at.saturating_sub(now_ns)))
     }

@@ -5,7 +5,8 @@
 //!   what is wrong ─► what is done, most urgent first
 //!     a change of shape              move window after window; slots are filled after it
 //!     a slot without a live member   fill it: a device that was given for it, a spare of the array's, a global spare
-//!     a live member to be replaced   copy it, then let it go
+//!     a live member to be replaced   copy it, then let it go: one that a device was given for, or one with more
+//!                                    corrected read errors than its budget
 //!     regions that need a sync       make parity fit, region by region
 //!     a scrub that was asked for     compare, count, mend if told
 //! ```
@@ -14,6 +15,7 @@
 //! crash) goes on where its durable cursor stands: in the superblock for a rebuild and a scrub, in the region map for a
 //! sync. Nothing here touches a member's data: stripes are worked on by their owners ([`crate::array`]).
 
+mod budget;
 mod fill;
 mod keeper;
 mod pump;
@@ -50,6 +52,8 @@ pub struct Options {
     pub pace: Pace,
     /// Spares that any array may take.
     pub spares: SparePool,
+    /// Corrected read errors of an hour that a member may have. Beyond it a spare replaces the member. `None`: no limit.
+    pub read_errors: Option<u32>,
 }
 
 impl Default for Options {
@@ -60,6 +64,7 @@ impl Default for Options {
             checkpoint_bytes: 4 << 30,
             pace: Pace::default(),
             spares: SparePool::default(),
+            read_errors: Some(20),
         }
     }
 }

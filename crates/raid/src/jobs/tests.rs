@@ -402,6 +402,110 @@ fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
     });
 }
 
+/// Makes data blocks of a slot's member unreadable, each in another stripe; where they are in the array.
+fn break_blocks(rig: &Rig, slot: usize, count: usize) -> Vec<u64> {
+    let geometry = &rig.config.geometry;
+    let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
+    let data = |stripe: &u64| geometry.strip_on(*stripe, slot).is_some_and(|strip| strip < geometry.data);
+    let places = (0..geometry.group_stripes).filter(data).take(count).map(|stripe| {
+        let at = layout.data_offset + geometry.member_offset(stripe);
+        let bad = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + 4096);
+        rig.disks[slot].fault.add(bad);
+        stripe * geometry.stripe_bytes() + geometry.strip_on(stripe, slot).unwrap() as u64 * STRIP
+    });
+    places.collect()
+}
+
+#[test]
+fn a_member_over_its_read_error_budget_is_replaced_while_it_is_read_from() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        let before = rig.fill(0, 4 << 20, 3).await;
+        let spare = Disk::new();
+        // Slow enough that reads are served meanwhile.
+        spare.fault.add(Rule::new(Action::Delay(20_000_000)).on(&[Op::Write]));
+        let places = break_blocks(&rig, 0, 21);
+        rig.jobs.add(spare.device()).await.unwrap();
+        let check =
+            async |at: u64| assert!(rig.read(at, 4096).await.unwrap() == before[at as usize..][..4096]);
+        for at in &places[..20] {
+            check(*at).await;
+        }
+        sleep_ms(1000).await;
+        rig.jobs.idle().await;
+        assert_eq!(rig.array.read_errors().total(0), 20);
+        assert_eq!(rig.jobs.status().spares.len(), 1, "20 errors are within the budget");
+        check(places[20]).await;
+        let (mut served, mut reads) = (0, 0);
+        for _ in 0..200 {
+            sleep_ms(5).await;
+            if rig.jobs.status().spares.is_empty() {
+                break;
+            }
+        }
+        assert!(rig.jobs.status().spares.is_empty(), "21 errors exceed the budget");
+        while rig.jobs.status().totals.jobs == 0 {
+            assert!(reads < 100_000, "{:#?}", rig.jobs.status());
+            assert!((0..6).all(|slot| rig.array.members().is_live(slot)), "redundancy is never reduced");
+            let is_copying = rig.jobs.status().running.is_some_and(|job| job.kind == Kind::Replace);
+            check(reads * (64 << 10) % (4 << 20)).await;
+            (served, reads) = (served + u64::from(is_copying), reads + 1);
+            sleep_ms(1).await;
+        }
+        rig.jobs.idle().await;
+        assert!(served > 0, "{:#?}", rig.jobs.status());
+        assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+        assert_eq!(rig.array.slots()[0].device.as_deref(), Some(spare.device().name()));
+        assert!(spare.bytes(Op::Write) >= DATA_BYTES / 4 && rig.array.read_errors().total(0) == 0);
+        assert_eq!(rig.mismatches().await, 0);
+        assert!(rig.read_all(4 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_member_over_its_read_error_budget_stays_without_a_spare_and_one_event_says_so() {
+    for (budget, events) in [(Some(20), 1), (Some(5), 1), (Some(22), 0), (None, 0)] {
+        simulate(move || async move {
+            let mut rig = Rig::new(shape(1, 4, 2)).await;
+            rig.jobs.stop().await;
+            rig.jobs = rig.array.keep(Options { read_errors: budget, ..options() }).unwrap();
+            let before = rig.fill(0, 4 << 20, 3).await;
+            for at in break_blocks(&rig, 0, 22) {
+                assert!(rig.read(at, 4096).await.unwrap() == before[at as usize..][..4096]);
+                sleep_ms(200).await;
+            }
+            rig.jobs.idle().await;
+            let texts: Vec<String> = rig.jobs.status().events.into_iter().map(|event| event.text).collect();
+            assert_eq!(texts.len(), events, "{texts:?}");
+            assert!(texts.iter().all(|text| text.starts_with("slot 0: ") && text.contains("no spare")));
+            assert!(rig.is_whole() && rig.array.slots()[0].read_errors == 22);
+            rig.jobs.stop().await;
+        });
+    }
+}
+
+#[test]
+fn a_scrub_that_finds_too_many_unreadable_strips_has_the_member_replaced() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        rig.fill(0, 4 << 20, 3).await;
+        let spare = Disk::new();
+        rig.jobs.add(spare.device()).await.unwrap();
+        break_blocks(&rig, 2, 1);
+        for _ in 0..21 {
+            // The fault stays when the block is written again, so that every scrub of the stripe fails after it.
+            let stripe = (0..6).find(|stripe| rig.config.geometry.strip_on(*stripe, 2).unwrap() < 4).unwrap();
+            let _ = rig.array.scrub_stripe(stripe, false).await;
+        }
+        sleep_ms(1000).await;
+        rig.jobs.idle().await;
+        assert_eq!(rig.array.slots()[2].device.as_deref(), Some(spare.device().name()));
+        assert!(rig.is_whole() && rig.mismatches().await == 0);
+        rig.jobs.stop().await;
+    });
+}
+
 #[test]
 fn a_degraded_array_takes_writes_to_blocks_that_nothing_can_bring_back() {
     simulate(|| async {

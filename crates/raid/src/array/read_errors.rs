@@ -1,0 +1,97 @@
+//! Corrected read errors of each slot, counted the way md does.
+
+use super::members::Which;
+use super::owner::{Owner, Scratch};
+use super::write::Stop;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Nanoseconds after which half of the recent errors of a slot are forgotten.
+pub const WINDOW_NS: u64 = 3_600_000_000_000;
+
+/// Read errors that were answered from other members and written again, by slot. Errors are rare: a lock is cheap
+/// enough here.
+#[derive(Debug, Default)]
+pub struct ReadErrors(Mutex<BTreeMap<usize, Count>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    total: u64,
+    /// Errors of late; halved for every whole [`WINDOW_NS`] since the last one.
+    recent: u32,
+    last_ns: u64,
+}
+
+impl Count {
+    fn recent(&self, now_ns: u64) -> u32 {
+        let windows = now_ns.saturating_sub(self.last_ns) / WINDOW_NS;
+        self.recent.checked_shr(u32::try_from(windows).unwrap_or(u32::MAX)).unwrap_or(0)
+    }
+}
+
+impl ReadErrors {
+    /// Counts a corrected read error of a slot's member.
+    pub(super) fn note(&self, slot: usize, now_ns: u64) {
+        let mut counts = self.lock();
+        let count = counts.entry(slot).or_default();
+        count.recent = count.recent(now_ns).saturating_add(1);
+        (count.total, count.last_ns) = (count.total + 1, now_ns);
+    }
+
+    /// Corrected read errors of a slot's member since the array started, or since it became a member.
+    pub fn total(&self, slot: usize) -> u64 {
+        self.lock().get(&slot).map_or(0, |count| count.total)
+    }
+
+    /// Corrected read errors of a slot's member of late, halved for every hour without one.
+    pub fn recent(&self, slot: usize, now_ns: u64) -> u32 {
+        self.lock().get(&slot).map_or(0, |count| count.recent(now_ns))
+    }
+
+    /// Starts the count of a slot anew: it has another member, or an operator keeps the one that it has.
+    pub fn reset(&self, slot: usize) {
+        self.lock().remove(&slot);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Count>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Owner {
+    /// Writes what was computed to the member that could not read it, and counts the error if the member takes it.
+    pub(super) async fn correct(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        strip: usize,
+        offset: u32,
+    ) -> Result<(), Stop> {
+        let slot = self.shared.config.geometry.member(stripe, strip);
+        let is_own = self.reader(stripe, strip).is_some_and(|(_, which, _)| which == Which::Own);
+        self.repair(scratch, stripe, strip, offset).await?;
+        if is_own && self.shared.members.is_live(slot) {
+            self.shared.read_errors.note(slot, self.shared.wall_ns());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_errors_are_halved_for_every_hour_without_one() {
+        let errors = ReadErrors::default();
+        (0..40).for_each(|_| errors.note(2, 5));
+        assert_eq!((errors.recent(2, 5), errors.recent(1, 5)), (40, 0));
+        assert_eq!(errors.recent(2, 4 + WINDOW_NS), 40);
+        assert_eq!(errors.recent(2, 5 + WINDOW_NS), 20);
+        errors.note(2, 5 + 2 * WINDOW_NS);
+        assert_eq!((errors.recent(2, 5 + 2 * WINDOW_NS), errors.total(2)), (11, 41));
+        assert_eq!(errors.recent(2, u64::MAX), 0);
+        errors.reset(2);
+        assert_eq!((errors.recent(2, 5), errors.total(2)), (0, 0));
+    }
+}
