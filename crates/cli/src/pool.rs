@@ -10,7 +10,7 @@ use reactor::{CoreConfig, CoreRef, Cores};
 use serde_json::json;
 use std::sync::Arc;
 use volume::pool;
-use volume::store::{self, Copy, State};
+use volume::store::{self, Copy};
 
 /// The arguments of `freestone pool`.
 #[derive(clap::Args, Debug)]
@@ -89,10 +89,7 @@ fn inspect(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Vec<Copy>, Error>
 fn check(device: &Arc<dyn Device>, core: &CoreRef, output: Output) -> Result<(), Error> {
     let copies = inspect(device, core)?;
     for copy in &copies {
-        let (sequence, volumes) = match &copy.state {
-            State::Whole(table) => (Some(table.sequence), Some(names(table))),
-            _ => (None, None),
-        };
+        let (sequence, volumes) = copy.table().map(|table| (table.sequence, names(table))).unzip();
         let fields = json!({
             "offset": copy.offset,
             "sequence": sequence,
@@ -126,18 +123,15 @@ fn repair(device: &Arc<dyn Device>, core: &CoreRef, output: Output) -> Result<()
 
 fn choose(device: &Arc<dyn Device>, core: &CoreRef, sequence: u64, output: Output) -> Result<(), Error> {
     let copies = inspect(device, core)?;
-    let table_of = |copy: &Copy| match &copy.state {
-        State::Whole(table) => Some(table.clone()),
-        _ => None,
-    };
-    let tables: Vec<_> = copies.iter().filter_map(table_of).collect();
+    let tables: Vec<_> = copies.iter().filter_map(Copy::table).collect();
     let Some(chosen) = tables.iter().find(|table| table.sequence == sequence) else {
         let there: Vec<String> = tables.iter().map(|table| table.sequence.to_string()).collect();
         let text = format!("{}: no whole copy has sequence {sequence}: {}", device.name(), there.join(", "));
         return Err(Error::Usage(text));
     };
     let kept = names(chosen);
-    let lost: Vec<String> = tables.iter().flat_map(names).filter(|name| !kept.contains(name)).collect();
+    let lost: Vec<String> =
+        tables.iter().flat_map(|table| names(table)).filter(|name| !kept.contains(name)).collect();
     pool::choose(device, core, chosen).map_err(|error| Error::Runtime(error.to_string()))?;
     let text = format!(
         "{}: the table with sequence {sequence} is current: volumes {kept:?}; no more: {lost:?}",

@@ -651,10 +651,7 @@ pub fn repair(device: &Arc<dyn Device>, core: &CoreRef) -> Result<usize, PoolErr
 /// When the device fails.
 pub fn choose(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result<(), PoolError> {
     let copies = inspect(device, core)?;
-    let sequences = copies.iter().filter_map(|copy| match &copy.state {
-        store::State::Whole(table) => Some(table.sequence),
-        _ => None,
-    });
+    let sequences = copies.iter().filter_map(|copy| Some(copy.table()?.sequence));
     let newest = sequences.max().unwrap_or(table.sequence);
     // A copy that cannot be read may hold a later one: all four are written.
     for sequence in [newest + 1, newest + 2] {

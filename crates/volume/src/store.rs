@@ -70,7 +70,8 @@ pub enum State {
 }
 
 impl Copy {
-    fn table(&self) -> Option<&Table> {
+    /// The table, where it is whole.
+    pub fn table(&self) -> Option<&Table> {
         match &self.state {
             State::Whole(table) => Some(table),
             _ => None,

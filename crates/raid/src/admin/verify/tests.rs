@@ -48,6 +48,22 @@ impl Array {
         array
     }
 
+    /// An array of which the member of a strip cannot read that strip's first sector, and the member's slot.
+    async fn with_unreadable(level: Level, members: usize, stripe: u64, strip: usize) -> (Array, usize) {
+        let mut array = Array::new(level, members).await;
+        let geometry = array.config.geometry;
+        let slot = geometry.member(stripe, strip);
+        let device = Arc::new(MemDevice::new(&Options::new(DATA_AT + 300 * STRIP as u64)).unwrap());
+        let fault = Arc::new(Fault::new(device));
+        array.members[slot] = Some((fault.open_channel().unwrap(), DATA_AT));
+        for stripe in 0..300 {
+            array.fill(stripe).await;
+        }
+        let at = DATA_AT + geometry.member_offset(stripe);
+        fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + 512));
+        (array, slot)
+    }
+
     async fn fill(&self, stripe: u64) {
         let geometry = self.config.geometry;
         let data: Vec<Vec<u8>> = (0..geometry.data)
@@ -171,18 +187,7 @@ fn stripes_that_were_never_written_or_are_out_of_sync_are_no_faults() {
 #[test]
 fn a_strip_that_cannot_be_read_is_computed_and_written_anew() {
     reactor::run(async {
-        let mut array = Array::new(Level::Raid5, 4).await;
-        let geometry = array.config.geometry;
-        let slot = geometry.member(128, 1);
-        let device = Arc::new(MemDevice::new(&Options::new(DATA_AT + 300 * STRIP as u64)).unwrap());
-        let fault = Arc::new(Fault::new(device));
-        array.members[slot] = Some((fault.open_channel().unwrap(), DATA_AT));
-        for stripe in 0..300 {
-            array.fill(stripe).await;
-        }
-        let at = DATA_AT + geometry.member_offset(128);
-        let bad = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + 512);
-        fault.add(bad);
+        let (array, slot) = Array::with_unreadable(Level::Raid5, 4, 128, 1).await;
         let (findings, heard) = array.verify(false).await;
         assert_eq!((findings.strips_unreadable, findings.rows_wrong), (1, 2));
         assert_eq!((heard.len(), heard[0].stripe, heard[0].slot), (1, 128, Some(slot)));
@@ -194,17 +199,7 @@ fn a_strip_that_cannot_be_read_is_computed_and_written_anew() {
 #[test]
 fn a_strip_that_cannot_be_read_in_a_row_that_differs_is_not_clean() {
     reactor::run(async {
-        let mut array = Array::new(Level::Raid6, 5).await;
-        let geometry = array.config.geometry;
-        let slot = geometry.member(128, 4);
-        let device = Arc::new(MemDevice::new(&Options::new(DATA_AT + 300 * STRIP as u64)).unwrap());
-        let fault = Arc::new(Fault::new(device));
-        array.members[slot] = Some((fault.open_channel().unwrap(), DATA_AT));
-        for stripe in 0..300 {
-            array.fill(stripe).await;
-        }
-        let at = DATA_AT + geometry.member_offset(128);
-        fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + 512));
+        let (array, _) = Array::with_unreadable(Level::Raid6, 5, 128, 4).await;
         array.put(128, 0, 0, &[0xee; STRIP]).await;
         let (findings, _) = array.verify(true).await;
         assert_eq!(findings.strips_unreadable, 1);
