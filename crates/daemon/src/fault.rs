@@ -57,6 +57,12 @@ impl Fault {
         Fault::new(Kind::NotFound, format!("there is no {what} {name:?}"))
     }
 
+    /// The same fault with the name of its object in front.
+    #[must_use]
+    pub fn about(self, name: &str) -> Fault {
+        Fault { detail: format!("{name}: {}", self.detail), ..self }
+    }
+
     /// Something fails.
     pub fn failed(detail: impl ToString) -> Fault {
         Fault::new(Kind::Failed, detail.to_string())

@@ -111,12 +111,13 @@ impl Engine {
             return Ok(pool);
         }
         self.live().check_is_unused(name)?;
-        Pool::check_fits(&*base.device, size)?;
+        Pool::check_fits(&*base.device, size).map_err(|error| Fault::from(error).about(name))?;
         if !force {
             let held = serving::arrays::check_unused(name, &base.device, &self.core());
             held.map_err(|detail| Fault::new(Kind::InUse, detail))?;
         }
-        let pool = Arc::new(Pool::create(base.device.clone(), Name::new(name)?, self.core())?);
+        let pool = Pool::create(base.device.clone(), Name::new(name)?, self.core());
+        let pool = Arc::new(pool.map_err(|error| Fault::from(error).about(name))?);
         let base = Base { device: base.device, pool: Some(pool.clone()) };
         self.live_mut().bases.insert(name.into(), Ok(base));
         Ok(pool)
