@@ -83,6 +83,7 @@ async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
         members,
         resync_cursor: None,
         scrub_cursor: None,
+        scrub_repairs: false,
         scrubbed_ns: 0,
         reshape: None,
         owner: String::new(),

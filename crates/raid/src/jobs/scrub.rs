@@ -16,23 +16,30 @@ pub(super) struct Scrub {
 }
 
 /// A step of the walk, and what came out there.
-type Ended = (u64, Result<ScrubResult, IoError>);
+type Compared = (u64, Result<ScrubResult, IoError>);
+
+/// What has ended.
+enum Ended {
+    Stripe(Compared),
+    Checkpoint,
+}
 
 impl Keeper {
-    /// A scrub that was interrupted by a stop or a crash goes on: as a check, which changes nothing unasked.
+    /// Resumes a scrub that a stop or a crash has interrupted, as the check or the repair that it was.
     pub(super) fn resume_scrub(&mut self) {
         let table = self.array().table();
         let Some(cursor) = table.scrub_cursor else { return };
         let geometry = &self.array().config().geometry;
         let cursor = cursor / u64::from(geometry.strip_bytes) * geometry.groups as u64;
-        self.scrub = Some(Scrub { cursor: cursor.min(geometry.stripes()), report: ScrubReport::default() });
+        let report = ScrubReport { is_repairing: table.scrub_repairs, ..ScrubReport::default() };
+        self.scrub = Some(Scrub { cursor: cursor.min(geometry.stripes()), report });
     }
 
     /// Goes on with a scrub, if one is wanted; whether there was anything to do.
     pub(super) async fn scrub_on(&mut self) -> bool {
         if let Some(is_repairing) = self.shared.look(|state| state.scrub.take()) {
             let report = ScrubReport { is_repairing, ..ScrubReport::default() };
-            self.scrub = Some(Scrub { cursor: 0, report });
+            self.begin_scrub(Scrub { cursor: 0, report }).await;
         }
         let is_cancelled = self.shared.look(|state| std::mem::take(&mut state.is_cancelled));
         let Some(mut scrub) = self.scrub.take() else { return false };
@@ -46,10 +53,13 @@ impl Keeper {
         self.log(|log| log.scrub = Some(scrub.report.clone()));
         let cursor = geometry.step_offset(scrub.cursor);
         let (is_cancelled, now_ns) = (is_cancelled || self.is_cancelled(), array.wall_ns());
-        let noted = array.note(move |table| match (is_over, is_cancelled) {
-            (true, _) => (table.scrub_cursor, table.scrubbed_ns) = (None, now_ns),
-            (false, true) => table.scrub_cursor = None,
-            (false, false) => table.scrub_cursor = Some(cursor),
+        let noted = array.note(move |table| {
+            if is_over {
+                table.scrubbed_ns = now_ns;
+            }
+            let is_left = !is_over && !is_cancelled;
+            table.scrub_cursor = is_left.then_some(cursor);
+            table.scrub_repairs &= is_left;
         });
         let _ = noted.await; // a scrub begins again at worst
         if is_over {
@@ -65,6 +75,16 @@ impl Keeper {
         true
     }
 
+    /// Makes durable what scrub begins, so that a crash does not forget it.
+    async fn begin_scrub(&mut self, scrub: Scrub) {
+        let is_repairing = scrub.report.is_repairing;
+        let noted = self
+            .array()
+            .note(move |table| (table.scrub_cursor, table.scrub_repairs) = (Some(0), is_repairing));
+        let _ = noted.await; // it runs all the same
+        self.scrub = Some(scrub);
+    }
+
     fn is_cancelled(&self) -> bool {
         self.shared.look(|state| state.is_cancelled)
     }
@@ -76,7 +96,8 @@ impl Keeper {
         let kind = if is_repairing { Kind::Repair } else { Kind::Check };
         let (mut next, mut done) = (scrub.cursor, BTreeSet::new());
         let (mut looked_ns, mut is_wanted) = (self.core.now_ns(), true);
-        let (mut noted_ns, mut meter) = (looked_ns, Meter::new(looked_ns, geometry.step_offset(next)));
+        let (mut noted_ns, mut is_noting) = (looked_ns, false);
+        let mut meter = Meter::new(looked_ns, geometry.step_offset(next));
         let mut pump: Pump<'_, Ended> = Pump::new();
         loop {
             let now_ns = self.core.now_ns();
@@ -102,24 +123,34 @@ impl Keeper {
                     break;
                 }
                 let array = array.clone();
-                pump.push(async move { (step, array.scrub_stripe(stripe, is_repairing).await) });
+                pump.push(
+                    async move { Ended::Stripe((step, array.scrub_stripe(stripe, is_repairing).await)) },
+                );
             }
             while done.remove(&scrub.cursor) {
                 scrub.cursor += 1;
             }
             let done_bytes = geometry.step_offset(scrub.cursor);
             self.show(kind, None, done_bytes, meter.rate(now_ns, done_bytes));
-            if now_ns - noted_ns >= self.options().checkpoint_ns && pump.len() == 0 {
-                noted_ns = now_ns;
-                let _ = array.note(move |table| table.scrub_cursor = Some(done_bytes)).await;
+            if is_wanted && !is_noting && now_ns - noted_ns >= self.options().checkpoint_ns {
+                (is_noting, noted_ns) = (true, now_ns);
+                let array = array.clone();
+                pump.push(async move {
+                    let _ = array.note(move |table| table.scrub_cursor = Some(done_bytes)).await;
+                    Ended::Checkpoint
+                });
             }
             if pump.len() == 0 && (!is_wanted || next == geometry.stripes()) {
                 return;
             }
-            if let Some((step, result)) = pump.next(timer).await {
-                done.insert(step);
-                self.judge(&mut scrub.report, geometry.stripe_at_step(step), result);
-                self.log(|log| log.scrub = Some(scrub.report.clone()));
+            match pump.next(timer).await {
+                Some(Ended::Stripe((step, result))) => {
+                    done.insert(step);
+                    self.judge(&mut scrub.report, geometry.stripe_at_step(step), result);
+                    self.log(|log| log.scrub = Some(scrub.report.clone()));
+                }
+                Some(Ended::Checkpoint) => is_noting = false,
+                None => {}
             }
             reactor::yield_now().await;
         }
@@ -189,7 +220,7 @@ impl Keeper {
         let geometry = &config.geometry;
         let mut meter = Meter::new(self.core.now_ns(), geometry.step_offset(next));
         let (mut is_synced, mut is_stopped, mut looked_ns) = (true, false, 0);
-        let mut pump: Pump<'_, Ended> = Pump::new();
+        let mut pump: Pump<'_, Compared> = Pump::new();
         loop {
             let now_ns = self.core.now_ns();
             is_stopped |= self.must_stop();

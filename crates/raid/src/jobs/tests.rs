@@ -370,6 +370,35 @@ fn a_scrub_names_the_strip_that_is_wrong_and_mends_it() {
 }
 
 #[test]
+fn a_scrub_resumes_as_the_check_or_the_repair_that_it_was() {
+    for is_repairing in [false, true] {
+        simulate(move || async move {
+            let rig = Rig::new(shape(1, 4, 2)).await;
+            rig.fill(0, 16 << 20, 3).await;
+            // Near the end, which the first run does not reach.
+            rot_in(&rig, 250, 2).await;
+            rig.disks[0].fault.add(Rule::new(Action::Delay(20_000_000)).on(&[Op::Read]));
+            rig.jobs.scrub(is_repairing);
+            // While it runs, not only when it is stopped: a crash comes without a warning.
+            let is_noted = || rig.array.table().scrub_cursor.is_some_and(|cursor| cursor > 0);
+            while !is_noted() {
+                assert!(!rig.jobs.status().scrub.is_some_and(|scrub| scrub.is_complete));
+                sleep_ms(1).await;
+            }
+            let rig = rig.crash(&[]).await;
+            rig.jobs.idle().await;
+            let report = rig.jobs.status().scrub.unwrap();
+            assert!(report.is_complete && report.stripes < 256, "{report:?}");
+            assert_eq!((report.is_repairing, report.mismatched_rows), (is_repairing, 1));
+            assert_eq!(rig.mismatches().await, u64::from(!is_repairing));
+            let table = rig.array.table();
+            assert_eq!((table.scrub_cursor, table.scrub_repairs), (None, false));
+            rig.jobs.stop().await;
+        });
+    }
+}
+
+#[test]
 fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
     simulate(|| async {
         let rig = Rig::new(shape(1, 3, 1)).await;
@@ -705,8 +734,15 @@ fn data_outlives_random_failures_returns_and_crashes() {
 
 /// Damages a row of a strip in silence: the second one of strip `strip` of stripe 0.
 async fn rot(rig: &Rig, strip: usize) {
-    let slot = rig.config.geometry.member(0, strip);
-    let at = Layout::new(MEMBER_BYTES, &rig.config).unwrap().data_offset + 4096;
+    rot_in(rig, 0, strip).await;
+}
+
+/// Damages the second row of a strip of a stripe in silence.
+async fn rot_in(rig: &Rig, stripe: u64, strip: usize) {
+    let geometry = &rig.config.geometry;
+    let slot = geometry.member(stripe, strip);
+    let data = Layout::new(MEMBER_BYTES, &rig.config).unwrap().data_offset;
+    let at = data + geometry.member_offset(stripe) + 4096;
     let channel = rig.disks[slot].device().open_channel().unwrap();
     let mut buffer = reactor::current().buffers().take(4096).await;
     buffer.as_mut_slice().fill(0xa5);

@@ -330,6 +330,7 @@ fn first_table(config: ArrayConfig, is_zero: bool, options: &CreateOptions) -> T
         members: (0..config.geometry.members()).map(|_| Member::live(identities.uuid())).collect(),
         resync_cursor: None,
         scrub_cursor: None,
+        scrub_repairs: false,
         scrubbed_ns: 0,
         reshape: None,
         owner: options.owner.clone(),

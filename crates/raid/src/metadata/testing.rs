@@ -76,6 +76,7 @@ pub(crate) fn table(config: &ArrayConfig) -> Table {
         members: (0..config.geometry.members()).map(|slot| Member::live(member_uuid(slot))).collect(),
         resync_cursor: None,
         scrub_cursor: None,
+        scrub_repairs: false,
         scrubbed_ns: 0,
         reshape: None,
         owner: "host".into(),

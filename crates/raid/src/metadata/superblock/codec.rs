@@ -23,6 +23,7 @@ const NO_CURSOR: u64 = u64::MAX;
 const IS_CLEAN: u16 = 1;
 const IS_CREATING: u16 = 2;
 const IS_LOGGING: u16 = 4;
+const SCRUB_REPAIRS: u16 = 8;
 const ZONES_AT: usize = 432;
 const ZONE_BYTES: usize = 16;
 
@@ -227,7 +228,8 @@ fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     let flags = flag(table.is_clean, IS_CLEAN)
         | flag(table.is_creating, IS_CREATING)
-        | flag(table.is_logging, IS_LOGGING);
+        | flag(table.is_logging, IS_LOGGING)
+        | flag(table.scrub_repairs, SCRUB_REPAIRS);
     out.put(138, flags.to_le_bytes());
     out.put(140, (table.members.len() as u32).to_le_bytes());
     out.put(144, table.generation.to_le_bytes());
@@ -305,6 +307,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         members,
         resync_cursor: input.cursor(296),
         scrub_cursor: input.cursor(304),
+        scrub_repairs: flags & SCRUB_REPAIRS != 0,
         scrubbed_ns: input.u64(312),
         reshape,
         owner: input.text("owner", 320, MAX_OWNER_BYTES)?,
@@ -532,6 +535,7 @@ mod tests {
         table.members[4].state = MemberState::Rebuilding { cursor: 1 << 40 };
         table.members[4].reason = Reason::Replacing;
         (table.resync_cursor, table.scrub_cursor, table.scrubbed_ns) = (Some(4096), Some(0), 9);
+        table.scrub_repairs = true;
         table.owner = "höst".into();
         // 420 strips of data are 21 old rows and 20 new ones: the new shape has 20 rows more.
         let old_geometry = Geometry { data: 20, parity: 2, ..table.config.geometry };

@@ -101,6 +101,8 @@ pub struct Table {
     pub resync_cursor: Option<u64>,
     /// Bytes of members' data that scrub has passed; `None` when none is under way.
     pub scrub_cursor: Option<u64>,
+    /// Whether the scrub that is under way writes wrong strips again.
+    pub scrub_repairs: bool,
     /// When the last scrub ended, in nanoseconds since 1970; 0 for never.
     pub scrubbed_ns: u64,
     /// The change of shape that is under way.
