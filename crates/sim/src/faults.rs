@@ -74,7 +74,7 @@ pub fn inflict(world: &World, fault: &Fault) -> bool {
             let copy = mix(world.shape.seed ^ slot as u64) as usize % COPIES;
             layout.superblocks()[copy]
         }
-        _ if !world.is_whole() || world.is_damaged() || !world.is_covered(slot) => return false,
+        _ if !world.is_whole() || !world.covers_damage() => return false,
         Place::RegionMap if layout.map_pages > 0 => {
             layout.map_page((fault.number >> 1) as u32 % layout.map_pages, (fault.number & 1) as usize)
         }

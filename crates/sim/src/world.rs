@@ -342,12 +342,15 @@ impl World {
         true
     }
 
+    /// Whether a member counts as lost: it is, or a write to it may fail, or it cannot read all of its blocks.
+    fn is_used_up(&self, slot: usize) -> bool {
+        let disk = self.disk(slot);
+        self.is_lost(slot) || disk.has_medium_errors() || disk.is_failing()
+    }
+
     /// Whether parity covers the loss of the slot's member, besides what is lost already.
     pub fn is_covered(&self, slot: usize) -> bool {
-        let is_used_up = |other: &usize| {
-            let disk = self.disk(*other);
-            *other != slot && (self.is_lost(*other) || disk.has_medium_errors() || disk.is_failing())
-        };
+        let is_used_up = |other: &usize| *other != slot && self.is_used_up(*other);
         let group = self.shape.group_of(slot);
         // Parity may be open in every group, as all groups share the regions.
         let damaged = usize::from(self.is_damaged());
@@ -355,6 +358,15 @@ impl World {
             !slots.contains(&slot) || slots.clone().filter(is_used_up).count() + damaged < *parity
         };
         !self.is_beyond(group) && self.sets_of(group).iter().all(is_left)
+    }
+
+    /// Whether parity of every group covers damaged metadata, besides all that is lost already and may fail soon.
+    pub fn covers_damage(&self) -> bool {
+        let is_left = |(slots, parity): &(Range<usize>, usize)| {
+            slots.clone().filter(|slot| self.is_used_up(*slot)).count() < *parity
+        };
+        let groups = 0..self.is_beyond.borrow().len();
+        !self.is_damaged() && groups.flat_map(|group| self.sets_of(group)).all(|set| is_left(&set))
     }
 
     /// Slots of a group, and how many of them parity covers: of both shapes when the array may have two.
