@@ -18,7 +18,7 @@ VOLUME_MIB, GROWN_MIB = 256, 384
 LOAD = "32M"
 LIMIT_IOPS = 300
 # A rebuild that can be watched: without it, it has ended before anybody looks.
-REBUILD_BYTES_PER_S = 4 * MIB
+REBUILD_BYTES_PER_S = 1 * MIB  # of each member
 
 
 class Day:

@@ -83,7 +83,7 @@ class State:
     def add_job(self, kind, array, slot, done, **more):
         job_id = f"{array}:{kind}" + ("" if slot is None else f":{slot}")
         self.jobs[job_id] = {"id": job_id, "kind": kind, "array": array, "volume": None, "slot": slot, "done_bytes": int(done * 4096 * GIB), "total_bytes": 4096 * GIB,
-                             "bytes_per_s": 412 << 20, "eta_s": 0, "is_paused": False, **more}
+                             "bytes_per_s": 412 << 20, "eta_s": 0, "is_paused": False, "is_urgent": False, **more}
         return job_id
 
     # Answers: what depends on other objects is filled in.

@@ -27,6 +27,9 @@ pub struct Job {
     pub eta_s: Option<u64>,
     /// Whether it stands still.
     pub is_paused: bool,
+    /// Whether it runs at full rate: a rebuild of a group that has no redundancy left, without a rate that was set.
+    #[serde(default)]
+    pub is_urgent: bool,
 }
 
 /// What is to be different about a job. It holds for all jobs of its array.
@@ -36,10 +39,10 @@ pub struct JobChange {
     /// Stand still, or go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_paused: Option<bool>,
-    /// Bytes in a second at most, of stripes or of the volume; 0 for as many as leave users their latency.
+    /// Bytes in a second at most, of each member or of the volume; 0 for as many as leave users their latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bytes_per_s: Option<u64>,
-    /// Bytes in a second at least, whatever users want.
+    /// Bytes in a second at least, of each member or of the volume, whatever users want.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_bytes_per_s: Option<u64>,
 }

@@ -98,7 +98,7 @@ class JobItem {
     this.job = job;
     const part = job.total_bytes > 0 ? job.done_bytes / job.total_bytes : 0;
     this.bar.value = part;
-    const pace = job.is_paused ? "paused" : `${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "end not known" : `${duration(job.eta_s)} left`}`;
+    const pace = job.is_paused ? "paused" : `${job.is_urgent ? "urgent, " : ""}${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "end not known" : `${duration(job.eta_s)} left`}`;
     setText(this.text, `${(part * 100).toFixed(1)} % · ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)} · ${pace}`);
     setText(this.pauseWord, job.is_paused ? "Resume" : "Pause");
   }

@@ -101,10 +101,37 @@ pub fn job(job: &JobReport) -> String {
         let _ = write!(text, " of slot {slot}");
     }
     let _ = write!(text, ": {percent:.1} % of {}", human_bytes(job.total));
+    if job.is_urgent {
+        text.push_str(", urgent (unprotected)");
+    }
     if job.is_paused {
         text.push_str(", paused");
     } else if let Some(seconds) = job.total.saturating_sub(job.done).checked_div(job.rate) {
         let _ = write!(text, ", {}/s, {seconds} s left", human_bytes(job.rate));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_says_how_far_it_is_and_whether_it_is_urgent() {
+        let rebuild = JobReport {
+            kind: Kind::Rebuild,
+            slot: Some(1),
+            done: 1 << 20,
+            total: 4 << 20,
+            rate: 1 << 20,
+            is_paused: false,
+            is_urgent: false,
+        };
+        assert_eq!(job(&rebuild), "rebuild of slot 1: 25.0 % of 4 MiB, 1 MiB/s, 3 s left");
+        let urgent = JobReport { is_urgent: true, ..rebuild };
+        assert_eq!(
+            job(&urgent),
+            "rebuild of slot 1: 25.0 % of 4 MiB, urgent (unprotected), 1 MiB/s, 3 s left"
+        );
+    }
 }

@@ -48,10 +48,10 @@ enum JobCommand {
     Rate {
         /// What it is called
         id: String,
-        /// Bytes a second at most
+        /// Bytes a second at most, of each member or of the volume
         #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
         max: Option<Size>,
-        /// Bytes a second at least
+        /// Bytes a second at least, of each member or of the volume
         #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
         min: Option<Size>,
     },
@@ -124,6 +124,14 @@ pub(super) fn wait(session: &Session, id: Option<&str>) -> Result<(), Error> {
     Ok(())
 }
 
+fn state(job: &Job) -> &'static str {
+    match (job.is_paused, job.is_urgent) {
+        (true, _) => "paused",
+        (false, true) => "urgent",
+        (false, false) => "running",
+    }
+}
+
 /// Jobs as a table.
 pub(super) fn list(jobs: &[Job]) -> String {
     let row = |job: &Job| {
@@ -134,7 +142,7 @@ pub(super) fn list(jobs: &[Job]) -> String {
             format!("{percent:.1}%"),
             format!("{}/s", human_bytes(job.bytes_per_s)),
             job.eta_s.map(|seconds| format!("{seconds} s")).unwrap_or_default(),
-            if job.is_paused { "paused" } else { "running" }.to_owned(),
+            state(job).to_owned(),
         ]
     };
     table(["JOB", "KIND", "DONE", "RATE", "LEFT", "STATE"], &jobs.iter().map(row).collect::<Vec<_>>())

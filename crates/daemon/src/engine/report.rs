@@ -118,6 +118,7 @@ pub fn job(array: &str, progress: &Progress, is_paused: bool) -> Job {
         bytes_per_s: progress.bytes_per_s,
         eta_s: progress.eta_s,
         is_paused,
+        is_urgent: progress.is_urgent,
     }
 }
 

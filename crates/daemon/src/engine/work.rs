@@ -108,6 +108,7 @@ impl Control {
             bytes_per_s: rate,
             eta_s: (rate > 0 && !is_paused).then(|| left.div_ceil(rate)),
             is_paused,
+            is_urgent: false,
         }
     }
 }

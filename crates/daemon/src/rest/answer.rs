@@ -88,7 +88,7 @@ impl Resource for Export {
 
 impl Resource for Job {
     fn essence(self) -> Job {
-        Job { done_bytes: 0, bytes_per_s: 0, eta_s: None, ..self }
+        Job { done_bytes: 0, bytes_per_s: 0, eta_s: None, is_urgent: false, ..self }
     }
 }
 

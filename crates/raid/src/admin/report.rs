@@ -213,6 +213,9 @@ pub struct JobReport {
     pub rate: u64,
     /// Whether it waits to be resumed.
     pub is_paused: bool,
+    /// Whether it runs at full rate, because its group has no redundancy left.
+    #[serde(default)]
+    pub is_urgent: bool,
 }
 
 impl JobReport {
@@ -224,6 +227,7 @@ impl JobReport {
             total: progress.total_bytes,
             rate: progress.bytes_per_s,
             is_paused: jobs.is_paused,
+            is_urgent: progress.is_urgent,
         }
     }
 }

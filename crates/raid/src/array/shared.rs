@@ -488,6 +488,13 @@ impl Shared {
         }
     }
 
+    /// Whether the data of a slot's group, in any shape, is lost if another member fails.
+    pub fn is_unprotected(&self, slot: usize) -> bool {
+        let has_spare =
+            |set: MemberSet| set.slots.filter(|slot| self.members.is_live(*slot)).count() > set.needed;
+        !self.sets_of(slot).all(has_spare)
+    }
+
     /// The slots that stand for each other, of every group of every shape that a slot is in.
     fn sets_of(&self, slot: usize) -> impl Iterator<Item = MemberSet> + use<> {
         self.table().sets().filter(move |set| set.slots.contains(&slot))

@@ -20,6 +20,11 @@ impl Array {
         &self.shared.members
     }
 
+    /// Whether the data of a slot's group is lost if another of its members fails.
+    pub fn is_unprotected(&self, slot: usize) -> bool {
+        self.shared.is_unprotected(slot)
+    }
+
     /// What foreground requests take.
     pub fn samples(&self) -> &Samples {
         &self.shared.samples

@@ -58,7 +58,11 @@ impl Keeper {
             checkpoint_cursor: cursor,
             error: None,
         };
+        self.rebuilding.set((kind != Kind::Replace).then_some(slot));
+        self.look_at_redundancy();
         self.run_fill(&mut fill).await;
+        self.rebuilding.set(None);
+        self.look_at_redundancy();
         self.end_fill(fill).await;
     }
 

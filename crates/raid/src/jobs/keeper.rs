@@ -3,14 +3,14 @@
 use super::scrub::Scrub;
 use super::spares::Incoming;
 use super::status::{Kind, Log, Progress};
-use super::throttle::Throttle;
+use super::throttle::{Pace, Throttle};
 use super::{Options, Shared, State};
 use crate::Uuid;
 use crate::array::{Array, Before};
 use crate::metadata::region_map::NEED_SYNC;
 use block::Channel;
 use reactor::{Core, Sleep};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -32,6 +32,10 @@ pub(super) struct Keeper {
     pub scrub: Option<Scrub>,
     /// How fast jobs may go.
     pub throttle: RefCell<Throttle>,
+    /// The slot that a rebuild fills now.
+    pub rebuilding: Cell<Option<usize>>,
+    /// The group of that slot has no redundancy left.
+    is_unprotected: Cell<bool>,
     /// When each slot's read errors were last reported.
     pub warned: RefCell<HashMap<usize, u64>>,
     /// Regions cannot be synced before members come back.
@@ -53,6 +57,8 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
         is_sync_blocked: false,
         is_reshape_blocked: false,
         throttle,
+        rebuilding: Cell::new(None),
+        is_unprotected: Cell::new(false),
         warned: RefCell::default(),
     };
     keeper.resume_scrub();
@@ -199,7 +205,8 @@ impl Keeper {
         let total_bytes = geometry.group_stripes * u64::from(geometry.strip_bytes);
         let left = total_bytes.saturating_sub(done_bytes);
         let eta_s = (bytes_per_s > 0).then(|| left / bytes_per_s);
-        let progress = Progress { kind, slot, done_bytes, total_bytes, bytes_per_s, eta_s };
+        let is_urgent = self.pace().is_urgent;
+        let progress = Progress { kind, slot, done_bytes, total_bytes, bytes_per_s, eta_s, is_urgent };
         self.log(|log| log.running = Some(progress));
     }
 
@@ -208,19 +215,30 @@ impl Keeper {
         if !is_work {
             return Ok(());
         }
-        let geometry = &self.array().config().geometry;
-        self.begin(geometry.group_members() as u64 * u64::from(geometry.strip_bytes))
+        self.begin(u64::from(self.array().config().geometry.strip_bytes))
     }
 
-    /// Whether work on so many bytes of members may be begun now; otherwise the time to ask again.
+    /// Notes whether the rebuild that runs is urgent.
+    pub fn look_at_redundancy(&self) {
+        let is_unprotected = |slot| self.array().is_unprotected(slot);
+        self.is_unprotected.set(self.rebuilding.get().is_some_and(is_unprotected));
+    }
+
+    /// The pace that an operator set. Without one, a rebuild of a group without redundancy is urgent.
+    fn pace(&self) -> Pace {
+        let usual = self.options().pace;
+        let is_urgent = usual.is_urgent || self.is_unprotected.get();
+        self.shared.look(|state| state.pace).unwrap_or(Pace { is_urgent, ..usual })
+    }
+
+    /// Whether work on so many bytes of each member may begin now; otherwise the time to ask again.
     pub fn begin(&self, bytes: u64) -> Result<(), Sleep> {
         let now_ns = self.core.now_ns();
         let mut throttle = self.throttle.borrow_mut();
         if throttle.is_due(now_ns) {
             let samples = self.array().samples();
-            if let Some(pace) = self.shared.look(|state| state.pace) {
-                throttle.set_pace(pace);
-            }
+            self.look_at_redundancy();
+            throttle.set_pace(self.pace());
             throttle.look(now_ns, &samples.take());
             samples.watch(true);
             self.warn_of_read_errors();

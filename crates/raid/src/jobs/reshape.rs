@@ -20,7 +20,7 @@ impl Keeper {
             if self.must_stop() {
                 return true;
             }
-            if let Err(sleep) = self.begin(member_bytes(window) * geometry.group_members() as u64) {
+            if let Err(sleep) = self.begin(member_bytes(window)) {
                 sleep.await;
                 continue;
             }

@@ -41,6 +41,8 @@ pub struct Progress {
     pub bytes_per_s: u64,
     /// Seconds until it ends, at this rate.
     pub eta_s: Option<u64>,
+    /// Whether it runs at full rate, because its group has no redundancy left.
+    pub is_urgent: bool,
 }
 
 /// What a scrub has found so far.

@@ -1,5 +1,7 @@
 //! Arrays on memory that are kept, under virtual time.
 
+mod urgency;
+
 use super::*;
 use crate::array::{Start, StartMember};
 use crate::config::Consistency;

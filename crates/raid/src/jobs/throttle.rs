@@ -20,14 +20,15 @@ const FEWEST: u64 = 20;
 /// Looks whose requests are judged even when they are fewer.
 const MOST_LOOKS: u32 = 10;
 
-/// How background work and foreground requests share an array.
+/// How background work and foreground requests share an array. The jobs of an array count the bytes of one member, so
+/// that a floor means the same for an array of four members and one of twenty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Bytes of stripes in a second that background work always gets.
+    /// Bytes in a second that background work always gets.
     pub least_bytes_per_s: u64,
     /// The share of the fastest rate seen that background work always gets, in percent.
     pub least_percent: u32,
-    /// Bytes of stripes in a second that background work gets at most.
+    /// Bytes in a second that background work gets at most.
     pub most_bytes_per_s: Option<u64>,
     /// Nanoseconds that 99 of 100 foreground requests are to be done in. Without it the throttle measures what they
     /// take while background work is slow, and allows half as much again.
@@ -136,6 +137,11 @@ impl Throttle {
         let done = self.bytes as f64 * 1e9 / passed as f64;
         (self.look_ns, self.bytes) = (now_ns, 0);
         self.fastest = self.fastest.max(done);
+        if self.pace.is_urgent {
+            // The latencies of this time say nothing about work at its floor.
+            (self.rate, self.looks, self.gathered, self.idle_looks) = (None, 0, Counts::default(), 0);
+            return;
+        }
         if counts.total() == 0 {
             self.idle_looks += 1;
             if self.idle_looks >= IDLE_LOOKS {
@@ -285,5 +291,17 @@ mod tests {
         let (mut throttle, mut now_ns) = (Throttle::new(urgent, 0), 0);
         run(&mut throttle, &mut now_ns, 50, MOST, latency);
         assert_eq!(throttle.allowed(), None);
+    }
+
+    #[test]
+    fn latencies_beside_urgent_work_are_no_baseline_for_later_work() {
+        let urgent = Pace { is_urgent: true, ..Pace::default() };
+        let (mut throttle, mut now_ns) = (Throttle::new(urgent, 0), 0);
+        run(&mut throttle, &mut now_ns, 50, MOST, latency);
+        throttle.set_pace(Pace::default());
+        run(&mut throttle, &mut now_ns, 400, MOST, latency);
+        let rate = throttle.allowed().unwrap();
+        // At the floor (5 %) requests take 150 µs. Work may make them half as slow again, as without the urgent time.
+        assert!(latency(rate) <= 280_000, "{rate} bytes in a second");
     }
 }
