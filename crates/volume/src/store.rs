@@ -24,7 +24,7 @@ use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
 use reactor::{BufferPool, MAX_BUFFER};
 
 /// Where the copies begin, by set. What stands before is left alone, so that the device is taken for nothing else.
-const SETS: [[u64; 2]; 2] = [[64 << 10, 3 << 20], [2 << 20, 1 << 20]];
+pub const SETS: [[u64; 2]; 2] = [[64 << 10, 3 << 20], [2 << 20, 1 << 20]];
 /// Bytes before the first unit, at least.
 pub const RESERVED: u64 = 4 << 20;
 /// Longest transfer: every device takes it.
@@ -204,6 +204,10 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
         let twin = twin.unwrap_or_else(|| Table { sequence: table.sequence + 1, ..table.clone() });
         let broken = copies[other..other + 2].iter().filter(|copy| copy.table().is_none());
         damaged.extend(broken.map(|copy| rewrite(copy, &twin)));
+        // The twin counts, so that the next change is 3: a lone 1 never stands for a change that was acknowledged.
+        if !is_proved {
+            return Ok(Found { table: twin, copies, damaged });
+        }
     }
     Ok(Found { table, copies, damaged })
 }

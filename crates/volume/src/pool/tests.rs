@@ -548,6 +548,32 @@ fn damage_never_brings_an_older_table_back_and_refusals_name_the_copies() {
 }
 
 #[test]
+fn a_change_after_a_creation_that_lost_its_second_table_is_never_taken_for_one_that_was_not_made() {
+    let write = |device: &Arc<dyn Device>, at: u64| {
+        let base = device.clone();
+        let write = async move |channel: &dyn Channel| {
+            let mut buffer = reactor::BufferPool::default().take(512).await;
+            buffer.as_mut_slice().fill(0);
+            buffer.transfer(channel, Op::Write, block::Flags::NONE, at).await.1
+        };
+        on(&base, &core(), write).unwrap();
+    };
+    let device = disk(8 * MIB);
+    drop(pool(&device));
+    // As a crash of the creation leaves it, too: set 0 holds nothing, and set 1 holds table 1.
+    COPIES[..2].iter().for_each(|at| write(&device, *at));
+    let pool = open(device.clone()).unwrap();
+    pool.create_volume(name("one"), MIB).unwrap();
+    drop(pool);
+    let newest = inspect(&device, &core()).unwrap();
+    let newest = newest.iter().filter_map(|copy| Some((copy.table()?.sequence, copy.offset)));
+    let last = newest.clone().max().unwrap().0;
+    newest.filter(|(sequence, _)| *sequence == last).for_each(|(_, at)| write(&device, at));
+    let refused = open(device).map(|pool| pool.volumes());
+    assert!(matches!(refused, Err(PoolError::Read(_, ReadError::Damaged(_)))), "{refused:?}");
+}
+
+#[test]
 fn a_pool_of_the_former_format_is_opened_and_converted_by_its_first_change() {
     const LEN: u64 = 8 * MIB;
     let device = disk(LEN);
