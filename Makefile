@@ -58,11 +58,14 @@ loom: ## Models of protocols between threads, in every order of their steps, eac
 miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 	tests/miri
 
-nightly: ## Slow suites: models with more preemptions, Miri where there is one, all mutants, a soak
+nightly: ## Slow suites: models with more preemptions, Miri where there is one, all mutants, a soak, every power cut
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri
 	$(MAKE) mutants
 	$(MAKE) soak
+	tests/lab/setup
+	$(MAKE) build
+	LAB_CUTS=all LAB_TEST_TIMEOUT_S=28800 tests/lab/run --jobs 2 power_cut
 
 python: ## The Python package: installs it in an environment of its own, runs its tests and examples
 	python/run-tests

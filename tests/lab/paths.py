@@ -18,6 +18,7 @@ KERNEL, NEW_KERNEL = (os.path.join(LAB, name) for name in ("kernel", "kernel-new
 RELEASE = os.path.join(REPO, "target", "release")
 FREESTONE = os.environ.get("FREESTONE", os.path.join(RELEASE, "freestone"))
 FREESTONED = os.environ.get("FREESTONED", os.path.join(os.path.dirname(FREESTONE), "freestoned"))
+RAID_CHECK = os.environ.get("RAID_CHECK", os.path.join(os.path.dirname(FREESTONE), "raid-check"))
 # Built with it.
 VIRTIO_BLK_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "virtio_blk_check")
 NVME_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "nvme_check")
