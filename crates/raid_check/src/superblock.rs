@@ -67,6 +67,7 @@ impl Superblock {
             ("lanes", (b[97] != 0) != (self.lanes() > 0 && self.lane_bytes() > 0)),
             ("lane", !self.lane_bytes().is_multiple_of(4096)),
             ("generation", self.generation() == 0),
+            ("scrub window", u64_at(b, 24) & 1 != 0 && (u16_at(b, 452) > 1439 || u16_at(b, 454) > 1439)),
         ];
         if let Some((field, _)) = fields.iter().find(|(_, is_wrong)| *is_wrong) {
             return Err(format!("field {field} out of range"));

@@ -3,7 +3,8 @@
 use super::open::Selection;
 use crate::Uuid;
 use crate::metadata::{
-    Found, Label, MemberFailures, MemberState, Reason, Store, Table, Target, zero_superblock,
+    Found, Label, Maintenance, MaintenanceChange, MemberFailures, MemberState, Reason, Store, Table, Target,
+    zero_superblock,
 };
 use block::{DeviceError, IoError};
 use reactor::current;
@@ -45,6 +46,15 @@ pub enum EditError {
         /// Why.
         why: &'static str,
     },
+    /// Members that the array counts on are not here.
+    #[error("slots {slots:?}: they are missing, and would keep what was set before")]
+    Missing {
+        /// Their slots.
+        slots: Vec<usize>,
+    },
+    /// A value that cannot be set.
+    #[error("{0}")]
+    Value(String),
     /// A spare cannot be written.
     #[error("{device}: its superblock cannot be erased: {error}")]
     Spare {
@@ -93,6 +103,7 @@ pub async fn fail_members(
             return Err(EditError::Needed { slot });
         }
     }
+    begin_epoch(selection, &mut table);
     commit(selection, table, wall_ns).await?;
     Ok(slots)
 }
@@ -138,6 +149,7 @@ pub async fn remove_members(
         }
     }
     if removed.iter().any(|removed| matches!(removed, Removed::Member(_))) {
+        begin_epoch(selection, &mut table);
         commit(selection, table, wall_ns).await?;
     }
     for removed in &removed {
@@ -190,12 +202,37 @@ fn spare_of<'a>(selection: &'a Selection, name: &str) -> Option<&'a Found> {
     selection.assembly.spares.iter().find(is_it)
 }
 
-async fn commit(selection: &Selection, table: Table, wall_ns: u64) -> Result<(), EditError> {
-    let next = selection.assembly.next_table(wall_ns);
-    let mut table =
-        Table { generation: next.generation, settled: next.settled, updated_ns: wall_ns, ..table };
+/// Changes what was chosen about scrubs and read errors, durably, on all members. On a core. Returns what holds now.
+///
+/// # Errors
+/// When a value is out of range, or the array was not stopped cleanly or lacks members; then nothing has been changed.
+pub async fn set_maintenance(
+    selection: &Selection,
+    change: &MaintenanceChange,
+    wall_ns: u64,
+) -> Result<Maintenance, EditError> {
+    let mut table = selection.assembly.table.clone();
+    table.maintenance = change.apply(table.maintenance, &table.config).map_err(EditError::Value)?;
+    let maintenance = table.maintenance;
+    if !table.is_clean {
+        return Err(EditError::NotClean);
+    }
+    if !selection.assembly.missing.is_empty() {
+        return Err(EditError::Missing { slots: selection.assembly.missing.clone() });
+    }
+    commit(selection, table, wall_ns).await?;
+    Ok(maintenance)
+}
+
+/// Other members are live than before: those that are not here are out as well.
+fn begin_epoch(selection: &Selection, table: &mut Table) {
     table.begin_epoch(current().random_u64());
     selection.assembly.missing.iter().for_each(|slot| table.take_out(*slot, Reason::Absent));
+}
+
+async fn commit(selection: &Selection, table: Table, wall_ns: u64) -> Result<(), EditError> {
+    let next = selection.assembly.next_table(wall_ns);
+    let table = Table { generation: next.generation, settled: next.settled, updated_ns: wall_ns, ..table };
     let store = Store::new(table.members.len());
     let mut targets = Vec::new();
     for (slot, found) in selection.assembly.members.iter().enumerate() {

@@ -5,7 +5,7 @@ use crate::Uuid;
 use crate::array::Array;
 use crate::array::members::SlotState;
 use crate::jobs::{Kind, Progress, ScrubReport, Status};
-use crate::metadata::{Member, MemberState, Table};
+use crate::metadata::{Maintenance, Member, MemberState, Table};
 use serde::{Deserialize, Serialize};
 
 /// An array, running or not.
@@ -48,6 +48,18 @@ pub struct ArrayReport {
     pub spares: Vec<SpareReport>,
     /// What is being done to it.
     pub jobs: Vec<JobReport>,
+    /// When it is scrubbed, and how many read errors a member may have.
+    #[serde(default)]
+    pub maintenance: Maintenance,
+    /// The last complete scrub ended, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrubbed_ns: Option<u64>,
+    /// The next scheduled scrub is due, in nanoseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_scrub_ns: Option<u64>,
+    /// Whether a scheduled scrub is under way: it runs, or waits until the schedule allows that.
+    #[serde(default)]
+    pub is_scheduled_scrub: bool,
     /// The last scrub since it was started, or the one that runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<ScrubReport>,
@@ -95,6 +107,10 @@ impl ArrayReport {
             members: table.members.iter().enumerate().map(member).collect(),
             spares: Vec::new(),
             jobs: Vec::new(),
+            maintenance: table.maintenance,
+            scrubbed_ns: Some(table.scrubbed_ns).filter(|at_ns| *at_ns != 0),
+            next_scrub_ns: table.next_scrub_ns(table.updated_ns),
+            is_scheduled_scrub: table.scrub_is_scheduled,
             scrub: None,
         }
     }

@@ -149,6 +149,7 @@ impl Owner {
             }
         }
         self.write_incoming(scratch, stripe, strip, slot, offset).await?;
+        self.count_answered(stripe, *unreadable);
         Ok(())
     }
 

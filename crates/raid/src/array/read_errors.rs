@@ -2,14 +2,14 @@
 
 use super::members::Which;
 use super::owner::{Owner, Scratch};
-use super::write::Stop;
+use super::write::{Stop, ones};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Nanoseconds after which half of the recent errors of a slot are forgotten.
 pub const WINDOW_NS: u64 = 3_600_000_000_000;
 
-/// Read errors that were answered from other members and written again, by slot. Errors are rare: a lock is cheap
+/// Read errors of live members that were answered from the other members, by slot. Errors are rare: a lock is cheap
 /// enough here.
 #[derive(Debug, Default)]
 pub struct ReadErrors(Mutex<BTreeMap<usize, Count>>);
@@ -67,13 +67,26 @@ impl Owner {
         strip: usize,
         offset: u32,
     ) -> Result<(), Stop> {
-        let slot = self.shared.config.geometry.member(stripe, strip);
-        let is_own = self.reader(stripe, strip).is_some_and(|(_, which, _)| which == Which::Own);
+        let is_own = self.is_read_from_own(stripe, strip);
         self.repair(scratch, stripe, strip, offset).await?;
-        if is_own && self.shared.members.is_live(slot) {
-            self.shared.read_errors.note(slot, self.shared.wall_ns());
+        if is_own {
+            self.count_answered(stripe, 1 << strip);
         }
         Ok(())
+    }
+
+    /// Counts the read errors of strips that a write or a fill got past: it has used the other members instead.
+    pub(super) fn count_answered(&self, stripe: u64, unreadable: u64) {
+        for strip in ones(unreadable) {
+            let slot = self.shared.config.geometry.member(stripe, strip);
+            if self.is_read_from_own(stripe, strip) && self.shared.members.is_live(slot) {
+                self.shared.read_errors.note(slot, self.shared.wall_ns());
+            }
+        }
+    }
+
+    fn is_read_from_own(&self, stripe: u64, strip: usize) -> bool {
+        self.reader(stripe, strip).is_some_and(|(_, which, _)| which == Which::Own)
     }
 }
 

@@ -247,6 +247,11 @@ impl Common {
         self.committed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Looks at the table that was committed last, without a copy of it.
+    pub fn look_at_table<R>(&self, look: impl FnOnce(&Table) -> R) -> R {
+        look(&self.committed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// A table has been committed.
     pub fn set_table(&self, table: Table) {
         *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner) = (Nonce(table.nonce), table.epoch);

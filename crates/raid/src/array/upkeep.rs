@@ -9,7 +9,7 @@ use super::remote::LocalFuture;
 use super::scrub::ScrubResult;
 use crate::Uuid;
 use crate::metadata::region_map::{NEED_SYNC, OPEN, STALE};
-use crate::metadata::{MemberFailures, Reason, Table};
+use crate::metadata::{Maintenance, MemberFailures, Reason, Table};
 use block::{IoError, IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -165,6 +165,33 @@ impl Array {
             Ok(())
         };
         self.on_owner(0, move |owner| Box::pin(settle(owner))).await
+    }
+
+    /// Choices of an operator about the upkeep.
+    pub fn maintenance(&self) -> Maintenance {
+        self.shared.look_at_table(|table| table.maintenance)
+    }
+
+    /// Makes choices about the upkeep durable. They hold from then on. On a core.
+    ///
+    /// # Errors
+    /// What the commit says.
+    pub async fn set_maintenance(&self, maintenance: Maintenance) -> IoResult {
+        self.note(move |table| table.maintenance = maintenance).await
+    }
+
+    /// Whether a scheduled scrub may run now: see [`Table::allows_scheduled_scrub`]. On a core.
+    pub fn allows_scheduled_scrub(&self) -> bool {
+        let now_ns = self.wall_ns();
+        self.shared.members.is_healthy()
+            && self.shared.look_at_table(|table| table.allows_scheduled_scrub(now_ns))
+    }
+
+    /// Whether a scheduled scrub is due, and may run now. On a core.
+    pub fn is_scrub_due(&self) -> bool {
+        let now_ns = self.wall_ns();
+        let is_due = |table: &Table| table.next_scrub_ns(now_ns).is_some_and(|due_ns| due_ns <= now_ns);
+        self.shared.look_at_table(is_due) && self.allows_scheduled_scrub()
     }
 
     /// Commits a change of the table that concerns no member, e.g. how far a scrub is.

@@ -128,6 +128,9 @@ impl Owner {
                 result => break result,
             }
         };
+        if result.is_ok() {
+            self.count_answered(rect.stripe, unreadable);
+        }
         let rows = if scratch.is_logged || unreadable == 0 { Rows::Perhaps } else { Rows::Untouched };
         self.recycle(scratch);
         result.map_err(|stop| (stop, rows))

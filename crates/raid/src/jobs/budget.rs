@@ -1,12 +1,16 @@
 //! Members with more corrected read errors than their budget: replaced by a spare while they are still read from.
 
 use super::keeper::Keeper;
+use super::status::JOB;
 use crate::array::WINDOW_NS;
 
 impl Keeper {
     /// Live members that exceed the budget, as slots. A slot that is being replaced is not among them.
     fn over_budget(&self) -> Vec<usize> {
-        let Some(budget) = self.options().read_errors else { return Vec::new() };
+        let budget = self.array().maintenance().read_errors;
+        if budget == 0 {
+            return Vec::new();
+        }
         let (array, now_ns) = (self.array(), self.array().wall_ns());
         let members = array.members();
         let is_over = |slot: &usize| {
@@ -59,7 +63,7 @@ impl Keeper {
                 "slot {slot}: {errors} corrected read errors exceed its budget, and no spare can replace it"
             );
             tracing::warn!(array = self.array().config().name, slot, errors, "{text}");
-            self.log(|log| log.event(now_ns, text));
+            self.log(|log| log.event(now_ns, JOB, text));
         }
     }
 

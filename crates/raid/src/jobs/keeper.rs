@@ -2,7 +2,7 @@
 
 use super::scrub::Scrub;
 use super::spares::Incoming;
-use super::status::{Kind, Log, Progress};
+use super::status::{JOB, Kind, Log, Progress};
 use super::throttle::{Pace, Throttle};
 use super::{Options, Shared, State};
 use crate::Uuid;
@@ -189,9 +189,14 @@ impl Keeper {
 
     /// Remembers that something happened.
     pub fn event(&self, text: String) {
-        tracing::info!(array = self.array().config().name, "{text}");
+        self.event_of(JOB, text);
+    }
+
+    /// Remembers that something happened, under a word of its own.
+    pub fn event_of(&self, what: &'static str, text: String) {
+        tracing::info!(array = self.array().config().name, what, "{text}");
         let at_ns = self.array().wall_ns();
-        self.shared.look(|state| state.log.event(at_ns, text));
+        self.shared.look(|state| state.log.event(at_ns, what, text));
     }
 
     /// Changes what the keeper tells.

@@ -9,6 +9,7 @@
 //!                                    corrected read errors than its budget
 //!     regions that need a sync       make parity fit, region by region
 //!     a scrub that was asked for     compare, count, mend if told
+//!     a scrub that is due            compare and count, while its window is open and every member is live
 //! ```
 //!
 //! One job runs at a time, a window of stripes in flight. A job that is interrupted (by a more urgent one, a pause, a
@@ -52,8 +53,6 @@ pub struct Options {
     pub pace: Pace,
     /// Spares that any array may take.
     pub spares: SparePool,
-    /// Corrected read errors of an hour that a member may have. Beyond it a spare replaces the member. `None`: no limit.
-    pub read_errors: Option<u32>,
 }
 
 impl Default for Options {
@@ -64,7 +63,6 @@ impl Default for Options {
             checkpoint_bytes: 4 << 30,
             pace: Pace::default(),
             spares: SparePool::default(),
-            read_errors: Some(20),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Scrubs and syncs: parity is compared with data, stripe by stripe.
 
+use super::State;
 use super::keeper::{Keeper, LOOK_NS};
 use super::pump::Pump;
-use super::status::{Kind, Meter, ScrubReport};
+use super::status::{JOB, Kind, Meter, SCRUB_FINISHED, SCRUB_STARTED, ScrubReport};
 use crate::array::ScrubResult;
 use crate::metadata::region_map::{NEED_SYNC, WRITTEN};
 use block::IoError;
@@ -13,6 +14,8 @@ pub(super) struct Scrub {
     /// Every step of the walk below is done.
     cursor: u64,
     report: ScrubReport,
+    /// The schedule has started it: it runs while the schedule allows that.
+    is_scheduled: bool,
 }
 
 /// A step of the walk, and what came out there.
@@ -32,57 +35,87 @@ impl Keeper {
         let geometry = &self.array().config().geometry;
         let cursor = cursor / u64::from(geometry.strip_bytes) * geometry.groups as u64;
         let report = ScrubReport { is_repairing: table.scrub_repairs, ..ScrubReport::default() };
-        self.scrub = Some(Scrub { cursor: cursor.min(geometry.stripes()), report });
+        let (cursor, is_scheduled) = (cursor.min(geometry.stripes()), table.scrub_is_scheduled);
+        self.scrub = Some(Scrub { cursor, report, is_scheduled });
     }
 
-    /// Goes on with a scrub, if one is wanted; whether there was anything to do.
+    /// Goes on with a scrub, if one is wanted or due; whether there was anything to do.
     pub(super) async fn scrub_on(&mut self) -> bool {
-        if let Some(is_repairing) = self.shared.look(|state| state.scrub.take()) {
-            let report = ScrubReport { is_repairing, ..ScrubReport::default() };
-            self.begin_scrub(Scrub { cursor: 0, report }).await;
+        let take = |state: &mut State| (std::mem::take(&mut state.is_cancelled), state.scrub.take());
+        let (mut is_cancelled, wanted) = self.shared.look(take);
+        if let Some(is_repairing) = wanted {
+            self.begin_scrub(is_repairing, false).await;
+        } else if self.scrub.is_none() && !is_cancelled && self.array().is_scrub_due() {
+            self.begin_scrub(false, true).await;
+            self.event_of(SCRUB_STARTED, "a scheduled scrub has started".into());
         }
-        let is_cancelled = self.shared.look(|state| std::mem::take(&mut state.is_cancelled));
         let Some(mut scrub) = self.scrub.take() else { return false };
+        // Without a schedule nothing would continue it.
+        is_cancelled |= scrub.is_scheduled && self.array().maintenance().scrub_period_s == 0;
         if !is_cancelled {
+            if scrub.is_scheduled && !self.array().allows_scheduled_scrub() {
+                self.scrub = Some(scrub);
+                return false;
+            }
             self.run_scrub(&mut scrub).await;
         }
+        self.end_scrub(scrub, is_cancelled || self.is_cancelled()).await;
+        true
+    }
+
+    /// Begins a scrub, and makes that durable, so that a crash does not forget it.
+    async fn begin_scrub(&mut self, is_repairing: bool, is_scheduled: bool) {
+        let noted = self.array().note(move |table| {
+            table.scrub_cursor = Some(0);
+            (table.scrub_repairs, table.scrub_is_scheduled) = (is_repairing, is_scheduled);
+        });
+        let _ = noted.await; // it runs all the same
+        let report = ScrubReport { is_repairing, ..ScrubReport::default() };
+        self.scrub = Some(Scrub { cursor: 0, report, is_scheduled });
+    }
+
+    /// Makes durable how far a scrub is that has stopped: it is over, cancelled, or runs on later.
+    async fn end_scrub(&mut self, mut scrub: Scrub, is_cancelled: bool) {
         let array = self.array().clone();
         let geometry = &array.config().geometry;
         let is_over = scrub.cursor == geometry.stripes();
+        let is_scheduled = scrub.is_scheduled;
         scrub.report.is_complete = is_over;
         self.log(|log| log.scrub = Some(scrub.report.clone()));
-        let cursor = geometry.step_offset(scrub.cursor);
-        let (is_cancelled, now_ns) = (is_cancelled || self.is_cancelled(), array.wall_ns());
+        let (cursor, now_ns) = (geometry.step_offset(scrub.cursor), array.wall_ns());
         let noted = array.note(move |table| {
             if is_over {
                 table.scrubbed_ns = now_ns;
+            } else if is_cancelled
+                && (is_scheduled || table.next_scrub_ns(now_ns).is_some_and(|due_ns| due_ns <= now_ns))
+            {
+                table.scrub_cancelled_s = u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX);
             }
             let is_left = !is_over && !is_cancelled;
             table.scrub_cursor = is_left.then_some(cursor);
             table.scrub_repairs &= is_left;
+            table.scrub_is_scheduled &= is_left;
         });
         let _ = noted.await; // a scrub begins again at worst
         if is_over {
             let ScrubReport { stripes, mismatched_rows, mismatched_stripes, .. } = scrub.report;
             self.log(|log| log.totals.jobs += 1);
-            self.event(format!(
-                "a scrub of {stripes} stripes has found {mismatched_rows} rows in {mismatched_stripes} that did \
-                 not fit"
-            ));
-        } else if !is_cancelled {
+            let (what, name) = match is_scheduled {
+                true => (SCRUB_FINISHED, "a scheduled scrub"),
+                false => (JOB, "a scrub"),
+            };
+            self.event_of(
+                what,
+                format!(
+                    "{name} of {stripes} stripes has found {mismatched_rows} rows in {mismatched_stripes} that did \
+                     not fit"
+                ),
+            );
+        } else if is_cancelled {
+            self.event(format!("the scrub was cancelled at {cursor} bytes of each member"));
+        } else {
             self.scrub = Some(scrub);
         }
-        true
-    }
-
-    /// Makes durable what scrub begins, so that a crash does not forget it.
-    async fn begin_scrub(&mut self, scrub: Scrub) {
-        let is_repairing = scrub.report.is_repairing;
-        let noted = self
-            .array()
-            .note(move |table| (table.scrub_cursor, table.scrub_repairs) = (Some(0), is_repairing));
-        let _ = noted.await; // it runs all the same
-        self.scrub = Some(scrub);
     }
 
     fn is_cancelled(&self) -> bool {
@@ -103,7 +136,7 @@ impl Keeper {
             let now_ns = self.core.now_ns();
             if now_ns - looked_ns >= LOOK_NS {
                 looked_ns = now_ns;
-                is_wanted = !self.is_urgent();
+                is_wanted = !self.is_urgent() && (!scrub.is_scheduled || array.allows_scheduled_scrub());
             }
             is_wanted &= !self.must_stop() && self.shared.look(|s| !s.is_cancelled && s.scrub.is_none());
             let mut timer = None;

@@ -6,6 +6,13 @@ use std::collections::VecDeque;
 /// Events that are remembered.
 const EVENTS: usize = 64;
 
+/// The word for events of jobs.
+pub(super) const JOB: &str = "job";
+/// The word for the start of a scheduled scrub.
+pub(super) const SCRUB_STARTED: &str = "scrub started by schedule";
+/// The word for the end of a scheduled scrub.
+pub(super) const SCRUB_FINISHED: &str = "scrub finished by schedule";
+
 /// A kind of job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -73,6 +80,8 @@ pub struct ScrubReport {
 pub struct Event {
     /// When, in nanoseconds since 1970.
     pub at_ns: u64,
+    /// A word for it: `job`, or that a scheduled scrub has started or finished.
+    pub what: &'static str,
     /// What: a sentence.
     pub text: String,
 }
@@ -137,11 +146,11 @@ impl Log {
         }
     }
 
-    pub fn event(&mut self, at_ns: u64, text: String) {
+    pub fn event(&mut self, at_ns: u64, what: &'static str, text: String) {
         if self.events.len() == EVENTS {
             self.events.pop_front();
         }
-        self.events.push_back(Event { at_ns, text });
+        self.events.push_back(Event { at_ns, what, text });
     }
 
     pub fn is_idle(&self) -> bool {

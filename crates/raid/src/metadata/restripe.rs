@@ -238,7 +238,15 @@ async fn begin_of(
     // Settled stays what members stand at: they will never have this table.
     let next = assembly.next_table(options.now_ns);
     let reshape = Some(reshape);
-    let change = Table { config, reshape, resync_cursor: None, scrub_cursor: None, ..next };
+    let change = Table {
+        config,
+        reshape,
+        resync_cursor: None,
+        scrub_cursor: None,
+        scrub_repairs: false,
+        scrub_is_scheduled: false,
+        ..next
+    };
     let creating = new.creating(change, options.identities);
     new.write(&store, &creating).await?;
     let created = Table { is_creating: false, ..creating.retry(options.now_ns) };

@@ -2,6 +2,7 @@
 
 use super::create::CreateError;
 use super::layout::Layout;
+use super::maintenance::Maintenance;
 use crate::config::MAX_GROUP_MEMBERS;
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zones};
 
@@ -31,6 +32,8 @@ pub struct Shape {
     pub region_bytes: Option<u64>,
     /// Lanes of the log, and bytes of each; by default 16 of 1 MiB, less on small members.
     pub lanes: Option<(u16, u32)>,
+    /// When it is scrubbed, and how many read errors a member may have.
+    pub maintenance: Maintenance,
 }
 
 /// Regions that a new array has at most.
@@ -55,6 +58,7 @@ impl Shape {
             member_bytes: None,
             region_bytes: None,
             lanes: None,
+            maintenance: Maintenance::default(),
         }
     }
 

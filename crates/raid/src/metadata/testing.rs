@@ -2,6 +2,7 @@
 
 use super::io::Target;
 use super::layout::Layout;
+use super::maintenance::Maintenance;
 use super::superblock::{EpochId, Member, Reshape, Superblock, Table};
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zones};
 use block::{Channel, IoError, IoFuture, IoResult, Limits, Op, Request};
@@ -77,6 +78,9 @@ pub(crate) fn table(config: &ArrayConfig) -> Table {
         resync_cursor: None,
         scrub_cursor: None,
         scrub_repairs: false,
+        scrub_is_scheduled: false,
+        scrub_cancelled_s: 0,
+        maintenance: Maintenance::default(),
         scrubbed_ns: 0,
         reshape: None,
         owner: "host".into(),

@@ -6,6 +6,7 @@ use super::{
 use crate::config::MAX_NAME_BYTES;
 use crate::geometry::MAX_ZONES;
 use crate::metadata::layout::{COPY_BYTES, Layout};
+use crate::metadata::maintenance::{Maintenance, Window};
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zone, Zones};
 
 /// What every superblock begins with.
@@ -24,8 +25,16 @@ const IS_CLEAN: u16 = 1;
 const IS_CREATING: u16 = 2;
 const IS_LOGGING: u16 = 4;
 const SCRUB_REPAIRS: u16 = 8;
+const SCRUB_IS_SCHEDULED: u16 = 16;
 const ZONES_AT: usize = 432;
 const ZONE_BYTES: usize = 16;
+
+/// The compatible feature of choices about scrubs and read errors. Their fields lie in the zeroes between zones.
+const COMPAT_MAINTENANCE: u64 = 1;
+const SCRUB_PERIOD_AT: usize = 436;
+const SCRUB_WINDOW_AT: usize = 452;
+const READ_ERRORS_AT: usize = 468;
+const SCRUB_CANCELLED_AT: usize = 484;
 
 /// Incompatible features this program knows: a bit and its name.
 const INCOMPAT: [(u64, &str); 2] = [(1, "reshape"), (2, "zones")];
@@ -229,7 +238,8 @@ fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     let flags = flag(table.is_clean, IS_CLEAN)
         | flag(table.is_creating, IS_CREATING)
         | flag(table.is_logging, IS_LOGGING)
-        | flag(table.scrub_repairs, SCRUB_REPAIRS);
+        | flag(table.scrub_repairs, SCRUB_REPAIRS)
+        | flag(table.scrub_is_scheduled, SCRUB_IS_SCHEDULED);
     out.put(138, flags.to_le_bytes());
     out.put(140, (table.members.len() as u32).to_le_bytes());
     out.put(144, table.generation.to_le_bytes());
@@ -249,6 +259,7 @@ fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     if let Some(reshape) = &table.reshape {
         encode_reshape(out, reshape);
     }
+    encode_maintenance(out, table.maintenance, table.scrub_cancelled_s);
     let newest = table.history.len().saturating_sub(HISTORY);
     for (i, epoch) in table.history[newest..].iter().enumerate() {
         out.put(512 + 16 * i, epoch.epoch.to_le_bytes());
@@ -292,6 +303,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
     };
     let flags = input.u16(138);
     let reshape = decode_reshape(input, &config, &layout)?;
+    let (maintenance, scrub_cancelled_s) = decode_maintenance(input)?;
     let table = Table {
         history: decode_history(input, epoch)?,
         config,
@@ -308,6 +320,9 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         resync_cursor: input.cursor(296),
         scrub_cursor: input.cursor(304),
         scrub_repairs: flags & SCRUB_REPAIRS != 0,
+        scrub_is_scheduled: flags & SCRUB_IS_SCHEDULED != 0,
+        scrub_cancelled_s,
+        maintenance,
         scrubbed_ns: input.u64(312),
         reshape,
         owner: input.text("owner", 320, MAX_OWNER_BYTES)?,
@@ -316,6 +331,40 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
     };
     let unknown_ro_compat = input.u64(32) & !RO_COMPAT;
     Ok(Superblock { member: Uuid(input.bytes(176)), slot, layout, unknown_ro_compat, table })
+}
+
+/// Choices that are those by default leave their fields zero.
+fn encode_maintenance(out: &mut Fields<'_>, maintenance: Maintenance, cancelled_s: u32) {
+    if maintenance == Maintenance::default() && cancelled_s == 0 {
+        return;
+    }
+    let Maintenance { scrub_period_s, scrub_window, read_errors } = maintenance;
+    let Window { start_minute, end_minute } =
+        scrub_window.unwrap_or(Window { start_minute: 0, end_minute: 0 });
+    out.put(24, COMPAT_MAINTENANCE.to_le_bytes());
+    out.put(SCRUB_PERIOD_AT, scrub_period_s.to_le_bytes());
+    out.put(SCRUB_WINDOW_AT, start_minute.to_le_bytes());
+    out.put(SCRUB_WINDOW_AT + 2, end_minute.to_le_bytes());
+    out.put(READ_ERRORS_AT, read_errors.to_le_bytes());
+    out.put(SCRUB_CANCELLED_AT, cancelled_s.to_le_bytes());
+}
+
+/// Choices about scrubs and read errors, and when a scheduled scrub was cancelled last, in seconds since 1970.
+fn decode_maintenance(input: &Input<'_>) -> Result<(Maintenance, u32), DecodeError> {
+    if input.u64(24) & COMPAT_MAINTENANCE == 0 {
+        return Ok((Maintenance::default(), 0));
+    }
+    let window =
+        Window { start_minute: input.u16(SCRUB_WINDOW_AT), end_minute: input.u16(SCRUB_WINDOW_AT + 2) };
+    if !window.is_valid() {
+        return invalid("scrub window", format!("{} to {}", window.start_minute, window.end_minute));
+    }
+    let maintenance = Maintenance {
+        scrub_period_s: input.u32(SCRUB_PERIOD_AT),
+        scrub_window: window.or_none(),
+        read_errors: input.u32(READ_ERRORS_AT),
+    };
+    Ok((maintenance, input.u32(SCRUB_CANCELLED_AT)))
 }
 
 fn decode_members(input: &Input<'_>, count: usize) -> Result<Vec<Member>, DecodeError> {
@@ -535,7 +584,9 @@ mod tests {
         table.members[4].state = MemberState::Rebuilding { cursor: 1 << 40 };
         table.members[4].reason = Reason::Replacing;
         (table.resync_cursor, table.scrub_cursor, table.scrubbed_ns) = (Some(4096), Some(0), 9);
-        table.scrub_repairs = true;
+        (table.scrub_repairs, table.scrub_is_scheduled, table.scrub_cancelled_s) = (true, true, 1 << 31);
+        let scrub_window = Some(Window { start_minute: 1320, end_minute: 360 });
+        table.maintenance = Maintenance { scrub_period_s: 864_000, scrub_window, read_errors: 7 };
         table.owner = "höst".into();
         // 420 strips of data are 21 old rows and 20 new ones: the new shape has 20 rows more.
         let old_geometry = Geometry { data: 20, parity: 2, ..table.config.geometry };
@@ -639,6 +690,33 @@ mod tests {
         reseal(&mut without);
         let error = Label::decode(&without).unwrap_err().to_string();
         assert_eq!(error, "superblock with zones []");
+    }
+
+    #[test]
+    fn choices_about_upkeep_share_the_zeroes_of_zones_and_old_superblocks_have_the_defaults() {
+        let mut zoned = zoned();
+        let plain = zoned.encode();
+        assert_eq!(Input(&plain).u64(24), 0, "by default nothing is written");
+        let scrub_window = Some(Window { start_minute: 1439, end_minute: 1 });
+        zoned.table.maintenance = Maintenance { scrub_period_s: u32::MAX, scrub_window, read_errors: 0 };
+        zoned.table.scrub_cancelled_s = u32::MAX;
+        let bytes = zoned.encode();
+        assert_eq!(Label::decode(&bytes), Ok(Label::Member(Box::new(zoned.clone()))));
+        // A program that does not know the feature writes zeroes there.
+        for places in [436..440, 452..456, 468..472, 484..488] {
+            assert!(plain[places].iter().all(|byte| *byte == 0));
+        }
+        let mut old = bytes.clone();
+        old[24] = 0;
+        reseal(&mut old);
+        let Ok(Label::Member(found)) = Label::decode(&old) else { panic!() };
+        assert_eq!((found.table.maintenance, found.table.scrub_cancelled_s), (Maintenance::default(), 0));
+        assert_eq!(found.table.config, zoned.table.config);
+        let mut beyond = bytes;
+        beyond[SCRUB_WINDOW_AT] += 1;
+        reseal(&mut beyond);
+        let error = Label::decode(&beyond).unwrap_err().to_string();
+        assert_eq!(error, "superblock with scrub window 1440 to 1");
     }
 
     #[test]

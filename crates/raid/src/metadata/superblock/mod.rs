@@ -15,6 +15,7 @@ pub use codec::{DecodeError, HEAD_BYTES, MAGIC, VERSION};
 pub use reshape::Reshape;
 
 use super::layout::Layout;
+use super::maintenance::Maintenance;
 use crate::{ArrayConfig, Uuid};
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -103,8 +104,14 @@ pub struct Table {
     pub scrub_cursor: Option<u64>,
     /// Whether the scrub that is under way writes wrong strips again.
     pub scrub_repairs: bool,
+    /// Whether the schedule has started the scrub that is under way.
+    pub scrub_is_scheduled: bool,
+    /// When a scheduled scrub was cancelled last, in seconds since 1970; 0 for never.
+    pub scrub_cancelled_s: u32,
     /// When the last scrub ended, in nanoseconds since 1970; 0 for never.
     pub scrubbed_ns: u64,
+    /// Choices of an operator about the upkeep.
+    pub maintenance: Maintenance,
     /// The change of shape that is under way.
     pub reshape: Option<Reshape>,
     /// The host that serves the array, or did last.
