@@ -14,6 +14,7 @@ use crate::growth;
 use crate::machine::CrashAt;
 use crate::newcomers;
 use crate::oracle::SECTOR;
+use crate::pairs;
 use crate::plan::{Action, Boot, Newcomers, Step};
 use crate::streams;
 use crate::subject::{Refusal, Running, Scrubbed, Subject};
@@ -542,6 +543,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             }
             judge(world, "add", result);
         }
+        Action::ReplaceLost(slot) => pairs::replace_lost(world, running, slot).await,
         Action::Grow(bytes) => growth::run(world, running, bytes).await,
         Action::Reshape => {
             let result = running.reshape().await;
@@ -566,7 +568,7 @@ fn note_shape(world: &World, running: &dyn Running) {
     world.note_geometry(running.geometry(), running.device().limits().capacity);
 }
 
-fn judge(world: &World, what: &str, result: Result<(), String>) {
+pub(crate) fn judge(world: &World, what: &str, result: Result<(), String>) {
     if let Err(error) = result
         && world.machine.is_on()
         && !world.is_any_beyond()

@@ -69,6 +69,19 @@ impl Kept {
         Err(format!("the keeper does not fill slot {slot}: {last}; {:?}", self.jobs.status()))
     }
 
+    /// The keeper finds all disks when it looks, and fills them in one pass.
+    async fn fill_all(&self, disks: &[(usize, SimDisk)]) -> Result<(), String> {
+        self.jobs.pause();
+        for (slot, disk) in disks {
+            let _ = self.jobs.replace(*slot, Arc::new(disk.clone())).await; // else it is given below
+        }
+        self.jobs.resume();
+        for (slot, disk) in disks {
+            self.fill(*slot, disk).await?;
+        }
+        Ok(())
+    }
+
     async fn sync(&self) -> Result<(), String> {
         self.jobs.idle().await;
         let open = self.array.array.count_regions(NEED_SYNC);
@@ -118,6 +131,10 @@ impl Running for Kept {
 
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
         Box::pin(self.fill(slot, disk))
+    }
+
+    fn add_all<'a>(&'a self, disks: &'a [(usize, SimDisk)]) -> Local<'a, Result<(), String>> {
+        Box::pin(self.fill_all(disks))
     }
 
     fn scrub(&self, repair: bool) -> Local<'_, Result<Scrubbed, String>> {

@@ -26,6 +26,7 @@ mod machine;
 mod medium;
 mod newcomers;
 mod oracle;
+mod pairs;
 mod plan;
 mod rng;
 mod run;

@@ -57,6 +57,9 @@ struct Args {
     /// Metadata of members becomes unreadable or rots while power is off
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
     faults: bool,
+    /// Two members of a group are lost and replaced together, under the keeper
+    #[arg(long)]
+    pairs: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -131,8 +134,18 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let Args { consistency, cores, grow, groups, streams, shapes, faults, .. } = *self;
-        Filter { levels: self.level.clone(), consistency, cores, grow, groups, streams, shapes, faults }
+        let Args { consistency, cores, grow, groups, streams, shapes, faults, pairs, .. } = *self;
+        Filter {
+            levels: self.level.clone(),
+            consistency,
+            cores,
+            grow,
+            groups,
+            streams,
+            shapes,
+            faults,
+            pairs,
+        }
     }
 
     /// The options that a replay needs, too.
@@ -146,7 +159,8 @@ impl Args {
         let streams = self.streams.then(|| " --streams".to_owned());
         let shapes = self.shapes.then(|| " --shapes".to_owned());
         let faults = self.faults.then(|| " --faults".to_owned());
-        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes).chain(faults);
+        let pairs = self.pairs.then(|| " --pairs".to_owned());
+        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes).chain(faults).chain(pairs);
         levels.chain(mode).chain(cores).chain(changes).chain(mutant).collect()
     }
 }

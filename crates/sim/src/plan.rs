@@ -137,6 +137,8 @@ pub enum Action {
     Return(usize),
     /// An empty slot gets a blank disk.
     Replace(usize),
+    /// All empty slots of a slot's group get blank disks at the same time.
+    ReplaceLost(usize),
     /// Data and parity are compared.
     Scrub,
     /// All disks become larger by so many bytes, and the array with them.
@@ -168,7 +170,8 @@ impl Action {
             | Action::Slow(slot, _)
             | Action::FailWrite(slot, _)
             | Action::Return(slot)
-            | Action::Replace(slot) => Some(slot),
+            | Action::Replace(slot)
+            | Action::ReplaceLost(slot) => Some(slot),
             _ => None,
         }
     }
@@ -248,6 +251,8 @@ pub struct Filter {
     pub shapes: bool,
     /// Metadata is damaged.
     pub faults: bool,
+    /// Two members are lost and replaced together.
+    pub pairs: bool,
 }
 
 impl Filter {
@@ -255,6 +260,9 @@ impl Filter {
     fn narrowed(mut self) -> Filter {
         if self.shapes && self.levels.is_empty() {
             self.levels = crate::shapes::LEVELS.to_vec();
+        }
+        if self.pairs && self.levels.is_empty() {
+            self.levels = crate::pairs::LEVELS.to_vec();
         }
         if self.shapes {
             self.consistency = Some(Consistency::Ppl);
@@ -423,6 +431,9 @@ impl Plan {
         }
         if filter.faults {
             crate::faults::draw(&mut plan);
+        }
+        if filter.pairs {
+            crate::pairs::draw(&mut plan);
         }
         plan
     }

@@ -82,6 +82,16 @@ pub trait Running {
     /// Gives a disk to an empty slot: a blank one or a former member; ends when the slot is live again.
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>>;
 
+    /// Gives disks to empty slots of a group at the same time; ends when all of them are live again.
+    fn add_all<'a>(&'a self, disks: &'a [(usize, SimDisk)]) -> Local<'a, Result<(), String>> {
+        Box::pin(async move {
+            for (slot, disk) in disks {
+                self.add(*slot, disk).await?;
+            }
+            Ok(())
+        })
+    }
+
     /// Compares data and parity of all stripes, and makes them fit if told.
     fn scrub(&self, repair: bool) -> Local<'_, Result<Scrubbed, String>>;
 

@@ -27,6 +27,8 @@ pub struct Stats {
     pub losses: u64,
     /// Rebuilds that ended.
     pub rebuilds: u64,
+    /// … of two members and more at the same time.
+    pub pairs: u64,
     /// Scrubs that ended.
     pub scrubs: u64,
     /// Writes that a disk failed.
@@ -52,6 +54,7 @@ impl Stats {
         self.operations += other.operations;
         self.losses += other.losses;
         self.rebuilds += other.rebuilds;
+        self.pairs += other.pairs;
         self.scrubs += other.scrubs;
         self.failed_writes += other.failed_writes;
         self.damages += other.damages;
@@ -315,7 +318,7 @@ impl World {
         self.is_beyond.borrow().contains(&true)
     }
 
-    fn slots_of(&self, group: usize) -> std::ops::Range<usize> {
+    pub fn slots_of(&self, group: usize) -> std::ops::Range<usize> {
         if self.shape.next.is_some() {
             return 0..self.shape.most_members();
         }

@@ -12,9 +12,10 @@ impl Engine {
         let live = self.live();
         let of_array = |(name, array): (&String, &super::ArrayLive)| {
             let status = array.status();
-            status.running.as_ref().map(|progress| job(name, progress, status.is_paused))
+            let job = |progress| job(name, progress, status.is_paused);
+            status.running.iter().map(job).collect::<Vec<_>>()
         };
-        let jobs = live.arrays.iter().filter_map(of_array);
+        let jobs = live.arrays.iter().flat_map(of_array);
         jobs.chain(live.move_jobs()).chain(live.zeroing_jobs()).collect()
     }
 

@@ -1,4 +1,5 @@
-//! Filling a member: a strip of it is computed from the others', or copied from the member that it replaces.
+//! Filling a member: a strip of it is computed from the others', or copied from the member that it replaces. Members of
+//! one group that are filled together share what is read of the others.
 //!
 //! What a stripe needs is decided while its rows are locked: a write either came before and is seen in the region map,
 //! or comes after and finds the stripe done. A row that nothing can bring back is noted as bad first, durably, and then
@@ -8,12 +9,14 @@ use super::members::Which;
 use super::owner::{Owner, Scratch, Source};
 use super::remote::LocalFuture;
 use super::spare::{Checks, Place};
-use super::write::{Stop, ones, strips_of};
-use crate::config::ROW_BYTES;
+use super::write::{Stop, decode, ones, strips_of};
+use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
 use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures};
 use crate::mutant::{self, Mutant};
+use crate::stripe::plan::Strips;
 use crate::stripe::rect::Rect;
+use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op, Request};
 use std::ops::Range;
 use std::rc::Rc;
@@ -44,60 +47,129 @@ pub enum Filled {
     Bad,
 }
 
+/// A slot whose strip of a stripe is wanted on its incoming device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The slot.
+    pub slot: usize,
+    /// What is known about its device.
+    pub before: Before,
+}
+
+/// How filling ended for each slot.
+pub type FilledSlots = Vec<(usize, Result<Filled, IoError>)>;
+
+/// A strip that is computed or copied for the incoming device of a slot.
+#[derive(Clone, Copy)]
+struct Newcomer {
+    slot: usize,
+    strip: usize,
+}
+
 impl Owner {
-    /// Fills a stripe's strip on an incoming device, and counts it as done. An incoming device that cannot be written
-    /// is let go: the slot is not being filled any more then.
+    /// Fills the strips of a stripe on the incoming devices of some slots of its group, and counts them as done. The
+    /// other members are read once for all of them. An incoming device that cannot be written is let go: its slot is
+    /// not being filled any more, and the others are filled all the same.
+    ///
+    /// The error of a slot: its stripe cannot be read for now, or its device cannot be written.
     ///
     /// # Errors
-    /// When the stripe cannot be read for now, or the device cannot be written.
-    pub async fn fill(&self, stripe: u64, slot: usize, before: Before) -> Result<Filled, IoError> {
+    /// When the stripe's owner cannot be reached.
+    pub async fn fill(&self, stripe: u64, wanted: Vec<Wanted>) -> Result<FilledSlots, IoError> {
         let inside = self.gate.enter().await;
         if !self.owns(stripe) {
             drop(inside);
-            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<Filled, IoError>> {
-                Box::pin(async move { owner.fill(stripe, slot, before).await })
+            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<FilledSlots, IoError>> {
+                Box::pin(async move { owner.fill(stripe, wanted).await })
             };
             return self.forward(stripe, work).await;
         }
         let geometry = &self.shared.config.geometry;
-        let strip = geometry.strip_on(stripe, slot).ok_or(IoError::Invalid)?;
         let _rows = match mutant::is(Mutant::RebuildWithoutLock) {
             false => Some(self.locks.lock(stripe, 0..geometry.strip_bytes).await),
             true => None,
         };
+        let mut filled = FilledSlots::new();
+        let mut newcomers: ArrayVec<Newcomer, MAX_GROUP_MEMBERS> = ArrayVec::new();
+        for Wanted { slot, before } in wanted {
+            let Some(strip) = geometry.strip_on(stripe, slot) else {
+                filled.push((slot, Err(IoError::Invalid)));
+                continue;
+            };
+            match self.fill_without_others(stripe, slot, before).await {
+                Ok(None) => newcomers.push(Newcomer { slot, strip }),
+                Ok(Some(how)) => filled.push((slot, self.done(stripe, slot, how))),
+                Err(error) => filled.push((slot, Err(error))),
+            }
+        }
+        if !newcomers.is_empty() {
+            self.fill_strips(stripe, &newcomers, &mut filled).await;
+        }
+        Ok(filled)
+    }
+
+    /// Fills a strip that takes nothing from other members; `None` when it does.
+    async fn fill_without_others(
+        &self,
+        stripe: u64,
+        slot: usize,
+        before: Before,
+    ) -> Result<Option<Filled>, IoError> {
         if !self.shared.members.is_filling(slot) {
             return Err(IoError::DeviceGone);
         }
         let bits = self.shared.region(stripe);
         let is_unwritten = bits & (WRITTEN | NEED_SYNC) == 0;
-        let filled = match before {
+        Ok(match before {
             Before::Member if bits & (STALE | NEED_SYNC) == 0 || mutant::is(Mutant::NoResync) => {
-                Filled::Skipped
+                Some(Filled::Skipped)
             }
-            Before::Zeroes if is_unwritten => Filled::Skipped,
+            Before::Zeroes if is_unwritten => Some(Filled::Skipped),
             Before::Anything if is_unwritten => {
                 self.fill_zeroes(stripe, slot).await?;
-                Filled::Zeroed
+                Some(Filled::Zeroed)
             }
-            _ => self.fill_strip(stripe, strip, slot).await?,
-        };
+            _ => None,
+        })
+    }
+
+    /// A slot's incoming device holds a stripe, unless it has failed meanwhile.
+    fn done(&self, stripe: u64, slot: usize, filled: Filled) -> Result<Filled, IoError> {
+        if !self.shared.members.is_filling(slot) {
+            return Err(IoError::DeviceGone);
+        }
         self.shared.members.set_done(slot, stripe);
         Ok(filled)
     }
 
-    async fn fill_strip(&self, stripe: u64, strip: usize, slot: usize) -> Result<Filled, IoError> {
+    async fn fill_strips(&self, stripe: u64, newcomers: &[Newcomer], filled: &mut FilledSlots) {
         let geometry = &self.shared.config.geometry;
         // Twice: what cannot be brought back is replaced with buffers of its own.
         let buffers = 2 * (geometry.group_members() + 1);
         let _memory = self.grant(buffers, geometry.strip_bytes as usize).await;
-        match self.fill_rows(stripe, strip, slot, 0..geometry.strip_bytes).await {
-            Err(IoError::Medium) => {}
-            result => return result.map(|()| Filled::Written),
+        let result = self.fill_rows(stripe, newcomers, 0..geometry.strip_bytes).await;
+        for newcomer in newcomers {
+            let how = match result {
+                Ok(()) => Ok(Filled::Written),
+                // One after the other: what is given up for one is written to those that are done.
+                Err(IoError::Medium) => self.fill_by_rows(stripe, *newcomer).await,
+                Err(error) => Err(error),
+            };
+            let how = how.and_then(|how| self.done(stripe, newcomer.slot, how));
+            filled.push((newcomer.slot, how));
         }
-        // Row by row, and block by block where a row cannot be had: no block is given up for its neighbour.
+    }
+
+    /// Row by row, and block by block where a row cannot be had: no block is given up for its neighbour.
+    async fn fill_by_rows(&self, stripe: u64, newcomer: Newcomer) -> Result<Filled, IoError> {
+        let geometry = &self.shared.config.geometry;
+        let (slot, strip, only) = (newcomer.slot, newcomer.strip, [newcomer]);
+        if !self.shared.members.is_filling(slot) {
+            return Err(IoError::DeviceGone);
+        }
         let mut filled = Filled::Written;
         for row in pieces(&(0..geometry.strip_bytes), self.row_step()) {
-            match self.fill_rows(stripe, strip, slot, row.clone()).await {
+            match self.fill_rows(stripe, &only, row.clone()).await {
                 Err(IoError::Medium) => {}
                 result => {
                     result?;
@@ -108,9 +180,9 @@ impl Owner {
             let is_unknown = self.is_unknown(stripe, strip);
             let step = if is_unknown { row.end - row.start } else { self.shared.config.block_size };
             for block in pieces(&row, step) {
-                match self.fill_rows(stripe, strip, slot, block.clone()).await {
+                match self.fill_rows(stripe, &only, block.clone()).await {
                     Err(IoError::Medium) => {
-                        self.give_up(stripe, strip, slot, block).await?;
+                        self.give_up(stripe, newcomer, block).await?;
                         filled = Filled::Bad;
                     }
                     result => result?,
@@ -120,9 +192,10 @@ impl Owner {
         Ok(filled)
     }
 
-    async fn fill_rows(&self, stripe: u64, strip: usize, slot: usize, rows: Range<u32>) -> IoResult {
+    /// Fills some rows of strips on the devices that still take them.
+    async fn fill_rows(&self, stripe: u64, newcomers: &[Newcomer], rows: Range<u32>) -> IoResult {
         let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
-            self.try_fill(scratch, stripe, strip, slot, rows.clone(), unreadable).await
+            self.try_fill(scratch, stripe, newcomers, rows.clone(), unreadable).await
         };
         self.persist(work).await
     }
@@ -131,51 +204,100 @@ impl Owner {
         &self,
         scratch: &mut Scratch,
         stripe: u64,
-        strip: usize,
-        slot: usize,
+        newcomers: &[Newcomer],
         rows: Range<u32>,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
         self.shared.check_frozen()?;
         let (offset, len) = (rows.start, rows.end - rows.start);
         let strips = self.strips(stripe, *unreadable);
-        match strips.readable >> strip & 1 == 1 {
-            // A replacement: the old member still answers.
-            true => self.read_strips(scratch, stripe, offset, len, 1 << strip, unreadable).await?,
-            false if self.is_unknown(stripe, strip) => return Err(Stop::Error(IoError::Medium)),
-            false => {
-                let place = Place { stripe, offset, len };
-                self.compute_checked(scratch, place, strip, &strips, unreadable, Checks::All).await?;
-            }
+        let wanted = newcomers.iter().fold(0, |mask, newcomer| mask | 1 << newcomer.strip);
+        // A replacement: the old member still answers.
+        let (known, lost) = (wanted & strips.readable, wanted & !strips.readable);
+        if known != 0 {
+            self.read_strips(scratch, stripe, offset, len, known, unreadable).await?;
         }
-        self.write_incoming(scratch, stripe, strip, slot, offset).await?;
+        if ones(lost).any(|strip| self.is_unknown(stripe, strip)) {
+            return Err(Stop::Error(IoError::Medium));
+        }
+        if let Some(first) = ones(lost).next() {
+            let place = Place { stripe, offset, len };
+            self.compute_checked(scratch, place, first, &strips, unreadable, Checks::All).await?;
+            self.compute_beside(scratch, place, first, lost, &strips, unreadable).await?;
+        }
+        self.write_incoming(scratch, stripe, newcomers, offset).await?;
         self.count_answered(stripe, *unreadable);
         Ok(())
     }
 
-    /// Writes a strip's buffer in the scratch to the incoming device of a slot.
+    /// Computes the other lost strips from what was read, and compared, for the first of them.
+    async fn compute_beside(
+        &self,
+        scratch: &mut Scratch,
+        place: Place,
+        first: usize,
+        lost: u64,
+        strips: &Strips,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        let Place { stripe, offset, len } = place;
+        let rest = lost & !(1 << first);
+        if rest == 0 {
+            return Ok(());
+        }
+        let sources = |lost: u64| -> Result<u64, IoError> {
+            let decoder = self.decoder(lost, strips.readable)?;
+            Ok(decoder.sources().iter().fold(0, |mask, source| mask | 1 << source))
+        };
+        // Both choose among the same strips: a source of its own is one that the first has no use for.
+        let missing = sources(rest)? & !sources(1 << first)?;
+        if missing != 0 {
+            self.read_strips(scratch, stripe, offset, len, missing, unreadable).await?;
+        }
+        for strip in ones(rest) {
+            if scratch.strip_mut(strip).is_none() {
+                *scratch.strip_mut(strip) = Some(self.buffer(len).await);
+            }
+        }
+        decode(&*self.decoder(rest, strips.readable)?, scratch, rest);
+        Ok(())
+    }
+
+    /// Writes strips in the scratch to the incoming devices of their slots, at the same time. One that cannot be written
+    /// is let go, and does not keep the others from being filled.
     async fn write_incoming(
         &self,
         scratch: &mut Scratch,
         stripe: u64,
-        strip: usize,
-        slot: usize,
+        newcomers: &[Newcomer],
         offset: u32,
     ) -> IoResult {
-        let Some(member) = self.channels.get(slot, Which::Incoming) else {
-            return Err(self.incoming_failed(slot, IoError::DeviceGone).await);
-        };
-        let segment = scratch.strip(strip).as_ref().expect("read or computed").segment();
-        let position = self.position(&member, stripe, offset);
+        let mut failed: ArrayVec<(usize, IoError), MAX_GROUP_MEMBERS> = ArrayVec::new();
+        let is_left =
+            |newcomer: &&Newcomer| newcomers.len() == 1 || self.shared.members.is_filling(newcomer.slot);
         scratch.batch.clear();
-        // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
-        unsafe { scratch.batch.add(0, member.channel, Op::Write, Flags::FUA, segment, position) };
-        scratch.batch.run().await;
-        let failure = scratch.batch.failures().next();
-        match failure {
-            None => Ok(()),
-            Some((_, error)) => Err(self.incoming_failed(slot, error).await),
+        for Newcomer { slot, strip } in newcomers.iter().filter(is_left) {
+            let Some(member) = self.channels.get(*slot, Which::Incoming) else {
+                failed.push((*slot, IoError::DeviceGone));
+                continue;
+            };
+            let segment = scratch.strip(*strip).as_ref().expect("read or computed").segment();
+            let position = self.position(&member, stripe, offset);
+            // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+            unsafe {
+                scratch.batch.add(*slot as u32, member.channel, Op::Write, Flags::FUA, segment, position)
+            };
         }
+        scratch.batch.run().await;
+        failed.extend(scratch.batch.failures().map(|(slot, error)| (slot as usize, error)));
+        let mut result = Ok(());
+        for (slot, error) in failed {
+            match self.incoming_failed(slot, error).await {
+                IoError::DeviceGone if newcomers.len() > 1 => {}
+                error => result = Err(error),
+            }
+        }
+        result
     }
 
     /// Whether a strip of data that is not there cannot be told by parity.
@@ -217,13 +339,14 @@ impl Owner {
 
     /// Notes rows of a stripe that cannot be brought back as bad, puts zeroes there so that parity fits, and fills
     /// the slot with what that comes to. The caller holds the rows.
-    async fn give_up(&self, stripe: u64, strip: usize, slot: usize, rows: Range<u32>) -> IoResult {
+    async fn give_up(&self, stripe: u64, newcomer: Newcomer, rows: Range<u32>) -> IoResult {
+        let strip = newcomer.strip;
         let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
             if self.is_unknown(stripe, strip) {
                 *unreadable |= 1 << strip;
             }
             self.try_give_up(scratch, stripe, strip, rows.clone(), unreadable).await?;
-            Ok(self.write_incoming(scratch, stripe, strip, slot, rows.start).await?)
+            Ok(self.write_incoming(scratch, stripe, &[newcomer], rows.start).await?)
         };
         self.persist(work).await
     }

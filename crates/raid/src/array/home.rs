@@ -320,13 +320,15 @@ impl Home {
         self.shared.bad.write_to(target).await
     }
 
-    /// Remembers how far a rebuild is.
-    pub async fn checkpoint(&self, slot: usize, cursor: u64) -> IoResult {
+    /// Remembers how far the rebuilds of some slots are, in steps.
+    pub async fn checkpoint(&self, cursors: &[(usize, u64)]) -> IoResult {
         let _turn = Turn::take(&self.commit).await;
-        let cursor = self.shared.config.geometry.step_offset(cursor);
+        let geometry = &self.shared.config.geometry;
         let change = |table: &mut Table| {
-            if let MemberState::Rebuilding { cursor: place } = &mut table.members[slot].state {
-                *place = cursor;
+            for (slot, step) in cursors {
+                if let MemberState::Rebuilding { cursor } = &mut table.members[*slot].state {
+                    *cursor = geometry.step_offset(*step);
+                }
             }
         };
         self.commit(change, Kind::SameLog).await

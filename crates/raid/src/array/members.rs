@@ -239,9 +239,14 @@ impl Members {
     /// The slots of a stripe's group.
     #[inline]
     pub fn group_slots(&self, stripe: u64) -> std::ops::Range<usize> {
-        let geometry = &self.config.geometry;
-        let first = geometry.group(stripe) * geometry.group_members();
-        first..first + geometry.group_members()
+        self.group_slots_of(self.config.geometry.group(stripe))
+    }
+
+    /// The slots of a group.
+    #[inline]
+    pub fn group_slots_of(&self, group: usize) -> std::ops::Range<usize> {
+        let size = self.config.geometry.group_members();
+        group * size..(group + 1) * size
     }
 
     /// The strips of a stripe that can be written and read, as a mask.

@@ -40,7 +40,7 @@ mod tests;
 mod upkeep;
 mod write;
 
-pub use fill::{Before, Filled};
+pub use fill::{Before, Filled, FilledSlots, Wanted};
 pub use grow::{GrowError, Growth};
 pub use latency::{Counts, Samples};
 pub use patience::{Patience, Soft};

@@ -1,7 +1,7 @@
 //! What the upkeep of an array (`crate::jobs`) does to it: one stripe, one commit at a time.
 
 use super::Array;
-use super::fill::{Before, Filled};
+use super::fill::{Before, FilledSlots, Wanted};
 use super::latency::Samples;
 use super::members::{Members, Which};
 use super::owner::Owner;
@@ -47,16 +47,19 @@ impl Array {
     /// # Errors
     /// When the stripe cannot be read, or the device cannot be written.
     pub async fn fill_stripe(&self, slot: usize, stripe: u64) -> IoResult {
-        self.fill_stripe_of(slot, stripe, Before::Anything).await.map(|_| ())
+        let wanted = vec![Wanted { slot, before: Before::Anything }];
+        let filled = self.fill_step(self.config().geometry.step_of(stripe), wanted).await?;
+        filled.into_iter().try_for_each(|(_, filled)| filled.map(drop))
     }
 
-    /// As [`Array::fill_stripe`], with what is known about the device.
+    /// Fills the stripe at a step of the walk ([`crate::Geometry::stripe_at_step`]) on the incoming devices of some slots
+    /// of its group. When a device could not be written, its slot is not being filled any more.
     ///
     /// # Errors
-    /// As [`Array::fill_stripe`]. When the device could not be written, the slot is not being filled any more.
-    pub async fn fill_stripe_of(&self, slot: usize, stripe: u64, before: Before) -> Result<Filled, IoError> {
-        self.on_owner(stripe, move |owner| Box::pin(async move { owner.fill(stripe, slot, before).await }))
-            .await
+    /// When the stripe's owner cannot be reached. Each slot has a result of its own.
+    pub async fn fill_step(&self, step: u64, wanted: Vec<Wanted>) -> Result<FilledSlots, IoError> {
+        let stripe = self.config().geometry.stripe_at_step(step);
+        self.on_owner(stripe, move |owner| Box::pin(async move { owner.fill(stripe, wanted).await })).await
     }
 
     /// Every stripe before step `cursor` of the walk is filled.
@@ -69,9 +72,18 @@ impl Array {
     /// # Errors
     /// What the commit says.
     pub async fn checkpoint(&self, slot: usize) -> IoResult {
-        let cursor = self.shared.members.cursor(slot);
+        self.checkpoint_all(&[slot]).await
+    }
+
+    /// Remembers durably, in one commit, that every stripe before the cursors of some slots is filled.
+    ///
+    /// # Errors
+    /// What the commit says.
+    pub async fn checkpoint_all(&self, slots: &[usize]) -> IoResult {
+        let cursor = |slot: &usize| (*slot, self.shared.members.cursor(*slot));
+        let cursors: Vec<(usize, u64)> = slots.iter().map(cursor).collect();
         self.owner();
-        self.shared.at_home(move |home| Box::pin(async move { home.checkpoint(slot, cursor).await })).await
+        self.shared.at_home(move |home| Box::pin(async move { home.checkpoint(&cursors).await })).await
     }
 
     /// The slot is full: its device is live from now on.

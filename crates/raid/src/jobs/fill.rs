@@ -1,26 +1,41 @@
-//! Filling a slot: a rebuild from the others, the resync of a former member, a copy of a live one.
+//! Filling slots: a rebuild from the others, the resync of a former member, a copy of a live one.
+//!
+//! Empty slots of one group are filled in one pass, which reads the other members once for all of them. A device that
+//! comes while a pass runs joins it as long as little of the walk is done ([`EARLY`]). Later, the pass ends first: the
+//! group has some redundancy sooner than if both were filled together.
 
 use super::keeper::Keeper;
 use super::pump::Pump;
 use super::status::{Kind, Meter};
 use crate::Uuid;
-use crate::array::members::WINDOW;
-use crate::array::{Before, Filled};
+use crate::array::members::{SlotState, WINDOW};
+use crate::array::{Before, Filled, FilledSlots, Wanted};
 use crate::metadata::region_map::{NEED_SYNC, STALE};
 use block::{IoError, IoResult};
 use std::collections::BTreeSet;
 
+/// The part of a walk that may lie between slots that are filled in one pass: a sixteenth.
+const EARLY: u64 = 16;
+
 /// What has ended.
 enum Ended {
-    Step(u64, Result<Filled, IoError>),
+    Step(u64, Result<FilledSlots, IoError>),
     Checkpoint(IoResult),
 }
 
-/// Where a fill is.
-struct Fill {
+/// A slot that is filled.
+struct Filling {
     slot: usize,
     uuid: Uuid,
     before: Before,
+}
+
+/// Where a pass is.
+struct Fill {
+    /// The slots that it fills, all of one group. Those whose devices fail leave the list.
+    slots: Vec<Filling>,
+    /// Slots whose devices have failed.
+    gone: Vec<usize>,
     kind: Kind,
     /// The next step of the walk over all stripes ([`crate::Geometry::stripe_at_step`]) to begin.
     next: u64,
@@ -31,34 +46,108 @@ struct Fill {
     is_checkpointing: bool,
     checkpoint_ns: u64,
     checkpoint_cursor: u64,
+    /// When it was looked last whether a device has come that can join.
+    looked_ns: u64,
+    can_grow: bool,
     error: Option<IoError>,
 }
 
 impl Keeper {
-    /// Fills a slot that has a device to be filled, until it is full, the device fails, or the job must stop.
-    pub(super) async fn fill(&mut self, slot: usize) {
-        let (uuid, before) = self.who_fills(slot);
+    /// Works on empty slots of the groups that have lost most first; whether there was anything to do.
+    pub(super) async fn fill_empty(&mut self) -> bool {
+        let size = self.array().config().geometry.group_members();
+        let mut seen = usize::MAX;
+        for slot in self.shared.empty_slots() {
+            let group = slot / size;
+            if std::mem::replace(&mut seen, group) == group {
+                continue;
+            }
+            for slot in self.waiting_slots(group) {
+                if let Some(incoming) = self.shared.take_device(slot) {
+                    self.start_filling(slot, incoming).await;
+                    return true;
+                }
+            }
+            let slots = self.slots_of_pass(group);
+            if !slots.is_empty() {
+                self.fill(slots).await;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Empty slots of a group that a device may be taken for now: a pass that has come far ends before.
+    fn waiting_slots(&self, group: usize) -> Vec<usize> {
+        let (members, filling) = (self.array().members(), self.filling_slots(group));
+        let is_late = filling.iter().any(|slot| members.cursor(*slot) > self.early_steps());
+        let is_empty = |slot: &usize| {
+            !is_late
+                && members.state(*slot) == SlotState::Out
+                && !members.is_filling(*slot)
+                && !self.blocked.contains(slot)
+        };
+        self.array().members().group_slots_of(group).filter(is_empty).collect()
+    }
+
+    /// Empty slots of a group that are being filled.
+    fn filling_slots(&self, group: usize) -> Vec<usize> {
+        let members = self.array().members();
+        let is_filled = |slot: &usize| {
+            members.is_filling(*slot) && !members.is_live(*slot) && !self.blocked.contains(slot)
+        };
+        members.group_slots_of(group).filter(is_filled).collect()
+    }
+
+    /// Slots that the next pass over a group fills. Former members come first, which lack little. Of the others it takes
+    /// the one that has come furthest, and those that are not far behind.
+    fn slots_of_pass(&self, group: usize) -> Vec<usize> {
+        let members = self.array().members();
+        let mut slots = self.filling_slots(group);
+        let is_returning = |slot: &usize| {
+            let filling = self.filling.get(slot);
+            filling.is_some_and(|(_, before)| *before == Before::Member)
+        };
+        if slots.iter().any(is_returning) {
+            slots.retain(is_returning);
+        }
+        let furthest = slots.iter().map(|slot| members.cursor(*slot)).max().unwrap_or(0);
+        slots.retain(|slot| members.cursor(*slot) + self.early_steps() >= furthest);
+        slots
+    }
+
+    fn early_steps(&self) -> u64 {
+        self.array().config().geometry.stripes() / EARLY
+    }
+
+    /// Fills slots of one group that have devices to be filled, until they are full, all devices fail, or the job must
+    /// stop.
+    pub(super) async fn fill(&mut self, slots: Vec<usize>) {
+        let slots: Vec<Filling> = slots.into_iter().map(|slot| self.who_fills(slot)).collect();
+        let Some(first) = slots.first() else { return };
         let members = self.array().members().clone();
-        let kind = match (members.is_live(slot), before) {
+        let kind = match (members.is_live(first.slot), first.before) {
             (true, _) => Kind::Replace,
             (false, Before::Member) => Kind::PartialResync,
             (false, _) => Kind::Rebuild,
         };
-        let cursor = members.cursor(slot);
+        let cursor = slots.iter().map(|filling| members.cursor(filling.slot)).min().unwrap_or(0);
+        self.rebuilding.set((kind != Kind::Replace).then_some(first.slot));
+        let now_ns = self.core.now_ns();
         let mut fill = Fill {
-            slot,
-            uuid,
-            before,
+            slots,
+            gone: Vec::new(),
             kind,
             next: cursor,
             cursor,
             done: BTreeSet::new(),
             is_checkpointing: false,
-            checkpoint_ns: self.core.now_ns(),
+            checkpoint_ns: now_ns,
             checkpoint_cursor: cursor,
+            looked_ns: now_ns,
+            can_grow: false,
             error: None,
         };
-        self.rebuilding.set((kind != Kind::Replace).then_some(slot));
         self.look_at_redundancy();
         self.run_fill(&mut fill).await;
         self.rebuilding.set(None);
@@ -67,75 +156,61 @@ impl Keeper {
     }
 
     /// The member that fills a slot; known from its table when an earlier keeper has begun.
-    fn who_fills(&mut self, slot: usize) -> (Uuid, Before) {
-        if let Some(who) = self.filling.get(&slot) {
-            return *who;
-        }
+    fn who_fills(&mut self, slot: usize) -> Filling {
         let table = self.array().table();
-        let who = (table.members[slot].uuid, Before::Anything);
-        self.filling.insert(slot, who);
-        who
+        let known = self.filling.entry(slot);
+        let (uuid, before) = *known.or_insert((table.members[slot].uuid, Before::Anything));
+        Filling { slot, uuid, before }
     }
 
     async fn run_fill(&self, fill: &mut Fill) {
         let array = self.array().clone();
         let geometry = array.config().geometry;
         let strip_bytes = u64::from(geometry.strip_bytes);
-        let group = fill.slot / geometry.group_members();
-        let is_ours = |step: u64| geometry.group(geometry.stripe_at_step(step)) == group;
-        let before = fill.before;
-        // A guess, for the throttle: what counts is decided under the stripe's lock.
-        let is_work = |stripe: u64| {
-            let bits = array.region_bits(stripe);
-            before != Before::Member || bits & (STALE | NEED_SYNC) != 0
+        let Some(group) = fill.slots.first().map(|filling| filling.slot / geometry.group_members()) else {
+            return;
         };
-        let (slot, window) = (fill.slot, self.window());
+        let is_ours = |step: u64| geometry.group(geometry.stripe_at_step(step)) == group;
+        let window = self.window();
         let mut meter = Meter::new(self.core.now_ns(), geometry.step_offset(fill.cursor));
         let mut pump = Pump::new();
         loop {
             let mut timer = None;
-            let must_stop = fill.error.is_some() || self.must_stop() || self.is_given_up(fill);
+            let must_stop = self.must_stop_fill(fill, group);
             while !must_stop
                 && pump.len() < window
                 && fill.next < geometry.stripes().min(fill.cursor + WINDOW)
             {
-                let (step, stripe) = (fill.next, geometry.stripe_at_step(fill.next));
-                let is_work = is_ours(step) && is_work(stripe);
-                if let Err(sleep) = self.begin_stripe(is_work) {
+                let step = fill.next;
+                let wanted = if is_ours(step) { self.wanted(fill, step) } else { Vec::new() };
+                if wanted.is_empty() {
+                    fill.done.insert(step);
+                    fill.next += 1;
+                    continue;
+                }
+                if let Err(sleep) = self.begin_stripe(self.is_work(step, &wanted)) {
                     timer = Some(sleep);
                     break;
                 }
                 fill.next += 1;
-                if is_ours(step) {
-                    let array = array.clone();
-                    pump.push(
-                        async move { Ended::Step(step, array.fill_stripe_of(slot, stripe, before).await) },
-                    );
-                }
+                let array = array.clone();
+                pump.push(async move { Ended::Step(step, array.fill_step(step, wanted).await) });
             }
-            while fill.cursor < fill.next && (!is_ours(fill.cursor) || fill.done.remove(&fill.cursor)) {
-                fill.cursor += 1;
-            }
-            if fill.error.is_none() && array.members().is_filling(slot) {
-                array.advance(slot, fill.cursor);
-            }
-            let done_bytes = geometry.step_offset(fill.cursor);
+            self.advance(fill);
             let now_ns = self.core.now_ns();
-            self.show(fill.kind, Some(slot), done_bytes, meter.rate(now_ns, done_bytes));
+            let done_bytes = geometry.step_offset(fill.cursor);
+            self.show_fill(fill, meter.rate(now_ns, done_bytes));
             if !must_stop && self.is_checkpoint_due(fill, now_ns, strip_bytes / geometry.groups as u64) {
                 (fill.is_checkpointing, fill.checkpoint_ns) = (true, now_ns);
                 fill.checkpoint_cursor = fill.cursor;
-                let array = array.clone();
-                pump.push(async move { Ended::Checkpoint(array.checkpoint(slot).await) });
+                let (array, slots) = (array.clone(), fill.list());
+                pump.push(async move { Ended::Checkpoint(array.checkpoint_all(&slots).await) });
             }
             if pump.len() == 0 && (must_stop || fill.next == geometry.stripes()) {
                 return;
             }
             match pump.next(timer).await {
-                Some(Ended::Step(step, Ok(filled))) => {
-                    fill.done.insert(step);
-                    self.count(filled);
-                }
+                Some(Ended::Step(step, Ok(filled))) => self.note_step(fill, step, filled),
                 Some(Ended::Step(_, Err(error))) => fill.error = fill.error.or(Some(error)),
                 Some(Ended::Checkpoint(result)) => {
                     fill.is_checkpointing = false;
@@ -144,6 +219,68 @@ impl Keeper {
                 None => {}
             }
             reactor::yield_now().await;
+        }
+    }
+
+    fn must_stop_fill(&self, fill: &mut Fill, group: usize) -> bool {
+        let now_ns = self.core.now_ns();
+        if now_ns - fill.looked_ns >= super::keeper::LOOK_NS {
+            fill.looked_ns = now_ns;
+            let has_device = |slot: &usize| self.shared.has_device(*slot);
+            fill.can_grow = fill.kind != Kind::Replace && self.waiting_slots(group).iter().any(has_device);
+        }
+        fill.error.is_some()
+            || fill.slots.is_empty()
+            || fill.can_grow
+            || self.must_stop()
+            || self.is_given_up(fill)
+    }
+
+    /// Slots that lack a step.
+    fn wanted(&self, fill: &Fill, step: u64) -> Vec<Wanted> {
+        let members = self.array().members();
+        let lacks = |filling: &&Filling| members.cursor(filling.slot) <= step;
+        let wanted = fill.slots.iter().filter(lacks);
+        wanted.map(|filling| Wanted { slot: filling.slot, before: filling.before }).collect()
+    }
+
+    /// A guess, for the throttle: what counts is decided under the stripe's lock.
+    fn is_work(&self, step: u64, wanted: &[Wanted]) -> bool {
+        let bits = self.array().region_bits(self.array().config().geometry.stripe_at_step(step));
+        wanted.iter().any(|wanted| wanted.before != Before::Member || bits & (STALE | NEED_SYNC) != 0)
+    }
+
+    /// Moves the cursors over the steps that are done.
+    fn advance(&self, fill: &mut Fill) {
+        while fill.cursor < fill.next && fill.done.remove(&fill.cursor) {
+            fill.cursor += 1;
+        }
+        let members = self.array().members();
+        for slot in fill.slots.iter().map(|filling| filling.slot) {
+            if fill.error.is_none() && members.is_filling(slot) && members.cursor(slot) < fill.cursor {
+                self.array().advance(slot, fill.cursor);
+            }
+        }
+    }
+
+    /// Notes what became of a step. A slot whose device has failed leaves the pass.
+    fn note_step(&self, fill: &mut Fill, step: u64, filled: FilledSlots) {
+        for (slot, result) in filled {
+            match result {
+                Ok(filled) => self.count(filled),
+                Err(_) if !self.array().members().is_filling(slot) => {
+                    let count = fill.slots.len();
+                    fill.slots.retain(|filling| filling.slot != slot);
+                    if fill.slots.len() < count {
+                        fill.gone.push(slot);
+                        self.event(format!("the device that was filling slot {slot} has failed"));
+                    }
+                }
+                Err(error) => fill.error = fill.error.or(Some(error)),
+            }
+        }
+        if fill.error.is_none() {
+            fill.done.insert(step);
         }
     }
 
@@ -159,6 +296,16 @@ impl Keeper {
         fill.kind == Kind::Replace && self.shared.look(|state| state.is_cancelled)
     }
 
+    /// Tells how far each slot is.
+    fn show_fill(&self, fill: &Fill, bytes_per_s: u64) {
+        let (members, geometry) = (self.array().members(), &self.array().config().geometry);
+        self.log(|log| log.running.clear());
+        for slot in fill.slots.iter().map(|filling| filling.slot) {
+            let done_bytes = geometry.step_offset(members.cursor(slot));
+            self.show_too(fill.kind, Some(slot), done_bytes, bytes_per_s);
+        }
+    }
+
     fn count(&self, filled: Filled) {
         self.log(|log| match filled {
             Filled::Written => log.totals.filled += 1,
@@ -169,13 +316,30 @@ impl Keeper {
     }
 
     async fn end_fill(&mut self, fill: Fill) {
+        for slot in &fill.gone {
+            self.filling.remove(slot);
+        }
         let array = self.array().clone();
-        let (slot, is_full) = (fill.slot, fill.cursor == array.config().geometry.stripes());
+        let is_full = fill.cursor == array.config().geometry.stripes();
+        if fill.error.is_none() && !is_full && !self.is_given_up(&fill) {
+            if fill.kind != Kind::Replace && !fill.slots.is_empty() && !array.is_frozen() {
+                let _ = array.checkpoint_all(&fill.list()).await; // what is lost is done again
+            }
+            return;
+        }
+        for filling in &fill.slots {
+            self.end_slot(&fill, filling).await;
+        }
+    }
+
+    async fn end_slot(&mut self, fill: &Fill, filling: &Filling) {
+        let array = self.array().clone();
+        let slot = filling.slot;
         if !array.members().is_filling(slot) {
             self.filling.remove(&slot);
             return self.event(format!("the device that was filling slot {slot} has failed"));
         }
-        if self.is_given_up(&fill) {
+        if self.is_given_up(fill) {
             self.shared.look(|state| state.is_cancelled = false);
             self.filling.remove(&slot);
             array.read_errors().reset(slot); // else the next spare replaces the member
@@ -186,13 +350,7 @@ impl Keeper {
             self.blocked.insert(slot);
             return self.event(format!("slot {slot} cannot be filled: {error:?}"));
         }
-        if !is_full {
-            if fill.kind != Kind::Replace && !array.is_frozen() {
-                let _ = array.checkpoint(slot).await; // what is lost is done again
-            }
-            return;
-        }
-        match array.finish_filling(slot, fill.uuid).await {
+        match array.finish_filling(slot, filling.uuid).await {
             Ok(()) => {
                 self.filling.remove(&slot);
                 self.is_sync_blocked = false;
@@ -205,5 +363,11 @@ impl Keeper {
                 self.event(format!("slot {slot} is full and cannot become live: {error:?}"));
             }
         }
+    }
+}
+
+impl Fill {
+    fn list(&self) -> Vec<usize> {
+        self.slots.iter().map(|filling| filling.slot).collect()
     }
 }

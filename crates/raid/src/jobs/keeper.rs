@@ -95,11 +95,8 @@ impl Keeper {
 
     /// Whether something more urgent than a sync or a scrub can be done.
     pub fn is_urgent(&self) -> bool {
-        let has_device = |slot: &usize| {
-            let has_given = self.shared.look(|state| state.given.iter().any(|(other, _)| other == slot));
-            has_given || self.shared.has_spare()
-        };
-        let can_fill = |slot: &usize| self.array().members().is_filling(*slot) || has_device(slot);
+        let can_fill =
+            |slot: &usize| self.array().members().is_filling(*slot) || self.shared.has_device(*slot);
         let mut empty = self.shared.empty_slots().into_iter().filter(|slot| !self.blocked.contains(slot));
         empty.any(|slot| can_fill(&slot))
             || self.shared.look(|state| !state.given.is_empty())
@@ -114,25 +111,14 @@ impl Keeper {
         if self.array().is_reshaping() {
             return self.reshape().await;
         }
-        let members = self.array().members().clone();
-        for slot in self.shared.empty_slots() {
-            if self.blocked.contains(&slot) {
-                continue;
-            }
-            let is_filling = members.is_filling(slot);
-            if !is_filling && let Some(incoming) = self.shared.take_device(slot) {
-                self.start_filling(slot, incoming).await;
-                return true;
-            }
-            if is_filling {
-                self.fill(slot).await;
-                return true;
-            }
+        if self.fill_empty().await {
+            return true;
         }
+        let members = self.array().members().clone();
         let slots = self.array().config().geometry.members();
         if let Some(slot) = (0..slots).find(|slot| members.is_filling(*slot) && !self.blocked.contains(slot))
         {
-            self.fill(slot).await;
+            self.fill(vec![slot]).await;
             return true;
         }
         let given = self.shared.look(|state| state.given.first().map(|(slot, _)| *slot));
@@ -167,7 +153,7 @@ impl Keeper {
         let wakers = self.shared.look(|state| {
             state.log.is_at_rest = true;
             if !state.is_paused {
-                state.log.running = None;
+                state.log.running.clear();
             }
             std::mem::take(&mut state.wakers)
         });
@@ -204,15 +190,21 @@ impl Keeper {
         self.shared.look(|state| change(&mut state.log))
     }
 
-    /// Tells how far a job is.
+    /// Tells how far a job is that runs alone.
     pub fn show(&self, kind: Kind, slot: Option<usize>, done_bytes: u64, bytes_per_s: u64) {
+        self.log(|log| log.running.clear());
+        self.show_too(kind, slot, done_bytes, bytes_per_s);
+    }
+
+    /// Tells how far a job is that runs beside those that were told of.
+    pub fn show_too(&self, kind: Kind, slot: Option<usize>, done_bytes: u64, bytes_per_s: u64) {
         let geometry = &self.array().config().geometry;
         let total_bytes = geometry.group_stripes * u64::from(geometry.strip_bytes);
         let left = total_bytes.saturating_sub(done_bytes);
         let eta_s = (bytes_per_s > 0).then(|| left / bytes_per_s);
         let is_urgent = self.pace().is_urgent;
         let progress = Progress { kind, slot, done_bytes, total_bytes, bytes_per_s, eta_s, is_urgent };
-        self.log(|log| log.running = Some(progress));
+        self.log(|log| log.running.push(progress));
     }
 
     /// Whether a stripe may be begun now; otherwise the time to ask again. `is_work`: whether it takes any.

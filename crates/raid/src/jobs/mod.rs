@@ -4,7 +4,8 @@
 //! ```text
 //!   what is wrong ─► what is done, most urgent first
 //!     a change of shape              move window after window; slots are filled after it
-//!     a slot without a live member   fill it: a device that was given for it, a spare of the array's, a global spare
+//!     slots without a live member    fill them, those of one group in one pass: devices that were given for them, spares
+//!                                    of the array's, global spares
 //!     a live member to be replaced   copy it, then let it go: one that a device was given for, or one with more
 //!                                    corrected read errors than its budget
 //!     regions that need a sync       make parity fit, region by region

@@ -321,6 +321,11 @@ fn unfit(device: &Arc<dyn Device>, what: &str) -> JobError {
 }
 
 impl Shared {
+    /// Whether a device waits that can fill a slot: one that was given for it, or a spare.
+    pub(super) fn has_device(&self, slot: usize) -> bool {
+        self.lock().given.iter().any(|(other, _)| *other == slot) || self.has_spare()
+    }
+
     /// Whether some spare fits.
     pub(super) fn has_spare(&self) -> bool {
         let fits = |spare: &Incoming| self.attach(&spare.attached.device).is_ok();

@@ -89,8 +89,8 @@ pub struct Event {
 /// What is going on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// The job that runs, or ran when jobs were held.
-    pub running: Option<Progress>,
+    /// The job that runs, or ran when jobs were held: for each slot, where one pass fills several.
+    pub running: Vec<Progress>,
     /// Whether jobs are held.
     pub is_paused: bool,
     /// Spares of the array, by name.
@@ -125,7 +125,7 @@ pub struct Totals {
 /// What the keeper remembers of all this.
 #[derive(Default)]
 pub(super) struct Log {
-    pub running: Option<Progress>,
+    pub running: Vec<Progress>,
     pub scrub: Option<ScrubReport>,
     pub totals: Totals,
     events: VecDeque<Event>,
@@ -138,7 +138,7 @@ pub(super) struct Log {
 impl Log {
     pub fn status(&self) -> Status {
         Status {
-            running: self.running,
+            running: self.running.clone(),
             scrub: self.scrub.clone(),
             events: self.events.iter().cloned().collect(),
             totals: self.totals,

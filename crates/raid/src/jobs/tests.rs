@@ -1,5 +1,6 @@
 //! Arrays on memory that are kept, under virtual time.
 
+mod together;
 mod urgency;
 
 use super::*;
@@ -281,7 +282,7 @@ fn a_rebuild_goes_on_where_it_was_after_a_crash() {
         rig.jobs.add(spare.device()).await.unwrap();
         let progress = loop {
             sleep_ms(5).await;
-            if let Some(progress) = rig.jobs.status().running.filter(|running| running.done_bytes > 0) {
+            if let Some(progress) = rig.jobs.status().running.pop().filter(|running| running.done_bytes > 0) {
                 break progress;
             }
         };
@@ -584,7 +585,7 @@ fn a_pause_holds_jobs_and_resuming_lets_them_go_on() {
         rig.jobs.add(Disk::new().device()).await.unwrap();
         sleep_ms(1000).await;
         let status = rig.jobs.status();
-        assert!(status.is_paused && status.running.is_none() && !rig.is_whole());
+        assert!(status.is_paused && status.running.is_empty() && !rig.is_whole());
         rig.jobs.resume();
         rig.jobs.idle().await;
         assert!(rig.is_whole());

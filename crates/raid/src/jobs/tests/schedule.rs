@@ -38,7 +38,7 @@ fn turns(rig: &Rig) -> (usize, usize) {
 }
 
 fn is_checking(rig: &Rig) -> bool {
-    rig.jobs.status().running.is_some_and(|job| job.kind == Kind::Check)
+    rig.jobs.status().running.iter().any(|job| job.kind == Kind::Check)
 }
 
 #[test]

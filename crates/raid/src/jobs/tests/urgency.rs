@@ -51,7 +51,7 @@ impl Busy {
     }
 
     fn running(&self) -> Option<Progress> {
-        self.rig.jobs.status().running
+        self.rig.jobs.status().running.pop()
     }
 
     async fn end(self) {
