@@ -43,7 +43,7 @@ pub use permits::{Acquire, Permits};
 pub use queue_channel::QueueChannel;
 pub use remote::{CoreRef, CoreStopped, NotSent};
 pub use serving_slots::ServingSlots;
-pub use simulated::run_simulated_cores;
+pub use simulated::{Simulation, run_simulated_cores};
 pub use source::{PollWindow, Source, SourceHandle};
 pub use threads::spawn_thread;
 pub use timer::Sleep;

@@ -3,6 +3,7 @@
 #[cfg(loom)]
 use self::modelled::ArrayQueue;
 use crate::core::Core;
+use crate::simulated::receive;
 use crate::sync::{AtomicBool, AtomicU64, is_broken};
 use crate::task::Body;
 #[cfg(not(loom))]
@@ -151,7 +152,7 @@ impl CoreRef {
     ) -> Result<R, CoreStopped> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.run(move |core| drop(sender.send(work(core))))?;
-        receiver.recv().map_err(|_| CoreStopped)
+        receive(&receiver).map_err(|_| CoreStopped)
     }
 
     /// Runs the future that `start` makes as a task of the core and waits for its end. Not to be called on
@@ -169,7 +170,7 @@ impl CoreRef {
             let future = start(core.clone());
             core.spawn(async move { drop(sender.send(future.await)) });
         })?;
-        receiver.recv().map_err(|_| CoreStopped)
+        receive(&receiver).map_err(|_| CoreStopped)
     }
 
     /// Asks the core to end once the messages before this have run. Its tasks are dropped then: whoever

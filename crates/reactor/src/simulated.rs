@@ -3,9 +3,10 @@
 use crate::clock::{Clock, VirtualClock};
 use crate::core::Core;
 use crate::rng::Rng;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::mpsc;
 
 /// Turns without time passing after which the run counts as hung: somebody asks again and again for what only time
 /// can bring.
@@ -32,6 +33,121 @@ impl StrayWakes {
     }
 }
 
+/// Simulated cores that have their turns while the thread that owns them waits for one of them.
+///
+/// Code that waits for a core, with [`CoreRef::call`](crate::CoreRef::call) or
+/// [`CoreRef::block_on`](crate::CoreRef::block_on), runs unchanged on that thread, outside of the cores: until the
+/// answer is there, every core has its turns and virtual time passes. One thread has one simulation at a time.
+pub struct Simulation(Rc<Turns>);
+
+thread_local! {
+    /// The simulation that this thread owns.
+    static OWNED: RefCell<Option<Rc<Turns>>> = const { RefCell::new(None) };
+}
+
+/// The cores, and who of them is next.
+struct Turns {
+    clock: VirtualClock,
+    order: Rng,
+    stray_wakes: StrayWakes,
+    cores: Vec<Core>,
+    is_running: Cell<bool>,
+}
+
+impl Turns {
+    fn new(seed: u64, count: usize) -> Turns {
+        assert!(count > 0, "a run needs a core");
+        let clock = VirtualClock::default();
+        let (order, stray_wakes) = (Rng::new(seed), StrayWakes::new(seed));
+        let cores = (0..count).map(|i| Core::simulated(i, &clock, order.next())).collect();
+        Turns { clock, order, stray_wakes, cores, is_running: Cell::new(false) }
+    }
+
+    fn run_until<R>(&self, mut result: impl FnMut() -> Option<R>) -> R {
+        let cores = &self.cores;
+        assert!(!self.is_running.replace(true), "a task of a simulated core waits for a core");
+        let mut turns = 0;
+        loop {
+            let next = if cores.len() == 1 { 0 } else { (self.order.next() % cores.len() as u64) as usize };
+            self.stray_wakes.before_turn_of(&cores[next]);
+            let is_busy = cores[next].turn();
+            turns += 1;
+            assert!(turns < MOST_TURNS_AT_A_TIME, "livelock: the cores work on and time does not pass");
+            if let Some(result) = result() {
+                self.is_running.set(false);
+                return result;
+            }
+            if !is_busy && cores.iter().all(Core::is_idle) {
+                let next = cores.iter().filter_map(|core| core.timers().next_deadline()).min();
+                let next = next.expect("deadlock: no task is ready and no timer runs");
+                self.clock.advance(next.saturating_sub(self.clock.now_ns()));
+                turns = 0;
+            }
+        }
+    }
+
+    fn end(&self) {
+        // What a task drops may wake a task of a core before it, whose body must not be another run's by then.
+        self.cores.iter().for_each(Core::drop_tasks);
+        self.cores.iter().for_each(|core| core.clone().end());
+    }
+}
+
+impl Simulation {
+    /// `count` cores under one virtual clock; the seed decides the order of their turns.
+    ///
+    /// # Panics
+    /// When the thread has a simulation already, or `count` is 0.
+    pub fn start(seed: u64, count: usize) -> Simulation {
+        let turns = Rc::new(Turns::new(seed, count));
+        let before = OWNED.replace(Some(turns.clone()));
+        assert!(before.is_none(), "this thread has a simulation already");
+        Simulation(turns)
+    }
+
+    /// The cores. A task of one is made with [`Core::with_current`] and [`Core::spawn`].
+    pub fn cores(&self) -> &[Core] {
+        &self.0.cores
+    }
+
+    /// Nanoseconds since the start.
+    pub fn now_ns(&self) -> u64 {
+        self.0.clock.now_ns()
+    }
+
+    /// Lets the cores have turns until `is_over`.
+    ///
+    /// # Panics
+    /// When no timer brings that about, or the cores never come to wait.
+    pub fn run_until(&self, mut is_over: impl FnMut() -> bool) {
+        if !is_over() {
+            self.0.run_until(|| is_over().then_some(()));
+        }
+    }
+}
+
+impl Drop for Simulation {
+    fn drop(&mut self) {
+        OWNED.take();
+        // After a panic requests may still be in flight, whose tasks must not be dropped.
+        if !std::thread::panicking() {
+            self.0.end();
+        }
+    }
+}
+
+/// Receives the answer of a core. A thread that owns a [`Simulation`] lets its cores work for it.
+pub(crate) fn receive<R>(receiver: &mpsc::Receiver<R>) -> Result<R, mpsc::RecvError> {
+    match OWNED.with_borrow(Option::clone) {
+        None => receiver.recv(),
+        Some(turns) => turns.run_until(|| match receiver.try_recv() {
+            Ok(answer) => Some(Ok(answer)),
+            Err(mpsc::TryRecvError::Disconnected) => Some(Err(mpsc::RecvError)),
+            Err(mpsc::TryRecvError::Empty) => None,
+        }),
+    }
+}
+
 /// Runs `count` cores in the calling thread under one virtual clock until the future that `make` returns ends. That
 /// future runs on core 0. Cores have their turns in an order that the seed decides; time passes while all of them
 /// wait: same seed, same run. With some seeds tasks are woken now and then that have nothing to do.
@@ -47,42 +163,21 @@ pub fn run_simulated_cores<R: 'static, F: Future<Output = R> + 'static>(
     count: usize,
     make: impl FnOnce(VirtualClock, Vec<Core>) -> F,
 ) -> R {
-    assert!(count > 0, "a run needs a core");
-    let clock = VirtualClock::default();
-    let (order, stray_wakes) = (Rng::new(seed), StrayWakes::new(seed));
-    let cores: Vec<Core> = (0..count).map(|i| Core::simulated(i, &clock, order.next())).collect();
+    let turns = Turns::new(seed, count);
     let result = Rc::new(Cell::new(None));
-    cores[0].with_current(|| {
-        let (future, target) = (make(clock.clone(), cores.clone()), result.clone());
-        cores[0].spawn(async move { target.set(Some(future.await)) });
+    turns.cores[0].with_current(|| {
+        let (future, target) = (make(turns.clock.clone(), turns.cores.clone()), result.clone());
+        turns.cores[0].spawn(async move { target.set(Some(future.await)) });
     });
-    let mut turns = 0;
-    loop {
-        let next = if count == 1 { 0 } else { (order.next() % count as u64) as usize };
-        stray_wakes.before_turn_of(&cores[next]);
-        let is_busy = cores[next].turn();
-        turns += 1;
-        assert!(turns < MOST_TURNS_AT_A_TIME, "livelock: the cores work on and time does not pass");
-        if let Some(result) = result.take() {
-            // What a task drops may wake a task of a core before it, whose body must not be another run's by then.
-            cores.iter().for_each(Core::drop_tasks);
-            cores.into_iter().for_each(Core::end);
-            return result;
-        }
-        if !is_busy && cores.iter().all(Core::is_idle) {
-            let next = cores.iter().filter_map(|core| core.timers().next_deadline()).min();
-            let next = next.expect("deadlock: no task is ready and no timer runs");
-            clock.advance(next.saturating_sub(clock.now_ns()));
-            turns = 0;
-        }
-    }
+    let result = turns.run_until(|| result.take());
+    turns.end();
+    result
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::current;
-    use std::cell::RefCell;
 
     /// Two cores that send each other messages and sleep; what happened in which order.
     fn trace(seed: u64) -> Vec<(u64, usize, u64)> {
@@ -160,5 +255,49 @@ mod tests {
     #[should_panic(expected = "deadlock")]
     fn cores_that_wait_for_nothing_are_noticed() {
         run_simulated_cores(1, 2, |_, _| std::future::pending::<()>());
+    }
+
+    /// Waits for both cores from outside, while a task works on; what happened when.
+    fn wait_outside(seed: u64) -> (u64, u64, u32) {
+        let simulation = Simulation::start(seed, 2);
+        let [first, second] = simulation.cores() else { unreachable!("there are two cores") };
+        let rounds = Rc::new(Cell::new(0));
+        let (counted, core) = (rounds.clone(), first.clone());
+        first.with_current(|| {
+            first.spawn(async move {
+                for _ in 0..10 {
+                    core.sleep(100).await;
+                    counted.set(counted.get() + 1);
+                }
+            });
+        });
+        let slept = second.remote().block_on(|core| async move {
+            core.sleep(250).await;
+            core.now_ns()
+        });
+        let (slept, seen) = (slept.unwrap(), rounds.get());
+        assert_eq!(first.remote().call(|core| core.index()), Ok(0));
+        simulation.run_until(|| rounds.get() == 10);
+        (slept, simulation.now_ns(), seen)
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_its_simulated_cores_lets_them_work() {
+        for seed in 0..4 {
+            assert_eq!(wait_outside(seed), (250, 1000, 2));
+        }
+        let stopped = {
+            let simulation = Simulation::start(1, 1);
+            simulation.cores()[0].remote()
+        };
+        assert_eq!(stopped.call(|_| ()), Err(crate::CoreStopped));
+    }
+
+    #[test]
+    #[should_panic(expected = "a task of a simulated core waits")]
+    fn a_task_cannot_wait_for_its_own_simulation() {
+        let simulation = Simulation::start(1, 1);
+        let own = simulation.cores()[0].remote();
+        let _ = simulation.cores()[0].remote().call(move |_| own.call(|_| ()));
     }
 }
