@@ -40,11 +40,13 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..2000 --shapes --jobs 2
 	$(SIM) --seeds 0..3000 --faults --jobs 2
 	$(SIM) --seeds 0..1000 --pairs --jobs 2
+	$(SIM) --seeds 0..1500 --pools --jobs 2
 
-soak: ## Simulated crashes for SOAK_SECONDS (3600): plain, growth, streams, both, changes of shape, damaged metadata, pairs
+soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
+	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--pairs" "--pools"; \
 	status=0; \
-	for options in "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--pairs"; do \
-	    $(SIM) --seconds $$(($(SOAK_SECONDS) / 7)) --jobs 2 --keep-going $$options || status=1; \
+	for options; do \
+	    $(SIM) --seconds $$(($(SOAK_SECONDS) / $$#)) --jobs 2 --keep-going $$options || status=1; \
 	done; \
 	exit $$status
 

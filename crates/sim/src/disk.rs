@@ -154,6 +154,11 @@ impl SimDisk {
         self.lock().bad_metadata.push(range);
     }
 
+    /// These bytes of metadata can be read again.
+    pub fn mend_metadata(&self, range: Range<u64>) {
+        rewrite(&mut self.lock().bad_metadata, &range);
+    }
+
     /// Whether some metadata in `range` cannot be read.
     pub fn has_metadata_error(&self, range: &Range<u64>) -> bool {
         self.lock().bad_metadata.iter().any(|bad| overlaps(bad, range))

@@ -28,6 +28,7 @@ mod newcomers;
 mod oracle;
 mod pairs;
 mod plan;
+pub mod pools;
 mod rng;
 mod run;
 mod shapes;

@@ -1,6 +1,8 @@
 //! The simulator of the RAID engine: runs seeds, replays one, makes failing ones small, kills mutants.
 #![forbid(unsafe_code)]
 
+mod pool_runs;
+
 use clap::Parser;
 use sim::{Filter, Outcome, Plan, Stats, Subject};
 use std::collections::BTreeSet;
@@ -60,6 +62,9 @@ struct Args {
     /// Two members of a group are lost and replaced together, under the keeper
     #[arg(long)]
     pairs: bool,
+    /// Pools of volumes instead of arrays
+    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "pairs", "level", "consistency", "cores"])]
+    pools: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -90,6 +95,8 @@ struct Args {
 }
 
 type SubjectMaker = fn() -> Rc<dyn Subject>;
+/// Runs a seed.
+type Runner<'a> = dyn Fn(u64) -> Outcome + Sync + 'a;
 
 fn parse_range(text: &str) -> Result<(u64, u64), String> {
     let parse = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
@@ -160,7 +167,9 @@ impl Args {
         let shapes = self.shapes.then(|| " --shapes".to_owned());
         let faults = self.faults.then(|| " --faults".to_owned());
         let pairs = self.pairs.then(|| " --pairs".to_owned());
-        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes).chain(faults).chain(pairs);
+        let pools = self.pools.then(|| " --pools".to_owned());
+        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes).chain(faults);
+        let changes = changes.chain(pairs).chain(pools);
         levels.chain(mode).chain(cores).chain(changes).chain(mutant).collect()
     }
 }
@@ -175,7 +184,8 @@ fn main() -> ExitCode {
     }
     let is_good = match args.replay {
         Some(seed) => replay(&args, seed, maker),
-        None if args.mutants => kill_mutants(&args, maker),
+        None if args.mutants && args.pools => pool_runs::kill_mutants(&args),
+        None if args.mutants => kill_mutants(&args, maker) & pool_runs::kill_mutants(&args),
         None => regressions(&args, maker) && search(&args, maker),
     };
     if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -184,12 +194,19 @@ fn main() -> ExitCode {
 fn choose(name: Option<&str>) -> Result<(), String> {
     let Some(name) = name else { return Ok(()) };
     let mutant = raid::mutant::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
-    let mutant = mutant.ok_or_else(|| format!("{name}: no such mutant"))?;
-    raid::mutant::choose(Some(mutant));
+    let of_pools = sim::pools::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
+    if mutant.is_none() && of_pools.is_none() {
+        return Err(format!("{name}: no such mutant"));
+    }
+    raid::mutant::choose(mutant);
+    sim::pools::choose(of_pools);
     Ok(())
 }
 
 fn replay(args: &Args, seed: u64, maker: SubjectMaker) -> bool {
+    if args.pools {
+        return pool_runs::replay(args, seed);
+    }
     let mut plan = Plan::draw(seed, &args.filter());
     let boots = args.boots.unwrap_or(plan.boots.len());
     let keep = args.keep.clone().unwrap_or_else(|| plan.ids().into_iter().collect());
@@ -277,13 +294,13 @@ impl Search {
     }
 
     /// Runs seeds until the search is over.
-    fn work(&self, filter: &Filter, maker: SubjectMaker, keeps_going: bool) {
+    fn work(&self, run: &Runner<'_>, keeps_going: bool) {
         while !self.is_over.load(Ordering::Relaxed) {
             let seed = self.next.fetch_add(1, Ordering::Relaxed);
             if seed >= self.end || self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
                 break;
             }
-            let outcome = sim::run_seed(seed, filter, &maker());
+            let outcome = run(seed);
             let mut stats = self.stats.lock().expect("no panic under this lock");
             stats.add(&outcome.stats);
             if stats.crashes >= self.crashes {
@@ -298,10 +315,10 @@ impl Search {
         block::release_pool();
     }
 
-    fn run(&self, filter: &Filter, jobs: usize, maker: SubjectMaker, keeps_going: bool) {
+    fn run(&self, jobs: usize, run: &Runner<'_>, keeps_going: bool) {
         std::thread::scope(|scope| {
             for _ in 0..jobs {
-                scope.spawn(|| self.work(filter, maker, keeps_going));
+                scope.spawn(|| self.work(run, keeps_going));
             }
         });
     }
@@ -320,7 +337,12 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
         return args.regressions.is_some();
     }
     let search = Search::new(first, end, crashes, args.seconds);
-    search.run(&args.filter(), args.jobs, maker, args.keep_going);
+    let filter = args.filter();
+    let run = |seed| match args.pools {
+        true => sim::pools::run_seed(seed),
+        false => sim::run_seed(seed, &filter, &maker()),
+    };
+    search.run(args.jobs, &run, args.keep_going);
     let stats = search.stats.into_inner().expect("no panic under this lock");
     let seconds = started.elapsed().as_secs_f64();
     println!(
@@ -329,7 +351,10 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     );
     let failures = search.failures.into_inner().expect("no panic under this lock");
     for (seed, outcome) in &failures {
-        report(args, *seed, outcome, maker);
+        match args.pools {
+            true => pool_runs::report(args, *seed, outcome),
+            false => report(args, *seed, outcome, maker),
+        };
     }
     failures.is_empty()
 }
@@ -347,7 +372,7 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
         let streams = args.streams || mutant.is_about_streams();
         let shapes = args.shapes || mutant.is_about_shapes();
         let filter = Filter { grow, groups, streams, shapes, ..args.filter() };
-        search.run(&filter, args.jobs, maker, false);
+        search.run(args.jobs, &|seed| sim::run_seed(seed, &filter, &maker()), false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {
             Some((seed, outcome)) => {

@@ -37,13 +37,16 @@ pub fn run_plan(plan: &Plan, subject: &Rc<dyn Subject>, is_tracing: bool) -> Out
     let world = World::new(plan.seed, &plan.shape, subject.capacity(&plan.shape));
     world.machine.set_tracing(is_tracing);
     world.count(|stats| stats.runs += 1);
-    let ran = catch_unwind(AssertUnwindSafe(|| run_boots(plan, &world, subject, is_tracing)));
-    let panicked = PANIC.with(RefCell::take);
-    let failure = match ran {
-        Ok(()) => world.failure(),
-        Err(_) => Some(panicked.unwrap_or_else(|| "a panic".into())),
-    };
+    let panicked = caught(|| run_boots(plan, &world, subject, is_tracing));
+    let failure = panicked.or_else(|| world.failure());
     Outcome { stats: world.stats.get(), failure }
+}
+
+/// Runs `work`. Returns the text of its panic, if it panics.
+pub(crate) fn caught(work: impl FnOnce()) -> Option<String> {
+    let ran = catch_unwind(AssertUnwindSafe(work));
+    let panicked = PANIC.with(RefCell::take);
+    ran.err().map(|_| panicked.unwrap_or_else(|| "a panic".into()))
 }
 
 fn run_boots(plan: &Plan, world: &Rc<World>, subject: &Rc<dyn Subject>, is_tracing: bool) {
@@ -74,15 +77,27 @@ const MOST_TRIES: usize = 600;
 
 /// Leaves out steps and boots of a failing plan while it still fails.
 pub fn shrink(plan: &Plan, subject: &Rc<dyn Subject>, failure: &str) -> Shrunk {
-    let mut best =
-        Shrunk { keep: plan.ids().into_iter().collect(), boots: plan.boots.len(), failure: failure.into() };
+    let ids = plan.ids().into_iter().collect();
+    shrink_with(ids, plan.boots.len(), failure, |keep, boots| {
+        let plan = cut(plan, keep, boots);
+        let kept = plan.ids().into_iter().collect();
+        (run_plan(&plan, subject, false).failure, kept)
+    })
+}
+
+/// Leaves out steps and boots while a run still fails. `run` says of the steps and boots that it is given how they fail,
+/// and which of the steps there are in those boots.
+pub(crate) fn shrink_with(
+    ids: BTreeSet<u32>,
+    boots: usize,
+    failure: &str,
+    mut run: impl FnMut(&BTreeSet<u32>, usize) -> (Option<String>, BTreeSet<u32>),
+) -> Shrunk {
+    let mut best = Shrunk { keep: ids, boots, failure: failure.into() };
     let mut tries = 0;
     let mut fails = |keep: &BTreeSet<u32>, boots: usize| {
         tries += 1;
-        if tries > MOST_TRIES {
-            return None;
-        }
-        run_plan(&cut(plan, keep, boots), subject, false).failure
+        if tries > MOST_TRIES { None } else { run(keep, boots).0 }
     };
     while best.boots > 0
         && let Some(failure) = fails(&best.keep, best.boots - 1)
@@ -104,8 +119,7 @@ pub fn shrink(plan: &Plan, subject: &Rc<dyn Subject>, failure: &str) -> Shrunk {
             part /= 2;
         }
     }
-    let kept: BTreeSet<u32> = cut(plan, &best.keep, best.boots).ids().into_iter().collect();
-    best.keep = kept;
+    best.keep = run(&best.keep, best.boots).1;
     best
 }
 

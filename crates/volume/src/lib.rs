@@ -20,6 +20,7 @@
 
 pub mod device;
 pub mod extents;
+pub mod mutant;
 pub mod name;
 pub mod pool;
 pub mod store;

@@ -5,6 +5,7 @@
 
 use crate::device::{Shared, Volume};
 use crate::extents::{Extent, allocate};
+use crate::mutant::{self, Mutant};
 use crate::name::{Name, Uuid};
 use crate::store::{self, Found, RESERVED, ReadError};
 use crate::table::{ALIGNMENT, COPIES_AT_LEAST, DecodeError, Record, Table};
@@ -343,7 +344,7 @@ impl Pool {
         let place = place(&table, key)?;
         let state = self.lock();
         let info = state.info(&table.volumes[place]);
-        if info.is_open {
+        if info.is_open && !mutant::is(Mutant::DeleteInUse) {
             return Err(PoolError::InUse(info.name));
         }
         state.check_not_growing(&table.volumes[place])?;
@@ -405,7 +406,7 @@ impl Pool {
     fn settle(&self) -> Result<(), PoolError> {
         let current = {
             let state = self.lock();
-            if !state.is_unsettled {
+            if !state.is_unsettled || mutant::is(Mutant::NoTakeBack) {
                 return Ok(());
             }
             state.table.clone()
@@ -461,7 +462,9 @@ impl Reservation<'_> {
                         most => len.min(most.max(UNIT) / UNIT * UNIT),
                     };
                     let range = &mut unclean[0];
-                    zeroed = store::zero(channel, &limits, range.start, part).await;
+                    if !mutant::is(Mutant::NoZeroing) {
+                        zeroed = store::zero(channel, &limits, range.start, part).await;
+                    }
                     range.start += part;
                     unclean.retain(|range| !range.is_empty());
                 }
@@ -485,6 +488,9 @@ impl Reservation<'_> {
         let record = add(&mut table, &self.record, self.grows_from)?;
         // Before the table: a volume must never show what was there before.
         on(&self.pool.device, &self.pool.core, async |channel: &dyn Channel| {
+            if mutant::is(Mutant::ZeroesNotFlushed) {
+                return Ok(());
+            }
             channel.submit(&Request::flush(), 0).await
         })?;
         let mut state = self.pool.commit(table)?;
@@ -510,7 +516,9 @@ impl State {
     /// The table as it is to be when everything that is made ready is there.
     fn occupied(&self) -> Table {
         let mut table = self.table.clone();
-        table.volumes.extend(self.reserved.iter().cloned());
+        if !mutant::is(Mutant::ReservedIsFree) {
+            table.volumes.extend(self.reserved.iter().cloned());
+        }
         table
     }
 
@@ -669,7 +677,7 @@ fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Found, PoolError> {
 
 /// Writes damaged copies of the table again. Where that fails the pool works with the copies that are whole.
 fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) {
-    if found.is_whole() {
+    if found.is_whole() || mutant::is(Mutant::NoMend) {
         return;
     }
     for copy in &found.copies {

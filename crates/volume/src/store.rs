@@ -18,6 +18,7 @@
 //! A copy that is damaged, or that a crash has torn, is written again at the next opening, from the other copy of its set.
 //! Pools of a former format have one copy in each set; their first commit makes them what stands above.
 
+use crate::mutant::{self, Mutant};
 use crate::name::Uuid;
 use crate::table::{ALIGNMENT, COPIES_AT_LEAST, DecodeError, MAX_BYTES, Table};
 use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
@@ -189,7 +190,7 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     let is_former = table.copies < COPIES_AT_LEAST;
     // One copy in each set: of a damaged one nothing says whether it was the newest.
     let is_proved = if is_former { copies[other].table().is_some() } else { !other_whole.is_empty() };
-    if !is_proved && table.sequence > 1 {
+    if !is_proved && table.sequence > 1 && !mutant::is(Mutant::TrustLoneSet) {
         return Err(ReadError::Damaged(copies));
     }
     let mut damaged = Vec::new();
@@ -252,6 +253,17 @@ pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResu
     let [first, second] = SETS[sequence as usize % 2];
     // In the former format nothing stands in the second place. While that is written the first holds the table before.
     for offset in [second, first] {
+        if mutant::is(Mutant::OneCopy) && offset == second {
+            continue;
+        }
+        if mutant::is(Mutant::BothSets) {
+            write_padded(channel, SETS[(sequence as usize + 1) % 2][usize::from(offset == second)], bytes)
+                .await?;
+        }
+        if mutant::is(Mutant::CommitNotFlushed) || mutant::is(Mutant::CopiesAtOnce) && offset == second {
+            write_padded(channel, offset, bytes).await?;
+            continue;
+        }
         write_copy(channel, offset, bytes).await?;
     }
     Ok(())

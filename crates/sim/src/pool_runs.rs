@@ -1,0 +1,50 @@
+//! Runs of pools (`--pools`): replayed, reported, and with broken variants.
+
+use crate::{Args, MOST_CRASHES, Search, set_text};
+use sim::{Outcome, pools};
+
+/// Runs a seed again.
+pub fn replay(args: &Args, seed: u64) -> bool {
+    let plan = pools::Plan::draw(seed);
+    let keep = args.keep.clone().unwrap_or_else(|| plan.ids());
+    let plan = plan.cut(&keep, args.boots.unwrap_or(plan.boots()));
+    let outcome = pools::run_plan(&plan, args.trace);
+    println!("{:?}", outcome.stats);
+    report(args, seed, &outcome)
+}
+
+/// Says what went wrong, and with which command it does so again.
+pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
+    let Some(failure) = &outcome.failure else { return true };
+    let command = format!("sim --replay {seed}{}", args.filter_text());
+    println!("seed {seed} FAILS: {failure}\n  {command}");
+    if !args.no_shrink && args.keep.is_none() {
+        let small = pools::shrink(&pools::Plan::draw(seed), failure);
+        println!("  made small: {}", small.failure);
+        println!("  {command} --boots {} --keep '{}' --trace", small.boots, set_text(&small.keep));
+    }
+    false
+}
+
+/// Runs each broken variant until it is caught. Returns whether all are.
+pub fn kill_mutants(args: &Args) -> bool {
+    let mut are_killed = true;
+    for mutant in pools::Mutant::ALL {
+        pools::choose(Some(mutant));
+        let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
+        search.run(args.jobs, &pools::run_seed, false);
+        let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
+        match search.failures.into_inner().expect("no panic under this lock").first() {
+            Some((seed, Outcome { failure, .. })) => {
+                let failure: String = failure.as_deref().unwrap_or_default().chars().take(300).collect();
+                println!("{mutant:?}: killed after {crashes} crashes, seed {seed}: {failure}");
+            }
+            None => {
+                println!("{mutant:?}: SURVIVES {crashes} crashes");
+                are_killed = false;
+            }
+        }
+    }
+    pools::choose(None);
+    are_killed
+}

@@ -1,0 +1,183 @@
+//! What a run does: a few pools, and for each boot its steps and the end of power. All of it is drawn from one number.
+
+use super::damage::Damage;
+use crate::machine::CrashAt;
+use crate::rng::Rng;
+use std::collections::BTreeSet;
+
+/// The disks of a run, and how their pools begin.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Units of each pool at first.
+    pub units: Vec<u64>,
+    /// Bytes of a unit: 1 MiB where the pool's own code makes the pool, else less, so that a boot reads less.
+    pub unit: u64,
+    /// Volumes of one unit that the first pool has at first: its table is long, and torn more often.
+    pub crowd: u64,
+    /// Whether [`volume::Pool::create`] makes the pools, with power loss at any of its writes.
+    pub is_created: bool,
+    /// Logical block size in bytes.
+    pub block_size: u32,
+    /// Whether disks have a volatile cache.
+    pub has_volatile_cache: bool,
+    /// Typical latency of a disk in nanoseconds.
+    pub latency_ns: u64,
+    /// Simulated cores.
+    pub cores: usize,
+}
+
+/// What a boot does next. Numbers are drawn at large and reduced to what is there when the step is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Makes a volume.
+    Create { pool: u64, size: u64 },
+    /// Reserves room for a new volume, and zeroes a part of it. At most one reservation exists.
+    Reserve { pool: u64, size: u64 },
+    /// Zeroes the rest of the reserved room and commits it, or drops the reservation.
+    EndReserved { commits: bool },
+    /// Makes a volume larger.
+    Grow { volume: u64, by: u64 },
+    /// Gives a volume another name.
+    Rename { volume: u64, to: u64 },
+    /// Removes a volume, after its users have closed it.
+    Delete { volume: u64 },
+    /// A disk becomes larger, and its pool with it.
+    Extend { pool: u64, units: u64 },
+    /// A user of a volume makes requests, while the next steps are carried out.
+    Work { volume: u64, requests: u64, seed: u64 },
+    /// Waits until no user makes requests any more.
+    Join,
+    /// A write to a disk fails: the `number`th from now on.
+    FailWrite { pool: u64, number: u32 },
+}
+
+/// An action, with a number by which a failing run can keep it.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub id: u32,
+    pub action: Action,
+}
+
+/// From power on to power off.
+#[derive(Clone, Debug)]
+pub struct Boot {
+    /// What becomes of the tables before power comes.
+    pub damages: Vec<(u32, Damage)>,
+    /// What is done.
+    pub steps: Vec<Step>,
+    /// When power goes before the steps have ended.
+    pub crash: Option<CrashAt>,
+    /// Whether users have ended and caches are flushed when power goes after the last step.
+    pub is_quiet: bool,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(super) seed: u64,
+    pub(super) shape: Shape,
+    pub(super) boots: Vec<Boot>,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn draw(seed: u64) -> Plan {
+        let root = Rng::new(seed);
+        let shape = Shape::draw(&mut root.fork(1));
+        let mut rng = root.fork(2);
+        let mut next_id = 0;
+        let boots =
+            (0..rng.range(2, 8)).map(|number| Boot::draw(&mut rng, number > 0, &mut next_id)).collect();
+        Plan { seed, shape, boots }
+    }
+
+    /// How often power comes.
+    pub fn boots(&self) -> usize {
+        self.boots.len()
+    }
+
+    /// The numbers of all steps and damages.
+    pub fn ids(&self) -> BTreeSet<u32> {
+        let of_boot = |boot: &Boot| {
+            let damages = boot.damages.iter().map(|(id, _)| *id);
+            damages.chain(boot.steps.iter().map(|step| step.id)).collect::<Vec<_>>()
+        };
+        self.boots.iter().flat_map(of_boot).collect()
+    }
+
+    /// The plan with those steps and damages in its first `boots` boots.
+    pub fn cut(&self, keep: &BTreeSet<u32>, boots: usize) -> Plan {
+        let mut plan = self.clone();
+        plan.boots.truncate(boots);
+        for boot in &mut plan.boots {
+            boot.damages.retain(|(id, _)| keep.contains(id));
+            boot.steps.retain(|step| keep.contains(&step.id));
+        }
+        plan
+    }
+}
+
+impl Shape {
+    fn draw(rng: &mut Rng) -> Shape {
+        let is_created = rng.one_in(8);
+        let crowd = if !is_created && rng.one_in(4) { rng.range(20, 80) } else { 0 };
+        let unit = match (is_created, crowd) {
+            (true, _) => 1 << 20,
+            (_, 0) => rng.pick(&[16, 32, 64]) << 10,
+            _ => 4 << 10,
+        };
+        let most = if is_created { 4 } else { 12 };
+        let mut units: Vec<u64> = (0..rng.range(2, 5)).map(|_| rng.range(2, most)).collect();
+        units[0] += crowd;
+        Shape {
+            units,
+            unit,
+            crowd,
+            is_created,
+            block_size: rng.pick(&[512, 512, 4096]),
+            has_volatile_cache: !rng.one_in(3),
+            latency_ns: rng.pick(&[10_000, 100_000]),
+            cores: if rng.one_in(3) { 2 } else { 1 },
+        }
+    }
+}
+
+impl Boot {
+    fn draw(rng: &mut Rng, may_damage: bool, next_id: &mut u32) -> Boot {
+        let mut id = || {
+            *next_id += 1;
+            *next_id
+        };
+        let damages = match may_damage && rng.one_in(2) {
+            true => (0..rng.range(1, 3)).map(|_| (id(), Damage::draw(rng))).collect(),
+            false => Vec::new(),
+        };
+        let steps = (0..rng.range(3, 16)).map(|_| Step { id: id(), action: Action::draw(rng) }).collect();
+        let crash = match rng.below(8) {
+            0..3 => Some(CrashAt::WriteStarted(1 + rng.log_uniform(400))),
+            3..5 => Some(CrashAt::WriteEnded(1 + rng.log_uniform(400))),
+            5 => Some(CrashAt::Time(rng.log_uniform(100_000_000))),
+            _ => None,
+        };
+        Boot { damages, steps, crash, is_quiet: rng.one_in(3) }
+    }
+}
+
+impl Action {
+    fn draw(rng: &mut Rng) -> Action {
+        let mut any = || rng.draw();
+        let (first, second) = (any(), any());
+        match rng.below(24) {
+            0..5 => Action::Create { pool: first, size: second },
+            5 => Action::Reserve { pool: first, size: second },
+            6 => Action::EndReserved { commits: !rng.one_in(3) },
+            7..9 => Action::Grow { volume: first, by: second },
+            9 => Action::Rename { volume: first, to: second },
+            10..13 => Action::Delete { volume: first },
+            13 if rng.one_in(2) => Action::Extend { pool: first, units: 1 + second % 3 },
+            13 => Action::Join,
+            14 => Action::FailWrite { pool: first, number: 1 + rng.log_uniform(30) as u32 },
+            _ => Action::Work { volume: first, requests: 1 + rng.log_uniform(30), seed: second },
+        }
+    }
+}

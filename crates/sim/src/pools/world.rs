@@ -1,0 +1,222 @@
+//! What outlives a boot: disks, and what the oracle knows of the volumes on them.
+
+use super::damage::Saved;
+use super::plan::Shape;
+use crate::disk::{DiskConfig, SimDisk};
+use crate::gate::Gate;
+use crate::machine::Machine;
+use crate::oracle::Oracle;
+use crate::rng::{Rng, mix};
+use crate::world::Stats;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use volume::Uuid;
+use volume::store::RESERVED;
+
+/// Units by which a disk can become larger in a run.
+const MOST_EXTRA_UNITS: u64 = 64;
+const PAGE: u64 = 4096;
+
+/// A volume that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// The number by which the run knows it: names and places change.
+    pub id: u32,
+    /// The pool that it is in.
+    pub pool: usize,
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub size: u64,
+    /// Its identity, once the pool has said it.
+    pub uuid: Option<Uuid>,
+}
+
+/// Everything that tables say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The volumes.
+    pub volumes: Vec<Known>,
+    /// Units of each pool.
+    pub units: Vec<u64>,
+}
+
+/// What a volume holds.
+#[derive(Clone)]
+pub struct Content {
+    /// What may be read.
+    pub oracle: Rc<RefCell<Oracle>>,
+    /// Bytes that users may address.
+    pub size: Rc<Cell<u64>>,
+    /// Users that make requests.
+    pub users: Gate,
+}
+
+/// All that a run is about.
+pub struct World {
+    pub shape: Shape,
+    pub machine: Arc<Machine>,
+    pub disks: Vec<SimDisk>,
+    pub stats: Cell<Stats>,
+    /// Pools that have been made, so that they must be there.
+    pub is_made: RefCell<Vec<bool>>,
+    /// Copies of tables that were damaged since their pool was last open.
+    pub saved: RefCell<Vec<Saved>>,
+    /// What may be there: more than one state after a change was cut off.
+    pub states: RefCell<Vec<State>>,
+    contents: RefCell<BTreeMap<u32, Content>>,
+    next_id: Cell<u32>,
+    seed: u64,
+    failure: RefCell<Option<String>>,
+}
+
+impl World {
+    /// Disks that hold what a former owner has left.
+    pub fn new(seed: u64, shape: &Shape) -> Rc<World> {
+        let machine = Machine::new();
+        let mut rng = Rng::new(seed).fork(3);
+        let disks: Vec<SimDisk> = (0..shape.units.len())
+            .map(|number| {
+                let config = DiskConfig {
+                    capacity: RESERVED + shape.units[number] * shape.unit,
+                    block_size: shape.block_size,
+                    has_volatile_cache: shape.has_volatile_cache,
+                    latency_ns: shape.latency_ns,
+                    seed: rng.draw(),
+                };
+                let disk = SimDisk::new(format!("disk{number}"), &machine, &config);
+                fill(&disk, RESERVED..config.capacity, &mut rng);
+                disk
+            })
+            .collect();
+        let pools = disks.len();
+        disks[0].poke(RESERVED, &vec![0; (shape.crowd * shape.unit) as usize]);
+        let world = Rc::new(World {
+            machine,
+            disks,
+            stats: Cell::default(),
+            is_made: RefCell::new(vec![!shape.is_created; pools]),
+            saved: RefCell::default(),
+            states: RefCell::default(),
+            contents: RefCell::default(),
+            next_id: Cell::new(1),
+            seed,
+            failure: RefCell::default(),
+            shape: shape.clone(),
+        });
+        let crowd = (1..=shape.crowd as u32).map(|number| Known {
+            id: world.new_volume(shape.unit),
+            pool: 0,
+            name: format!("crowd{number}"),
+            size: shape.unit,
+            uuid: Some(Uuid(u128::from(number).to_be_bytes())),
+        });
+        world.decide(State { volumes: crowd.collect(), units: shape.units.clone() });
+        world
+    }
+
+    /// A disk becomes larger by some units, which hold what a former owner has left.
+    pub fn extend(&self, pool: usize, units: u64) {
+        let (disk, bytes) = (&self.disks[pool], units * self.shape.unit);
+        let before = block::Device::limits(disk).capacity;
+        disk.grow(bytes);
+        fill(disk, before..before + bytes, &mut Rng::new(self.seed).fork(before));
+    }
+
+    /// Changes the counts.
+    pub fn count(&self, change: impl FnOnce(&mut Stats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+
+    /// Something is wrong. The first text is kept.
+    pub fn fail(&self, what: String) {
+        self.failure.borrow_mut().get_or_insert(what);
+    }
+
+    /// What is wrong.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
+    /// Whether nothing is wrong and there is power.
+    pub fn goes_on(&self) -> bool {
+        self.machine.is_on() && self.failure.borrow().is_none()
+    }
+
+    /// What is there, when only one state may be.
+    pub fn state(&self) -> State {
+        let states = self.states.borrow();
+        assert_eq!(states.len(), 1, "it is not known what is there");
+        states[0].clone()
+    }
+
+    /// Whether an error may be the failure that was made on purpose; it excuses one error.
+    pub fn excuses_error(&self) -> bool {
+        let failed = self.disks.iter().find(|disk| disk.has_failed_write());
+        if let Some(disk) = failed {
+            disk.forgive();
+            self.count(|stats| stats.failed_writes += 1);
+        }
+        failed.is_some()
+    }
+
+    /// A number for a new volume, whose content is all zeroes.
+    pub fn new_volume(&self, size: u64) -> u32 {
+        let id = self.next_id.replace(self.next_id.get() + 1);
+        let units = self.shape.units.iter().max().expect("a run has pools") + MOST_EXTRA_UNITS;
+        // Another seed for each: what one holds is garbage in another.
+        let oracle = Oracle::new(mix(self.seed ^ mix(id.into())), units * self.shape.unit);
+        let content = Content {
+            oracle: Rc::new(RefCell::new(oracle)),
+            size: Rc::new(Cell::new(size)),
+            users: Gate::default(),
+        };
+        self.contents.borrow_mut().insert(id, content);
+        id
+    }
+
+    /// What a volume holds.
+    pub fn content(&self, id: u32) -> Content {
+        self.contents.borrow()[&id].clone()
+    }
+
+    /// Users that make requests.
+    pub fn running(&self) -> usize {
+        self.contents.borrow().values().map(|content| content.users.running()).sum()
+    }
+
+    /// Power has gone, and every request has ended.
+    pub fn lose_power(&self) {
+        self.disks.iter().for_each(SimDisk::lose_cache);
+        for disk in &self.disks {
+            disk.revive();
+            disk.forgive();
+        }
+        self.contents.borrow().values().for_each(|content| content.oracle.borrow_mut().crash());
+    }
+
+    /// One of the states is what is there.
+    pub fn decide(&self, state: State) {
+        let before = self.states.replace(Vec::new());
+        let is_gone = |known: &&Known| state.volumes.iter().all(|other| other.id != known.id);
+        for known in before.iter().flat_map(|state| &state.volumes).filter(is_gone) {
+            self.contents.borrow_mut().remove(&known.id);
+        }
+        for known in &state.volumes {
+            self.content(known.id).size.set(known.size);
+        }
+        *self.states.borrow_mut() = vec![state];
+    }
+}
+
+/// Puts pages onto a disk that no volume may show.
+fn fill(disk: &SimDisk, range: std::ops::Range<u64>, rng: &mut Rng) {
+    let page: Vec<u8> = (0..PAGE).map(|_| rng.draw() as u8 | 1).collect();
+    for at in range.step_by(PAGE as usize) {
+        disk.poke(at, &page);
+    }
+}
