@@ -42,12 +42,16 @@ def scraping_metrics_and_being_a_daemon_cost_little(subject):
             break
     assert is_cheap, iops
     medians = {kind: statistics.median(values) for kind, values in iops.items()}
-    scraping = [scraped / daemon for scraped, daemon in zip(iops["scraped"], iops["daemon"])]
-    layers = [daemon / serve for daemon, serve in zip(iops["daemon"], iops["serve"])]
+    scraping, layers = _ratios(iops["scraped"], iops["daemon"]), _ratios(iops["daemon"], iops["serve"])
     return "\n".join([
         f"4K random reads at depth 32 from memory: {', '.join(f'{kind} {value:,.0f}' for kind, value in medians.items())} a second",
         f"scraped each second beside not: {_ratio(scraping)}",
         f"the daemon (counted, timed, limits looked at) beside freestone serve: {_ratio(layers)}"])
+
+
+def _ratios(values, others):
+    # A round in which the machine gave the other one no time at all says nothing.
+    return [value / other for value, other in zip(values, others) if other > 0]
 
 
 def _ratio(values):

