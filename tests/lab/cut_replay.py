@@ -17,6 +17,8 @@ import paths
 from freestoned import DaemonError, Freestoned
 from logged_disks import SECTOR, Done, Flush, Write
 from nbd_wire import read_export
+from raid_server import raid_check
+from server import ServerError
 
 ARRAY, VOLUME, OTHER = "data", "v1", "other"
 SURVIVALS = ("none", "any", "half", "all")
@@ -181,12 +183,12 @@ class Replay:
             os.unlink(self.names[missing])
         steps = [self._assemble, self._check_array, lambda: self._read(moment), self._check_pool, self._check_array]
         if missing is None:
-            steps.append(lambda: self._run(paths.RAID_CHECK, *self._used()))
+            steps.append(lambda: raid_check(self._used()))
         wrong = []
         for step in steps:
             try:
                 step()
-            except (AssertionError, DaemonError, OSError) as error:
+            except (AssertionError, DaemonError, ServerError, OSError) as error:
                 wrong.append(str(error) or repr(error))
         return "\n".join(wrong)
 

@@ -10,6 +10,7 @@ import time
 
 import paths
 from freestoned import MIB
+from raid_server import raid_check
 from vm import Disk, Guest, die_with_parent
 from workload import (FIO_JSON, check_tree, copy_tree, fio_result, fio_verify, kernel_errors, longest_pause_ms, make_tree)
 
@@ -29,7 +30,8 @@ class Day:
         self.daemon, self.directory, self.tell, self.look = daemon, directory, tell, look
         os.makedirs(directory, exist_ok=True)
         self.tree = os.path.join(directory, "tree")
-        self.members = [daemon.file(f"disk{number}", MEMBER_MIB * MIB) for number in range(5)]
+        self.images = [daemon.file(f"disk{number}", MEMBER_MIB * MIB) for number in range(5)]
+        self.members, self.fast = list(self.images), []
         self.guest = self.drive = None
 
     def run(self):
@@ -39,7 +41,9 @@ class Day:
         self.limit()
         self.pull_kill_rebuild()
         self.upgrade()
+        self.check("data", self.images)
         self.move()
+        self.check("fast", self.fast)
         self.delete()
 
     def plug(self, image):
@@ -147,22 +151,20 @@ class Day:
         before = [self.daemon.get(f"/v1/{what}") for what in ("volumes", "devices", "groups")]
         self.daemon.stop()
         # Another program, at another place, with the state that this one wrote.
-        new = os.path.join(self.directory, "freestoned-new")
-        shutil.copy2(paths.FREESTONED, new)
-        self.daemon.program = new
+        self.daemon.program = os.path.join(self.directory, "freestoned-new")
+        shutil.copy2(paths.FREESTONED, self.daemon.program)
         self.daemon.start()
         after = [self.daemon.get(f"/v1/{what}") for what in ("volumes", "devices", "groups")]
         assert before == after, (before, after)
         job = fio_result(load.wait())
         self.check_files()
-        os.unlink(new)
         self.look("upgraded")
         self.tell(f"upgraded under load: the guest saw a pause of at most {longest_pause_ms(job):.0f} ms, and every checksum is right")
 
     def move(self):
         load = self.load()
-        disks = [self.daemon.file(f"fast{number}", MEMBER_MIB * MIB) for number in range(2)]
-        self.daemon.cli("array", "create", "fast", "--level", "1", *disks)
+        self.fast = [self.daemon.file(f"fast{number}", MEMBER_MIB * MIB) for number in range(2)]
+        self.daemon.cli("array", "create", "fast", "--level", "1", *self.fast)
         began = time.monotonic()
         self.daemon.cli("volume", "move", "v1", "--to", "fast", "--wait")
         took_s = time.monotonic() - began
@@ -174,6 +176,16 @@ class Day:
         self.look("moved")
         self.tell(f"the volume moved to another array in {took_s:.1f} s under load, and its old array is deleted; the guest's longest"
                   f" pause was {longest_pause_ms(job):.0f} ms, and every checksum is right")
+
+    def check(self, array, images):
+        """Ends the daemon, has raid-check look at the disks of an array and at its pool, and starts the daemon again."""
+        self.daemon.stop()
+        said = raid_check(images)
+        assert f"array {array}: " in said and "a pool of volumes" in said, said
+        self.daemon.start()
+        self.check_files()
+        self.tell(f"the daemon ended, and an independent program found the disks, the parity and the pool of {array} right;"
+                  " the daemon started again, and every checksum is right")
 
     def delete(self):
         daemon, guest = self.daemon, self.guest
@@ -203,6 +215,8 @@ class Day:
         if self.drive is not None:
             self.drive.kill()
             self.drive.wait()
+        if self.daemon.program != paths.FREESTONED:
+            os.unlink(self.daemon.program)
 
     def logs(self):
         return self.daemon.log() + (self.guest.logs() if self.guest else "")

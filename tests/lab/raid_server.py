@@ -3,7 +3,7 @@
     with RaidServer(directory, "6", members=6, member_mib=96) as server:
         server.array("fail", server.array_name, "2")
         server.show()["state"]
-        server.stop()      # and `array check` on the members, which must be clean
+        server.stop()      # and `array check` and `raid-check` on the members, which must be clean
 """
 
 import json
@@ -13,6 +13,15 @@ import subprocess
 import paths
 from server import Server, ServerError
 from workload import MIB, make_image
+
+
+def raid_check(members):
+    """Run the independent checker on the members of stopped arrays; returns what it printed. Raises on any finding."""
+    done = subprocess.run([paths.RAID_CHECK, *members], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise ServerError(f"raid-check {' '.join(members)}: code {done.returncode}\n{done.stdout}")
+    return done.stdout
 
 
 class RaidServer(Server):
@@ -59,9 +68,10 @@ class RaidServer(Server):
         return self.array("show", self.array_name)[0]
 
     def stop(self):
-        """SIGTERM; then the members are checked on the host, and must be clean."""
+        """SIGTERM; then the members are checked on the host, by the engine and by raid-check, and must be clean."""
         super().stop()
         self.array("check", "--name", self.array_name, "--scan", self.member_directory)
+        raid_check([path for path in self.members if os.path.dirname(path) == self.member_directory])
 
     def __exit__(self, *exc):
         super().__exit__(*exc)
