@@ -5,11 +5,11 @@
 //! and the volumes of a pool are found by their own metadata; the file says where to look.
 
 use api::{Floor, Qos};
-use durable::SystemFolder;
+use durable::{Meaning, RecoverError, Recovered, SystemFolder};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 64 << 20;
 const NAME: &str = "state.json";
 const PREVIOUS: &str = "state.json.previous";
+const DAMAGED: &str = "state.json.damaged";
 
 /// What the daemon remembers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -171,14 +172,6 @@ pub enum StateError {
     },
 }
 
-/// What was found in a file.
-enum Found {
-    State(State),
-    None,
-    Later(u64),
-    Damaged(String),
-}
-
 impl Store {
     /// The state in a directory, which is made if it is not there. A damaged file is put aside as `state.json.damaged`, and
     /// the one before it counts.
@@ -206,26 +199,23 @@ impl Store {
         let folder = SystemFolder::new(directory, 0o600);
         let store = Store { directory: directory.into(), folder, _lock: lock };
         let path = directory.join(NAME);
-        let state = match read(&path).map_err(io(&path))? {
-            Found::State(state) => state,
-            Found::None => State::default(),
-            Found::Later(found) => return Err(StateError::Version { path, found }),
-            Found::Damaged(error) => {
-                let previous = directory.join(PREVIOUS);
-                let state = match read(&previous).map_err(io(&previous))? {
-                    Found::State(state) => state,
-                    Found::None => return Err(damaged(path, error, "there is none".into())),
-                    Found::Later(found) => return Err(StateError::Version { path: previous, found }),
-                    Found::Damaged(previous) => return Err(damaged(path, error, previous)),
-                };
-                let aside = directory.join("state.json.damaged");
-                fs::copy(&path, &aside).map_err(io(&aside))?;
+        let state = match durable::recover(&store.folder, [NAME, PREVIOUS, DAMAGED], MAX_BYTES + 1, decode) {
+            Ok(Recovered::Current(state)) => state,
+            Ok(Recovered::None) => State::default(),
+            Ok(Recovered::Previous { value: state, damage: error }) => {
                 tracing::error!(
-                    state = %path.display(), error, generation = state.generation, kept = %aside.display(),
+                    state = %path.display(), error, generation = state.generation,
+                    kept = %directory.join(DAMAGED).display(),
                     "the state is damaged: the one before it counts, and the last change may be missing"
                 );
-                store.save(&state)?;
                 state
+            }
+            Err(RecoverError::Io(name, error)) => return Err(io(&directory.join(name))(error)),
+            Err(RecoverError::Later(name, found)) => {
+                return Err(StateError::Version { path: directory.join(name), found });
+            }
+            Err(RecoverError::Damaged { error, backup: previous }) => {
+                return Err(StateError::Damaged { path, error, previous });
             }
         };
         Ok((store, state))
@@ -246,10 +236,6 @@ impl Store {
     }
 }
 
-fn damaged(path: PathBuf, error: String, previous: String) -> StateError {
-    StateError::Damaged { path, error, previous }
-}
-
 fn encode(state: &State) -> io::Result<Vec<u8>> {
     let stored = Stored { version: VERSION, state: serde_json::to_value(state)? };
     let mut bytes = serde_json::to_vec_pretty(&stored)?;
@@ -257,33 +243,20 @@ fn encode(state: &State) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn read(path: &Path) -> io::Result<Found> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::None),
-        Err(error) => return Err(error),
-    };
-    if file.metadata()?.len() > MAX_BYTES {
-        return Ok(Found::Damaged(format!("longer than {MAX_BYTES} bytes")));
+fn decode(bytes: &[u8]) -> Meaning<State> {
+    if bytes.len() as u64 > MAX_BYTES {
+        return Meaning::Damaged(format!("longer than {MAX_BYTES} bytes"));
     }
-    match io::read_to_string(file) {
-        Ok(text) => Ok(decode(&text)),
-        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(Found::Damaged(error.to_string())),
-        Err(error) => Err(error),
-    }
-}
-
-fn decode(text: &str) -> Found {
-    let stored: Stored = match serde_json::from_str(text) {
+    let stored: Stored = match serde_json::from_slice(bytes) {
         Ok(stored) => stored,
-        Err(error) => return Found::Damaged(error.to_string()),
+        Err(error) => return Meaning::Damaged(error.to_string()),
     };
     if stored.version > VERSION {
-        return Found::Later(stored.version.into());
+        return Meaning::Later(stored.version.into());
     }
     match serde_json::from_value(stored.state) {
-        Ok(state) => Found::State(state),
-        Err(error) => Found::Damaged(error.to_string()),
+        Ok(state) => Meaning::Value(state),
+        Err(error) => Meaning::Damaged(error.to_string()),
     }
 }
 
@@ -328,8 +301,8 @@ mod tests {
         assert!(refusal.ends_with("another freestoned uses it"), "{refusal}");
         drop(store);
         assert_eq!(Store::open(&path).unwrap().1, state(2));
-        let text = fs::read_to_string(path.join(PREVIOUS)).unwrap();
-        assert!(matches!(decode(&text), Found::State(found) if found == state(1)));
+        let bytes = fs::read(path.join(PREVIOUS)).unwrap();
+        assert_eq!(decode(&bytes), Meaning::Value(state(1)));
     }
 
     #[test]
@@ -345,6 +318,8 @@ mod tests {
             assert_eq!(Store::open(path).unwrap().1, state(7), "{damage}");
             assert_eq!(fs::read_to_string(path.join("state.json.damaged")).unwrap(), damage);
             assert_eq!(Store::open(path).unwrap().1, state(7), "it is the state now");
+            let before = fs::read(path.join(PREVIOUS)).unwrap();
+            assert_eq!(decode(&before), Meaning::Value(state(7)), "the one before is still whole");
         }
     }
 
@@ -360,9 +335,6 @@ mod tests {
     /// The format of each release, as it wrote it: none of these files is ever changed.
     #[test]
     fn the_states_of_all_releases_are_understood() {
-        let Found::State(found) = decode(include_str!("state/version-1.json")) else {
-            panic!("not understood")
-        };
-        assert_eq!(found, state(42));
+        assert_eq!(decode(include_bytes!("state/version-1.json")), Meaning::Value(state(42)));
     }
 }

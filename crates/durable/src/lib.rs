@@ -14,12 +14,18 @@
 mod tests;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The system calls that replacing a file takes, in one folder.
 pub trait Folder {
+    /// Reads a file: its first `most` bytes. `None` when no file has this name.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    fn read(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>>;
+
     /// Makes a file of these bytes, or overwrites one.
     ///
     /// # Errors
@@ -73,6 +79,17 @@ impl SystemFolder {
 }
 
 impl Folder for SystemFolder {
+    fn read(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        let file = match File::open(self.path.join(name)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        file.take(most).read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(self.mode);
@@ -125,6 +142,85 @@ fn keep(folder: &dyn Folder, name: &str, backup: &str) -> io::Result<()> {
         // When the two are one file already, renaming leaves both names.
         linked => linked.and_then(|()| folder.rename(&new, backup)),
     }
+}
+
+/// What the bytes of a file mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meaning<T> {
+    /// This.
+    Value(T),
+    /// A later version of the program has written them, in this format.
+    Later(u64),
+    /// They are damaged, in words.
+    Damaged(String),
+}
+
+/// What [`recover`] has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovered<T> {
+    /// There is no file.
+    None,
+    /// The file is whole.
+    Current(T),
+    /// The file was damaged, as `damage` says: it has the content of its backup again.
+    Previous {
+        /// What the backup says.
+        value: T,
+        /// What was wrong with the file.
+        damage: String,
+    },
+}
+
+/// Why a file cannot be recovered.
+#[derive(Debug)]
+pub enum RecoverError {
+    /// The system refuses something with the file of this name.
+    Io(String, io::Error),
+    /// A later version of the program has written the file of this name, in this format.
+    Later(String, u64),
+    /// The file is damaged, and its backup does not help.
+    Damaged {
+        /// What is wrong with the file.
+        error: String,
+        /// What is wrong with its backup.
+        backup: String,
+    },
+}
+
+/// Reads the file `name` that [`replace`] wrote: its first `most` bytes. When it is damaged, it stays under the name
+/// `aside`, and gets the content of `backup`. The backup stays as it is: until the file is whole again, it is the only
+/// one that is.
+///
+/// # Errors
+/// When neither can be used, or the system refuses something. Then the backup is as it was.
+pub fn recover<T>(
+    folder: &dyn Folder,
+    [name, backup, aside]: [&str; 3],
+    most: u64,
+    decode: impl Fn(&[u8]) -> Meaning<T>,
+) -> Result<Recovered<T>, RecoverError> {
+    let io = |name: &str| {
+        let name = name.to_owned();
+        move |error| RecoverError::Io(name, error)
+    };
+    let Some(bytes) = folder.read(name, most).map_err(io(name))? else { return Ok(Recovered::None) };
+    let damage = match decode(&bytes) {
+        Meaning::Value(value) => return Ok(Recovered::Current(value)),
+        Meaning::Later(format) => return Err(RecoverError::Later(name.into(), format)),
+        Meaning::Damaged(error) => error,
+    };
+    let damaged = |backup: String| RecoverError::Damaged { error: damage.clone(), backup };
+    let Some(before) = folder.read(backup, most).map_err(io(backup))? else {
+        return Err(damaged("there is none".into()));
+    };
+    let value = match decode(&before) {
+        Meaning::Value(value) => value,
+        Meaning::Later(format) => return Err(RecoverError::Later(backup.into(), format)),
+        Meaning::Damaged(error) => return Err(damaged(error)),
+    };
+    keep(folder, name, aside).and_then(|()| folder.sync_names()).map_err(io(aside))?;
+    replace(folder, name, &before, None).map_err(io(name))?;
+    Ok(Recovered::Previous { value, damage })
 }
 
 /// Removes the file `name`, durably. There may be none.

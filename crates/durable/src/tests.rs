@@ -72,6 +72,11 @@ impl Crashing {
 }
 
 impl Folder for Crashing {
+    fn read(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+        let content = self.disk.borrow().read(name);
+        Ok(content.map(|bytes| bytes[..bytes.len().min(most as usize)].to_vec()))
+    }
+
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.call()?;
         let content = bytes.to_vec();
@@ -191,6 +196,43 @@ proptest! {
             let backup = disk.read("state.previous");
             prop_assert!(known.contains(&backup), "{:?}", backup);
         }
+    }
+
+    #[test]
+    fn a_damaged_file_gets_its_backups_content_whenever_power_goes(
+        crashes in prop::collection::vec((0..12usize, any::<Option<u64>>()), 0..6),
+    ) {
+        let names = ["state", "state.previous", "state.damaged"];
+        let decode = |bytes: &[u8]| match bytes {
+            b"torn" | b"rotten" => Meaning::Damaged("it is rotten".into()),
+            bytes => Meaning::Value(bytes.to_vec()),
+        };
+        let mut disk = Disk::default();
+        for content in ["one", "two"] {
+            let write = |folder: &Crashing| replace(folder, "state", content.as_bytes(), Some("state.previous"));
+            disk = run(disk, 12, write).0.restarted(None);
+        }
+        let state = disk.names["state"];
+        disk.inodes[state].content = b"rotten".to_vec();
+        let mut is_mended = false;
+        for (calls, kept) in crashes.into_iter().chain([(12, None)]) {
+            let mut found = None;
+            let (after, _) = run(disk, calls, |folder| {
+                found = Some(recover(folder, names, 6, decode));
+                Ok(())
+            });
+            disk = after.restarted(kept);
+            prop_assert_eq!(disk.read("state.previous"), Some(b"one".to_vec()));
+            match found {
+                Some(Ok(Recovered::Current(value) | Recovered::Previous { value, .. })) => {
+                    prop_assert_eq!(value, b"one".to_vec());
+                    is_mended = true;
+                }
+                Some(Err(RecoverError::Io(..))) => prop_assert!(!is_mended, "it was whole"),
+                found => prop_assert!(false, "{:?}", found),
+            }
+        }
+        prop_assert_eq!((disk.read("state"), disk.read("state.damaged")), (Some(b"one".to_vec()), Some(b"rotten".to_vec())));
     }
 
     #[test]
