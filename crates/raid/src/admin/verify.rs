@@ -6,6 +6,7 @@
 
 use super::join::join_all;
 use crate::config::ROW_BYTES;
+use crate::parity::Located;
 use crate::{ArrayConfig, Code};
 use block::{Channel, Flags, IoError, Op};
 use reactor::{Buffer, BufferPool, MAX_BUFFER};
@@ -237,7 +238,7 @@ impl Check<'_> {
             self.findings.stripes_without_redundancy += 1;
         } else {
             self.findings.stripes_checked += 1;
-            if !self.agrees(&strips, None, 0..bytes) {
+            if !self.code.agree(&strips) {
                 verdicts = self.judge(&strips, expectation);
             }
         }
@@ -265,22 +266,20 @@ impl Check<'_> {
     }
 
     /// What is wrong with each row, neighbours with the same verdict together.
-    fn judge(&mut self, strips: &[Option<&[u8]>], expectation: Expectation) -> Vec<(Range<usize>, Verdict)> {
+    fn judge(&self, strips: &[Option<&[u8]>], expectation: Expectation) -> Vec<(Range<usize>, Verdict)> {
         let geometry = self.subject.config.geometry;
         let has_all_data = strips[..geometry.data].iter().all(Option::is_some);
         let mut verdicts: Vec<(Range<usize>, Verdict)> = Vec::new();
         for start in (0..geometry.strip_bytes as usize).step_by(ROW_BYTES as usize) {
             let row = start..start + ROW_BYTES as usize;
-            let verdict = if self.agrees(strips, None, row.clone()) {
-                Verdict::Right
-            } else if expectation == Expectation::OutOfSync && has_all_data {
-                Verdict::Parity
-            } else {
-                match self.wrong_strip(strips, row.clone()) {
-                    Some(strip) => Verdict::Strip(strip),
-                    None if has_all_data => Verdict::Parity,
-                    None => Verdict::Unknown,
-                }
+            let present: Vec<Option<&[u8]>> =
+                strips.iter().map(|strip| strip.map(|strip| &strip[row.clone()])).collect();
+            let verdict = match self.code.locate(&present) {
+                Located::Agreed => Verdict::Right,
+                _ if expectation == Expectation::OutOfSync && has_all_data => Verdict::Parity,
+                Located::Wrong(strip) => Verdict::Strip(strip),
+                Located::Ambiguous if has_all_data => Verdict::Parity,
+                Located::Ambiguous => Verdict::Unknown,
             };
             match verdicts.last_mut() {
                 Some((range, last)) if *last == verdict => range.end = row.end,
@@ -288,31 +287,6 @@ impl Check<'_> {
             }
         }
         verdicts
-    }
-
-    /// The one strip without which the others agree.
-    fn wrong_strip(&mut self, strips: &[Option<&[u8]>], row: Range<usize>) -> Option<usize> {
-        if strips.iter().flatten().count() < self.subject.config.geometry.data + 2 {
-            return None;
-        }
-        let mut suspects = (0..strips.len())
-            .filter(|s| strips[*s].is_some())
-            .filter(|s| self.agrees(strips, Some(*s), row.clone()))
-            .collect::<Vec<_>>()
-            .into_iter();
-        suspects.next().filter(|_| suspects.next().is_none())
-    }
-
-    /// Whether the strips, but for `without`, agree in these bytes.
-    fn agrees(&mut self, strips: &[Option<&[u8]>], without: Option<usize>, range: Range<usize>) -> bool {
-        let data = self.subject.config.geometry.data;
-        let present: Vec<usize> =
-            (0..strips.len()).filter(|s| strips[*s].is_some() && Some(*s) != without).collect();
-        let (sources, others) = present.split_at(data);
-        self.compute(strips, sources, others, range.clone());
-        others.iter().zip(&self.scratch).all(|(s, computed)| {
-            strips[*s].is_some_and(|strip| strip[range.clone()] == computed[..range.len()])
-        })
     }
 
     /// Computes the strips `wanted` from `sources` into the scratch strips, in their order.

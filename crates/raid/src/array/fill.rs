@@ -222,7 +222,7 @@ impl Owner {
         }
         if let Some(first) = ones(lost).next() {
             let place = Place { stripe, offset, len };
-            self.compute_checked(scratch, place, first, &strips, unreadable, Checks::All).await?;
+            self.compute(scratch, place, first, &strips, unreadable, Checks::All).await?;
             self.compute_beside(scratch, place, first, lost, &strips, unreadable).await?;
         }
         self.write_incoming(scratch, stripe, newcomers, offset).await?;

@@ -11,7 +11,7 @@ use super::registry;
 use super::remote::{self, LocalFuture};
 use super::shared::Shared;
 use super::snapshot::Checksums;
-use crate::config::{Consistency, MAX_PARITY};
+use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{Log, Nonce};
 use crate::metadata::{BadBlocksError, MemberFailures, Target, Targets};
 use crate::mutant::{self, Mutant};
@@ -24,6 +24,7 @@ use reactor::{Buffer, BufferPool, Core, CoreRef, Permits};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
+use std::ops::Range;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -90,6 +91,10 @@ pub(crate) struct Scratch {
     pub copies: ArrayVec<LogCopy, MAX_PARITY>,
     /// The log may have an entry of this write, on some members at least.
     pub is_logged: bool,
+    /// Bytes of the strips that contradict each other and keep doing so: parity takes the change of data alone.
+    pub kept: Vec<Range<usize>>,
+    /// Data that this write does not replace could be computed in two ways.
+    pub is_ambiguous: bool,
 }
 
 /// A parity member that gets a copy of an entry.
@@ -117,6 +122,12 @@ impl Scratch {
     /// What was read or computed of a strip.
     pub fn bytes(&self, strip: usize) -> &[u8] {
         self.strip(strip).as_ref().expect("read or computed").as_slice()
+    }
+
+    /// Some bytes of the strips in `mask`, all of which were read or computed, by strip.
+    pub fn present(&self, mask: u64, bytes: Range<usize>) -> ArrayVec<Option<&[u8]>, MAX_GROUP_MEMBERS> {
+        let strips = 0..self.old.len() + self.parity.len();
+        strips.map(|strip| (mask >> strip & 1 == 1).then(|| &self.bytes(strip)[bytes.clone()])).collect()
     }
 }
 
@@ -306,9 +317,11 @@ impl Owner {
 
     pub fn recycle(&self, mut scratch: Box<Scratch>) {
         scratch.batch.clear();
-        let Scratch { batch: _, new, old, parity, encoded, checksums, copies, is_logged } = &mut *scratch;
-        (*encoded, *is_logged) = (0, false);
+        let Scratch { batch: _, new, old, parity, encoded, checksums, copies, is_logged, kept, is_ambiguous } =
+            &mut *scratch;
+        (*encoded, *is_logged, *is_ambiguous) = (0, false, false);
         checksums.clear();
+        kept.clear();
         copies.clear();
         [new, old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
         let mut spare = self.scratch.borrow_mut();

@@ -18,6 +18,7 @@ use super::latency::Counts;
 use super::members::{MemberChannel, Which};
 use super::owner::{Owner, Scratch};
 use super::remote::LocalFuture;
+use super::spare::{self, Checks};
 use super::write::Stop;
 use crate::Consistency;
 use block::{IoError, IoResult, Op, Request};
@@ -427,7 +428,8 @@ impl Owner {
         if !is_trusted {
             return Err(Stop::Error(IoError::Medium));
         }
-        self.compute(scratch, stripe, strip, offset, len, &strips, unreadable).await
+        let place = spare::Place { stripe, offset, len };
+        self.compute(scratch, place, strip, &strips, unreadable, Checks::None).await
     }
 }
 

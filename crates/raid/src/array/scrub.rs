@@ -1,18 +1,16 @@
 //! Comparing parity with data, and telling which strip is wrong where parity says enough.
 //!
-//! What parity found and parity expected differ by is the *syndrome*. One wrong parity strip shows in its own syndrome
-//! alone; one wrong data strip shows in all, each the error times the strip's coefficient. With two parities or more
-//! that tells the one wrong strip of a row from the others.
+//! The locator (`crate::parity::Located`) names the one wrong strip of a row with two parities or more.
 
 use super::owner::{Owner, Scratch};
 use super::remote::LocalFuture;
-use super::write::{Stop, ones, strips_of};
-use crate::config::{MAX_PARITY, ROW_BYTES};
+use super::spare::{Checks, Place, lowest, rows_of};
+use super::write::{Stop, ones};
+use crate::config::ROW_BYTES;
 use crate::mutant::{self, Mutant};
+use crate::parity::Located;
 use crate::stripe::plan::Strips;
-use arrayvec::ArrayVec;
 use block::IoError;
-use reactor::Buffer;
 use std::rc::Rc;
 
 /// What a scrub of a stripe found.
@@ -89,7 +87,8 @@ impl Owner {
             if *mended >> strip & 1 == 1 {
                 return Err(Stop::Error(IoError::Medium)); // what was just written cannot be read
             }
-            self.compute(scratch, stripe, strip, 0, len, &strips, unreadable).await?;
+            let place = Place { stripe, offset: 0, len };
+            self.compute(scratch, place, strip, &strips, unreadable, Checks::All).await?;
             self.correct(scratch, stripe, strip, 0).await?;
             *mended |= 1 << strip;
             *unreadable &= !(1 << strip);
@@ -105,23 +104,7 @@ impl Owner {
             return Ok(());
         }
         self.read_strips(scratch, stripe, 0, len, strips.live, unreadable).await?;
-        let mut syndromes: Vec<Buffer> = Vec::new();
-        for strip in ones(live_parity) {
-            let mut buffer = self.buffer(len).await;
-            let found = scratch.parity[strip - strips.data].as_ref().expect("just read");
-            buffer.as_mut_slice().copy_from_slice(found.as_slice());
-            syndromes.push(buffer);
-        }
-        {
-            let data = strips_of(&scratch.old, strips.data_mask());
-            let mut targets: ArrayVec<(usize, &mut [u8]), MAX_PARITY> = ones(live_parity)
-                .map(|s| s - strips.data)
-                .zip(syndromes.iter_mut().map(|b| b.as_mut_slice()))
-                .collect();
-            self.shared.code.update(&data, &mut targets);
-        }
-        let parities: ArrayVec<usize, MAX_PARITY> = ones(live_parity).map(|s| s - strips.data).collect();
-        let wrong = self.judge(scratch, &parities, &syndromes, strips.is_synced, result);
+        let wrong = self.judge(scratch, &strips, *mended, result)?;
         if is_repairing {
             for strip in ones(wrong) {
                 self.repair(scratch, stripe, strip, 0).await?;
@@ -166,77 +149,48 @@ impl Owner {
         Ok(())
     }
 
-    /// Row by row: what does not fit, and what it should be, into the scratch. The strips that changed there.
+    /// Finds rows that do not fit and puts their right content into the scratch. Returns the strips that changed there.
+    /// Strips in `computed` were made from the others just now, and are no evidence.
     fn judge(
         &self,
         scratch: &mut Scratch,
-        parities: &[usize],
-        syndromes: &[Buffer],
-        is_synced: bool,
+        strips: &Strips,
+        computed: u64,
         result: &mut ScrubResult,
-    ) -> u64 {
-        let data = self.shared.config.geometry.data;
-        let len = self.shared.config.geometry.strip_bytes as usize;
+    ) -> Result<u64, IoError> {
+        let data = strips.data_mask();
+        let evidence = strips.live & !computed;
+        let parity = evidence & !data;
+        // After a crash data has been read as it is: parity follows it.
+        let is_tellable = strips.is_synced && !mutant::is(Mutant::ScrubTrustsData);
         let (mut wrong, mut mismatches, mut rows, mut named) = (0u64, 0u64, 0, 0u64);
-        for at in (0..len).step_by(ROW_BYTES as usize) {
-            let range = at..len.min(at + ROW_BYTES as usize);
-            let row: ArrayVec<&[u8], MAX_PARITY> =
-                syndromes.iter().map(|s| &s.as_slice()[range.clone()]).collect();
-            let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-            let differing = row.iter().zip(parities).filter(|(s, _)| !is_zero(s));
-            let differing = differing.fold(0u64, |mask, (_, j)| mask | 1 << (data + j));
-            if differing == 0 {
+        for row in rows_of(self.shared.config.geometry.strip_bytes) {
+            if self.agree(scratch, data, parity, row.clone())? {
                 continue;
             }
+            let mut differing = 0;
+            for strip in ones(parity) {
+                differing |= u64::from(!self.agree(scratch, data, 1 << strip, row.clone())?) << strip;
+            }
             (mismatches, rows) = (mismatches | differing, rows + 1);
-            // What a crash left open is decided already: data has been read as it is.
-            let is_tellable = parities.len() > 1 && is_synced && !mutant::is(Mutant::ScrubTrustsData);
-            if is_tellable && differing.count_ones() as usize == parities.len() {
-                if let Some((strip, error)) = self.wrong_data(parities, &row) {
-                    let buffer = scratch.old[strip].as_mut().expect("all data was read");
-                    add(&mut buffer.as_mut_slice()[range], &error);
-                    (named, wrong) = (named | 1 << strip, wrong | 1 << strip);
-                    continue;
-                }
-            } else if is_tellable && differing.count_ones() == 1 {
-                named |= differing;
+            let located = match is_tellable {
+                true => self.shared.code.locate(&scratch.present(evidence, row.clone())),
+                false => Located::Ambiguous,
+            };
+            let to_mend = match located {
+                Located::Wrong(strip) => 1 << strip,
+                Located::Agreed | Located::Ambiguous => differing,
+            };
+            if located != Located::Ambiguous {
+                named |= to_mend;
             }
-            for (syndrome, j) in row.iter().zip(parities) {
-                let buffer = scratch.parity[*j].as_mut().expect("all live parity was read");
-                add(&mut buffer.as_mut_slice()[range.clone()], syndrome);
+            let base = lowest((data | evidence) & !to_mend, strips.data);
+            for strip in ones(to_mend) {
+                self.recompute(scratch, strip, base, row.clone())?;
             }
-            wrong |= differing;
+            wrong |= to_mend;
         }
         (result.mismatches, result.rows, result.named) = (mismatches, rows, named);
-        wrong
+        Ok(wrong)
     }
-
-    /// The one data strip whose error explains all syndromes of a row, and the error.
-    fn wrong_data(&self, parities: &[usize], row: &[&[u8]]) -> Option<(usize, Vec<u8>)> {
-        let geometry = &self.shared.config.geometry;
-        let (data, len) = (geometry.data, row[0].len());
-        let mut candidates = (0..data).filter_map(|strip| {
-            // The error alone is a stripe whose other data is zeroes and whose parities are the syndromes.
-            let first = data + parities[0];
-            let others = (u64::MAX >> (64 - data)) & !(1 << strip);
-            let decoder = self.shared.code.decoder(&[strip], others | 1 << first).ok()?;
-            let zeroes = vec![0; len];
-            let sources: Vec<&[u8]> =
-                decoder.sources().iter().map(|s| if *s == first { row[0] } else { &zeroes[..] }).collect();
-            let mut error = vec![0; len];
-            decoder.decode(&sources, &mut [&mut error]);
-            let is_explained = parities.iter().zip(row).all(|(j, syndrome)| {
-                let mut expected = vec![0; len];
-                self.shared.code.encode_some(&[(strip, &error)], &mut [(*j, &mut expected)]);
-                expected == *syndrome
-            });
-            is_explained.then_some((strip, error))
-        });
-        let found = candidates.next()?;
-        candidates.next().is_none().then_some(found)
-    }
-}
-
-fn add(target: &mut [u8], other: &[u8]) {
-    target.iter_mut().zip(other).for_each(|(byte, other)| *byte ^= other);
 }

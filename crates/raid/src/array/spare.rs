@@ -1,13 +1,15 @@
-//! Comparing a strip's sources with spare parity before the strip is computed from them.
+//! Comparing strips with spare parity before anything is computed from them.
 //!
 //! A lost strip takes `k` others. Where more can be read, each further one is a check: one check shows that a strip is
 //! wrong, two name it. The strip without which all others agree is the wrong one, and is written anew. Where that is
-//! unknown, the lost strip is not computed: either result could be the wrong one.
+//! unknown, nothing is computed from a guess: the caller gets the rows and decides.
 
 use super::owner::{Owner, Scratch};
 use super::write::{Stop, decode, ones};
-use crate::config::ROW_BYTES;
+use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
+use crate::parity::Located;
 use crate::stripe::plan::Strips;
+use arrayvec::ArrayVec;
 use block::IoError;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -15,6 +17,8 @@ use std::sync::atomic::Ordering;
 /// How many of the spare strips are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Checks {
+    /// None: the strips are used as they are.
+    None,
     /// One, which costs a read: a single wrong strip never agrees with it.
     One,
     /// All.
@@ -31,14 +35,25 @@ pub(super) struct Place {
     pub len: u32,
 }
 
+/// Strips that are read and compared.
+#[derive(Clone, Copy)]
+pub(super) struct Compared {
+    /// Strips that may be read.
+    pub readable: u64,
+    /// Strips that the caller writes anyway: they are not mended on their members.
+    pub replaced: u64,
+    /// How many spare strips are compared.
+    pub checks: Checks,
+}
+
 impl Owner {
-    /// Computes a part of a strip from others into the scratch, after comparing them with spare parity. The wrong one is
-    /// written anew where it can be named. The caller holds the rows alone.
+    /// Computes a part of a strip from others into the scratch, after comparing them with spare parity. The caller
+    /// holds the rows alone.
     ///
     /// # Errors
     /// [`IoError::Medium`] when strips contradict each other and the wrong one is unknown. Parity follows data then,
     /// where all data can be read.
-    pub(super) async fn compute_checked(
+    pub(super) async fn compute(
         &self,
         scratch: &mut Scratch,
         place: Place,
@@ -47,112 +62,108 @@ impl Owner {
         unreadable: &mut u64,
         checks: Checks,
     ) -> Result<(), Stop> {
-        let Place { stripe, offset, len } = place;
-        let others = strips.readable & !(1 << strip);
-        let decoder = self.decoder(1 << strip, others)?;
-        let sources = decoder.sources().iter().fold(0, |mask, source| mask | 1 << source);
-        // Copies of a mirror have no parity, and after a crash parity may be old.
-        let is_checked = strips.data > 1 && strips.is_synced;
-        let mut spares = if is_checked { others & !sources } else { 0 };
-        if checks == Checks::One {
-            spares &= spares.wrapping_neg();
-        }
-        self.read_strips(scratch, stripe, offset, len, sources | spares, unreadable).await?;
-        if !self.agree(scratch, sources, spares, 0..len as usize)? {
-            self.read_strips(scratch, stripe, offset, len, others, unreadable).await?;
-            self.settle_contradiction(scratch, place, strip, strips, others).await?;
+        let readable = strips.readable & !(1 << strip);
+        let decoder = self.decoder(1 << strip, readable)?;
+        let compared = Compared { readable, replaced: 0, checks };
+        let unknown = self.read_compared(scratch, place, strips, compared, unreadable).await?;
+        let has_all_data = strips.data_mask() & !readable == 0;
+        if !unknown.is_empty() && !(strip >= strips.data && has_all_data) {
+            return Err(Stop::Error(IoError::Medium));
         }
         let target = scratch.strip_mut(strip);
         if target.is_none() {
-            *target = Some(self.buffer(len).await);
+            *target = Some(self.buffer(place.len).await);
         }
         decode(&decoder, scratch, 1 << strip);
         Ok(())
     }
 
-    /// Mends the wrong strips in the scratch and on their members, row by row.
-    async fn settle_contradiction(
+    /// Reads the first `k` readable strips and compares them with spare ones. A wrong strip that can be named is
+    /// mended in the scratch and on its member. Returns the rows whose wrong strip is unknown, as bytes of the place.
+    /// All readable strips have been read then.
+    pub(super) async fn read_compared(
         &self,
         scratch: &mut Scratch,
         place: Place,
-        strip: usize,
         strips: &Strips,
-        others: u64,
-    ) -> Result<(), Stop> {
+        compared: Compared,
+        unreadable: &mut u64,
+    ) -> Result<Vec<Range<usize>>, Stop> {
+        let Place { stripe, offset, len } = place;
+        let base = lowest(compared.readable, strips.data);
+        // Copies of a mirror have no parity, and after a crash parity may be old.
+        let is_comparable = strips.data > 1 && strips.is_synced;
+        let spares = match compared.checks {
+            Checks::All if is_comparable => compared.readable & !base,
+            Checks::One if is_comparable => lowest(compared.readable & !base, 1),
+            _ => 0,
+        };
+        self.read_strips(scratch, stripe, offset, len, base | spares, unreadable).await?;
+        if self.agree(scratch, base, spares, 0..len as usize)? {
+            return Ok(Vec::new());
+        }
+        self.read_strips(scratch, stripe, offset, len, compared.readable, unreadable).await?;
+        self.settle_contradictions(scratch, place, strips, compared).await
+    }
+
+    /// Mends the wrong strips row by row. Returns the rows whose wrong strip is unknown.
+    async fn settle_contradictions(
+        &self,
+        scratch: &mut Scratch,
+        place: Place,
+        strips: &Strips,
+        compared: Compared,
+    ) -> Result<Vec<Range<usize>>, Stop> {
         let Place { stripe, offset, len } = place;
         let array = &self.shared.config.name;
-        let (mut mended, mut unknown) = (0u64, None);
-        for start in (0..len as usize).step_by(ROW_BYTES as usize) {
-            let row = start..(start + ROW_BYTES as usize).min(len as usize);
-            let base = lowest(others, strips.data);
-            if self.agree(scratch, base, others & !base, row.clone())? {
+        let (mut mended, mut unknown) = (0u64, Vec::new());
+        for row in rows_of(len) {
+            let located = self.shared.code.locate(&scratch.present(compared.readable, row.clone()));
+            if located == Located::Agreed {
                 continue;
             }
             self.shared.counters.contradictions.fetch_add(1, Ordering::Relaxed);
-            match self.wrong_strip(scratch, strips, others, row.clone())? {
-                Some(wrong) => {
-                    self.recompute(scratch, wrong, lowest(others & !(1 << wrong), strips.data), row)?;
+            match located {
+                Located::Wrong(wrong) => {
+                    let base = lowest(compared.readable & !(1 << wrong), strips.data);
+                    self.recompute(scratch, wrong, base, row)?;
                     mended |= 1 << wrong;
                 }
-                None => unknown = unknown.or(Some(offset + start as u32)),
+                _ => unknown.push(row),
             }
         }
         for wrong in ones(mended) {
             let slot = self.shared.config.geometry.member(stripe, wrong);
             tracing::error!(array, stripe, offset, slot, "wrong strip {wrong} is computed from the others");
-            if !self.shared.is_read_only {
+            if !self.shared.is_read_only && compared.replaced >> wrong & 1 == 0 {
                 self.repair(scratch, stripe, wrong, offset).await?;
             }
         }
-        let Some(offset) = unknown else { return Ok(()) };
-        let has_all_data = strips.data_mask() & !others == 0;
-        tracing::error!(array, stripe, offset, "strips contradict each other and the wrong one is unknown");
-        if strip >= strips.data && has_all_data { Ok(()) } else { Err(Stop::Error(IoError::Medium)) }
+        if let Some(row) = unknown.first() {
+            let offset = offset + row.start as u32;
+            tracing::error!(array, stripe, offset, "strips contradict each other and the wrong one is unknown");
+        }
+        Ok(unknown)
     }
 
-    /// The one strip without which the others agree.
-    fn wrong_strip(
+    /// Whether some bytes of the strips in `spares` are those that the strips in `base` make. All are in the scratch.
+    pub(super) fn agree(
         &self,
         scratch: &Scratch,
-        strips: &Strips,
-        others: u64,
-        row: Range<usize>,
-    ) -> Result<Option<usize>, IoError> {
-        if (others.count_ones() as usize) < strips.data + 2 {
-            return Ok(None);
+        base: u64,
+        spares: u64,
+        bytes: Range<usize>,
+    ) -> Result<bool, IoError> {
+        if spares == 0 {
+            return Ok(true);
         }
-        let mut found = None;
-        for suspect in ones(others) {
-            let rest = others & !(1 << suspect);
-            let base = lowest(rest, strips.data);
-            if self.agree(scratch, base, rest & !base, row.clone())? {
-                if found.is_some() {
-                    return Ok(None);
-                }
-                found = Some(suspect);
-            }
-        }
-        Ok(found)
+        let decoder = self.decoder(spares, base)?;
+        let list: ArrayVec<usize, MAX_GROUP_MEMBERS> = ones(spares).collect();
+        Ok(decoder.agrees(&list, &scratch.present(base | spares, bytes)))
     }
 
-    /// Whether some bytes of the strips in `checks` are those that the strips in `base` make.
-    fn agree(&self, scratch: &Scratch, base: u64, checks: u64, bytes: Range<usize>) -> Result<bool, IoError> {
-        let mut computed = [0; ROW_BYTES as usize];
-        for check in ones(checks) {
-            for start in bytes.clone().step_by(ROW_BYTES as usize) {
-                let range = start..bytes.end.min(start + ROW_BYTES as usize);
-                let computed = &mut computed[..range.len()];
-                self.compute_row(scratch, check, base, range.clone(), computed)?;
-                if computed != &scratch.bytes(check)[range] {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    }
-
-    /// Makes some bytes of a strip what the strips in `base` say.
-    fn recompute(
+    /// Makes some bytes of a strip in the scratch, at most a row, what the strips in `base` say.
+    pub(super) fn recompute(
         &self,
         scratch: &mut Scratch,
         strip: usize,
@@ -161,28 +172,24 @@ impl Owner {
     ) -> Result<(), IoError> {
         let mut computed = [0; ROW_BYTES as usize];
         let computed = &mut computed[..row.len()];
-        self.compute_row(scratch, strip, base, row.clone(), computed)?;
+        {
+            let decoder = self.decoder(1 << strip, base)?;
+            let sources: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
+                decoder.sources().iter().map(|source| &scratch.bytes(*source)[row.clone()]).collect();
+            decoder.decode(&sources, &mut [&mut *computed]);
+        }
         scratch.strip_mut(strip).as_mut().expect("just read").as_mut_slice()[row].copy_from_slice(computed);
-        Ok(())
-    }
-
-    fn compute_row(
-        &self,
-        scratch: &Scratch,
-        strip: usize,
-        base: u64,
-        row: Range<usize>,
-        target: &mut [u8],
-    ) -> Result<(), IoError> {
-        let decoder = self.decoder(1 << strip, base)?;
-        let sources: arrayvec::ArrayVec<&[u8], { crate::config::MAX_GROUP_MEMBERS }> =
-            decoder.sources().iter().map(|source| &scratch.bytes(*source)[row.clone()]).collect();
-        decoder.decode(&sources, &mut [target]);
         Ok(())
     }
 }
 
+/// The rows of `len` bytes of a strip.
+pub(super) fn rows_of(len: u32) -> impl Iterator<Item = Range<usize>> {
+    let (len, row) = (len as usize, ROW_BYTES as usize);
+    (0..len).step_by(row).map(move |start| start..len.min(start + row))
+}
+
 /// The lowest `count` strips of a mask.
-fn lowest(mask: u64, count: usize) -> u64 {
+pub(super) fn lowest(mask: u64, count: usize) -> u64 {
     ones(mask).take(count).fold(0, |lowest, strip| lowest | 1 << strip)
 }

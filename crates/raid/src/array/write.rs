@@ -542,7 +542,7 @@ impl Owner {
             return Err(Stop::Error(IoError::Medium));
         }
         let place = Place { stripe, offset, len };
-        self.compute_checked(scratch, place, strip, &strips, unreadable, Checks::One).await?;
+        self.compute(scratch, place, strip, &strips, unreadable, Checks::One).await?;
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
         data.copy_from(scratch.bytes(strip));
         if strips.live >> strip & 1 == 1 && !self.shared.is_read_only {
@@ -578,29 +578,6 @@ impl Owner {
         }
         // A copy that began to fail before has not got it, and must not be asked again.
         Ok(self.wait_until_out(stripe).await?)
-    }
-
-    /// Computes a part of a strip from others, into the scratch.
-    #[expect(clippy::too_many_arguments, reason = "a place, and what is known of the stripe")]
-    pub(super) async fn compute(
-        &self,
-        scratch: &mut Scratch,
-        stripe: u64,
-        strip: usize,
-        offset: u32,
-        len: u32,
-        strips: &Strips,
-        unreadable: &mut u64,
-    ) -> Result<(), Stop> {
-        let decoder = self.decoder(1 << strip, strips.readable & !(1 << strip))?;
-        let sources = decoder.sources().iter().fold(0, |mask, source| mask | 1 << source);
-        self.read_strips(scratch, stripe, offset, len, sources, unreadable).await?;
-        let place = scratch.strip_mut(strip);
-        if place.is_none() {
-            *place = Some(self.buffer(len).await);
-        }
-        decode(&decoder, scratch, 1 << strip);
-        Ok(())
     }
 
     /// Writes what was computed to the member that could not read it.

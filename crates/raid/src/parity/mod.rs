@@ -8,6 +8,7 @@
 mod decoder;
 mod gf;
 mod kernels;
+mod locate;
 mod matrix;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ use arrayvec::ArrayVec;
 use kernels::{Job, Kernels};
 
 pub use decoder::Decoder;
+pub use locate::{Located, Present};
 pub use matrix::Matrix;
 
 /// Why there is no such code.
@@ -43,6 +45,13 @@ pub fn use_instructions(name: &str) -> bool {
     Kernels::choose(name)
 }
 
+/// Bytes of the strips of a stripe, of one length.
+type Slices<'a> = ArrayVec<&'a [u8], MAX_STRIPS>;
+/// As [`Slices`], to be written.
+type SlicesMut<'a> = ArrayVec<&'a mut [u8], MAX_STRIPS>;
+
+/// Most strips of a stripe.
+const MAX_STRIPS: usize = 64;
 /// Most coefficients of a code: of 32 data and 32 parity strips.
 const MAX_COEFFICIENTS: usize = 32 * 32;
 

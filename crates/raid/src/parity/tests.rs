@@ -130,7 +130,7 @@ fn a_stripe_wider_than_a_mask_is_refused() {
     assert!(Code::new(Matrix::Cauchy, 48, 16).is_ok());
 }
 
-fn code_and_length() -> impl Strategy<Value = (Code, usize)> {
+pub(super) fn code_and_length() -> impl Strategy<Value = (Code, usize)> {
     let shape = prop_oneof![
         (1..=61usize, 1..=3usize).prop_map(|(k, m)| (Matrix::Powers, k, m)),
         (1..=48usize, 1..=16usize).prop_map(|(k, m)| (Matrix::Cauchy, k, m)),
