@@ -8,7 +8,7 @@ use crate::extents::{Extent, allocate};
 use crate::mutant::{self, Mutant};
 use crate::name::{Name, Uuid};
 use crate::store::{self, Found, RESERVED, ReadError};
-use crate::table::{ALIGNMENT, COPIES_AT_LEAST, DecodeError, Record, Table};
+use crate::table::{ALIGNMENT, COPIES, DecodeError, Record, Table};
 use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
@@ -151,7 +151,7 @@ impl Pool {
                 pool,
                 name: name.clone(),
                 sequence,
-                copies: COPIES_AT_LEAST,
+                copies: COPIES,
                 unit,
                 data_offset,
                 units,
@@ -382,7 +382,7 @@ impl Pool {
     fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
         self.settle()?;
         table.sequence += 1;
-        table.copies = COPIES_AT_LEAST;
+        table.copies = COPIES;
         let (bytes, sequence) = (table.encode().map_err(PoolError::TooMany)?, table.sequence);
         let written = on(&self.device, &self.core, async move |channel: &dyn Channel| {
             store::write(channel, &bytes, sequence).await
@@ -663,7 +663,7 @@ pub fn choose(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result
     let newest = sequences.max().unwrap_or(table.sequence);
     // A copy that cannot be read may hold a later one: all four are written.
     for sequence in [newest + 1, newest + 2] {
-        let table = Table { sequence, copies: COPIES_AT_LEAST, ..table.clone() };
+        let table = Table { sequence, copies: COPIES, ..table.clone() };
         let bytes = table.encode().map_err(PoolError::TooMany)?;
         on(device, core, async move |channel: &dyn Channel| store::write(channel, &bytes, sequence).await)?;
     }

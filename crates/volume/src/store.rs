@@ -20,7 +20,7 @@
 
 use crate::mutant::{self, Mutant};
 use crate::name::Uuid;
-use crate::table::{ALIGNMENT, COPIES_AT_LEAST, DecodeError, MAX_BYTES, Table};
+use crate::table::{ALIGNMENT, COPIES, DecodeError, MAX_BYTES, Table};
 use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
 use reactor::{BufferPool, MAX_BUFFER};
 
@@ -187,7 +187,7 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     let set = (table.sequence % 2) as usize;
     let (own, other) = (2 * set, 2 * (1 - set));
     let other_whole: Vec<&Table> = copies[other..other + 2].iter().filter_map(Copy::table).collect();
-    let is_former = table.copies < COPIES_AT_LEAST;
+    let is_former = table.copies < COPIES;
     // One copy in each set: of a damaged one nothing says whether it was the newest.
     let is_proved = if is_former { copies[other].table().is_some() } else { !other_whole.is_empty() };
     if !is_proved && table.sequence > 1 && !mutant::is(Mutant::TrustLoneSet) {

@@ -29,7 +29,7 @@ const CHECKSUM_AT: usize = 132;
 /// Where the number of copies stands.
 const COPIES_AT: usize = 136;
 /// Copies of the table that a pool has.
-pub const COPIES_AT_LEAST: u32 = 4;
+pub const COPIES: u32 = 4;
 /// Units and their place are multiples of it, so that no device has larger blocks.
 pub const ALIGNMENT: u64 = 4096;
 
@@ -55,7 +55,7 @@ pub struct Table {
     pub name: Name,
     /// Counts the changes: of two tables the one with the higher number is valid.
     pub sequence: u64,
-    /// Copies that the pool keeps: [`COPIES_AT_LEAST`], or 0 in a table of the former format, which has two.
+    /// Copies that the pool keeps: [`COPIES`], or 0 in a table of the former format, which has two.
     pub copies: u32,
     /// Bytes of a unit.
     pub unit: u64,

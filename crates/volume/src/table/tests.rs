@@ -23,7 +23,7 @@ fn table() -> Table {
         pool: Uuid([9; 16]),
         name: name("data"),
         sequence: 3,
-        copies: COPIES_AT_LEAST,
+        copies: COPIES,
         unit: UNIT,
         data_offset: 4 << 20,
         units: 100,
