@@ -39,6 +39,9 @@ pub struct Array {
     pub jobs: Vec<Job>,
     /// The last scrub since it was started, or the one that runs.
     pub scrub: Option<Scrub>,
+    /// Rows of 4 KiB whose strips contradicted each other when they were compared, since the array started.
+    #[serde(default)]
+    pub contradictions: u64,
     /// Names of the volumes on it.
     pub volumes: Vec<String>,
     /// Names of the exports that serve all of it.

@@ -201,6 +201,11 @@ fn arrays(page: &mut Page, engine: &Engine) {
         let rows = array.scrub.as_ref().map(|scrub| scrub.mismatched_rows);
         rows.iter().for_each(|rows| page.sample("array_mismatched_rows", &[("array", &array.name)], rows));
     }
+    let help = "Rows whose strips contradicted each other when they were compared.";
+    page.begin("array_contradictions_total", "counter", help);
+    for array in &arrays {
+        page.sample("array_contradictions_total", &[("array", &array.name)], array.contradictions);
+    }
     let jobs = engine.jobs();
     let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Job) -> u64| {
         page.begin(name, "gauge", help);

@@ -43,6 +43,9 @@ pub fn array(report: &ArrayReport) -> String {
     for spare in &report.spares {
         let _ = write!(text, "\n  spare         {}", device(spare.device.as_deref()));
     }
+    if report.contradictions > 0 {
+        let _ = write!(text, "\n  contradictions {} rows since the start", report.contradictions);
+    }
     for job in &report.jobs {
         let _ = write!(text, "\n  {}", self::job(job));
     }

@@ -70,7 +70,7 @@ impl Resource for Device {
 
 impl Resource for Array {
     fn essence(self) -> Array {
-        Array { jobs: Vec::new(), scrub: None, ..self }
+        Array { jobs: Vec::new(), scrub: None, contradictions: 0, ..self }
     }
 }
 

@@ -63,6 +63,9 @@ pub struct ArrayReport {
     /// The last scrub since it was started, or the one that runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<ScrubReport>,
+    /// Rows whose strips contradicted each other when they were compared, since the array started.
+    #[serde(default)]
+    pub contradictions: u64,
 }
 
 impl ArrayReport {
@@ -112,6 +115,7 @@ impl ArrayReport {
             next_scrub_ns: table.next_scrub_ns(table.updated_ns),
             is_scheduled_scrub: table.scrub_is_scheduled,
             scrub: None,
+            contradictions: 0,
         }
     }
 }
@@ -134,6 +138,7 @@ impl ArrayReport {
         report.spares = jobs.spares.iter().chain(&jobs.global_spares).map(spare).collect();
         report.jobs = jobs.running.iter().map(|progress| JobReport::new(progress, jobs)).collect();
         report.scrub = jobs.scrub.clone();
+        report.contradictions = array.counters().contradictions.rows();
         report
     }
 }

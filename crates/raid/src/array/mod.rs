@@ -15,6 +15,7 @@
 mod batch;
 mod boundary;
 mod channel;
+mod contradictions;
 mod crossing;
 mod fill;
 mod gate;

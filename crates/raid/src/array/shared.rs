@@ -1,5 +1,6 @@
 //! What all cores of a running array share.
 
+use super::contradictions::Contradictions;
 use super::crossing::Crossing;
 use super::home::Home;
 use super::latency::Samples;
@@ -185,8 +186,8 @@ pub struct Counters {
     pub read_errors: AtomicU64,
     /// Blocks that were computed and written again.
     pub repairs: AtomicU64,
-    /// Rows whose strips contradicted each other when a lost strip was computed from them.
-    pub contradictions: AtomicU64,
+    /// Rows whose strips contradicted each other when they were compared.
+    pub contradictions: Contradictions,
     /// Requests that computed data from other strips.
     pub degraded_reads: AtomicU64,
     /// Reads that a member had not answered at the soft deadline.

@@ -4,6 +4,7 @@
 //! wrong, two name it. The strip without which all others agree is the wrong one, and is written anew. Where that is
 //! unknown, nothing is computed from a guess: the caller gets the rows and decides.
 
+use super::contradictions::Found;
 use super::owner::{Owner, Scratch};
 use super::write::{Stop, decode, ones};
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
@@ -12,7 +13,6 @@ use crate::stripe::plan::Strips;
 use arrayvec::ArrayVec;
 use block::IoError;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 /// How many of the spare strips are compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -115,14 +115,13 @@ impl Owner {
         compared: Compared,
     ) -> Result<Vec<Range<usize>>, Stop> {
         let Place { stripe, offset, len } = place;
-        let array = &self.shared.config.name;
-        let (mut mended, mut unknown) = (0u64, Vec::new());
+        let (mut first, mut rows, mut mended, mut unknown) = (None, 0, 0u64, Vec::new());
         for row in rows_of(len) {
             let located = self.shared.code.locate(&scratch.present(compared.readable, row.clone()));
             if located == Located::Agreed {
                 continue;
             }
-            self.shared.counters.contradictions.fetch_add(1, Ordering::Relaxed);
+            (first, rows) = (first.or(Some(offset + row.start as u32)), rows + 1);
             match located {
                 Located::Wrong(wrong) => {
                     let base = lowest(compared.readable & !(1 << wrong), strips.data);
@@ -132,16 +131,14 @@ impl Owner {
                 _ => unknown.push(row),
             }
         }
-        for wrong in ones(mended) {
-            let slot = self.shared.config.geometry.member(stripe, wrong);
-            tracing::error!(array, stripe, offset, slot, "wrong strip {wrong} is computed from the others");
-            if !self.shared.is_read_only && compared.replaced >> wrong & 1 == 0 {
+        if let Some(offset) = first {
+            let unknown = unknown.len() as u64;
+            self.shared.note_contradictions(&Found { stripe, offset, rows, mended, unknown });
+        }
+        if !self.shared.is_read_only {
+            for wrong in ones(mended & !compared.replaced) {
                 self.repair(scratch, stripe, wrong, offset).await?;
             }
-        }
-        if let Some(row) = unknown.first() {
-            let offset = offset + row.start as u32;
-            tracing::error!(array, stripe, offset, "strips contradict each other and the wrong one is unknown");
         }
         Ok(unknown)
     }

@@ -1,5 +1,6 @@
 //! The keeper: looks what is to be done, does the most urgent, looks again.
 
+use super::contradictions::Reported;
 use super::scrub::Scrub;
 use super::spares::Incoming;
 use super::status::{JOB, Kind, Log, Progress};
@@ -38,6 +39,8 @@ pub(super) struct Keeper {
     is_unprotected: Cell<bool>,
     /// When each slot's read errors were last reported.
     pub warned: RefCell<HashMap<usize, u64>>,
+    /// The last event about contradictions.
+    pub contradictions: Cell<Reported>,
     /// Regions cannot be synced before members come back.
     pub is_sync_blocked: bool,
     /// The change of shape could not go on, and is left alone until something changes.
@@ -60,6 +63,7 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
         rebuilding: Cell::new(None),
         is_unprotected: Cell::new(false),
         warned: RefCell::default(),
+        contradictions: Cell::default(),
     };
     keeper.resume_scrub();
     while !keeper.must_end() {
@@ -67,6 +71,7 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
             keeper.blocked.clear();
             keeper.is_reshape_blocked = false;
         }
+        keeper.report_contradictions();
         if !keeper.step().await {
             keeper.rest().await;
         }
@@ -239,6 +244,7 @@ impl Keeper {
             throttle.look(now_ns, &samples.take());
             samples.watch(true);
             self.warn_of_read_errors();
+            self.report_contradictions();
         }
         throttle.begin(now_ns, bytes).map_err(|at| self.core.sleep(at.saturating_sub(now_ns)))
     }

@@ -18,6 +18,7 @@
 //! sync. Nothing here touches a member's data: stripes are worked on by their owners ([`crate::array`]).
 
 mod budget;
+mod contradictions;
 mod fill;
 mod keeper;
 mod pump;

@@ -695,7 +695,7 @@ async fn rot_in(rig: &Rig, stripe: u64, strip: usize) {
 }
 
 fn contradictions(rig: &Rig) -> u64 {
-    rig.array.counters().contradictions.load(std::sync::atomic::Ordering::Relaxed)
+    rig.array.counters().contradictions.rows()
 }
 
 #[test]
@@ -759,6 +759,30 @@ fn parity_that_is_rebuilt_follows_data_where_the_wrong_strip_is_unknown() {
         assert!(rig.is_whole() && rig.jobs.status().totals.bad == 0);
         assert!(contradictions(&rig) > 0, "it is reported");
         assert_eq!(rig.mismatches().await, 1, "the other parity is left to a scrub");
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn contradictions_are_an_event_at_most_once_a_minute_with_the_rows_since() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        rig.fill(0, 4 << 20, 3).await;
+        rot(&rig, 1).await;
+        rig.array.fail(rig.config.geometry.member(0, 0)).await.unwrap();
+        let events = || {
+            let events = rig.jobs.status().events.into_iter().map(|event| event.text);
+            events.filter(|text| text.contains("contradicted")).collect::<Vec<_>>()
+        };
+        for _ in 0..3 {
+            assert_eq!(rig.read(4096, 4096).await, Err(IoError::Medium));
+            sleep_ms(1000).await;
+            assert_eq!(events().len(), 1);
+        }
+        sleep_ms(60_000).await;
+        let events = events();
+        assert!(events[0].contains(" 1 rows ") && events[1].contains(" 2 rows "), "{events:?}");
+        assert_eq!((events.len(), contradictions(&rig)), (2, 3));
         rig.jobs.stop().await;
     });
 }

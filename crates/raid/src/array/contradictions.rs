@@ -1,0 +1,90 @@
+//! Contradictions between strips: each is counted, and the log gets at most one line a second about them.
+
+use super::shared::Shared;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Least nanoseconds between two log lines.
+const LOG_NS: u64 = 1_000_000_000;
+
+/// Rows whose strips contradicted each other, and the limit of log lines about them.
+#[derive(Debug, Default)]
+pub struct Contradictions {
+    rows: AtomicU64,
+    /// Clock of the last log line; 0 before the first.
+    logged_ns: AtomicU64,
+    logged_rows: AtomicU64,
+}
+
+impl Contradictions {
+    /// Rows that were found since the array started.
+    pub fn rows(&self) -> u64 {
+        self.rows.load(Ordering::Relaxed)
+    }
+
+    /// Counts rows. Returns the rows since the last log line if another one is due; these included.
+    fn note(&self, rows: u64, now_ns: u64) -> Option<u64> {
+        let all = self.rows.fetch_add(rows, Ordering::Relaxed) + rows;
+        let logged_ns = self.logged_ns.load(Ordering::Relaxed);
+        if logged_ns != 0 && now_ns.saturating_sub(logged_ns) < LOG_NS {
+            return None;
+        }
+        let exchange =
+            self.logged_ns.compare_exchange(logged_ns, now_ns.max(1), Ordering::Relaxed, Ordering::Relaxed);
+        // Another core that logs at the same time speaks for both.
+        exchange.ok().map(|_| all.saturating_sub(self.logged_rows.swap(all, Ordering::Relaxed)))
+    }
+}
+
+/// Rows of a part of a stripe that contradicted each other.
+pub(super) struct Found {
+    pub stripe: u64,
+    /// First byte of the first such row in each strip.
+    pub offset: u32,
+    /// Rows.
+    pub rows: u64,
+    /// Strips that were named and computed from the others, as a mask.
+    pub mended: u64,
+    /// Rows whose wrong strip is unknown.
+    pub unknown: u64,
+}
+
+impl Shared {
+    /// Counts contradictions and logs them, at most one line a second.
+    pub(super) fn note_contradictions(&self, found: &Found) {
+        let now_ns = reactor::current().now_ns();
+        let Some(rows) = self.counters.contradictions.note(found.rows, now_ns) else { return };
+        let Found { stripe, offset, mended, unknown, .. } = *found;
+        let geometry = &self.config.geometry;
+        let slots: Vec<usize> =
+            super::write::ones(mended).map(|strip| geometry.member(stripe, strip)).collect();
+        tracing::error!(
+            array = self.config.name,
+            stripe,
+            offset,
+            rows,
+            unknown,
+            ?slots,
+            "strips contradict each other: {}",
+            match unknown {
+                0 => "the wrong ones are computed from the others",
+                _ => "the wrong one is unknown",
+            }
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_counted_and_a_line_a_second_tells_of_all_since_the_last() {
+        let contradictions = Contradictions::default();
+        assert_eq!(contradictions.note(2, 5), Some(2));
+        assert_eq!(contradictions.note(3, 6), None);
+        assert_eq!(contradictions.note(1, LOG_NS + 4), None);
+        assert_eq!(contradictions.note(4, LOG_NS + 5), Some(8));
+        assert_eq!(contradictions.note(1, LOG_NS + 6), None);
+        assert_eq!(contradictions.rows(), 11);
+    }
+}
