@@ -8,7 +8,7 @@
 use super::members::Which;
 use super::owner::{Owner, Scratch, Source};
 use super::remote::LocalFuture;
-use super::spare::{Checks, Place};
+use super::spare::{Checks, Compared, Place};
 use super::write::{Stop, decode, ones, strips_of};
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
 use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
@@ -383,7 +383,15 @@ impl Owner {
                 }
                 // Whatever cannot be read shows here.
                 let len = block.end - block.start;
-                self.read_strips(scratch, stripe, block.start, len, strips.readable, unreadable).await
+                self.read_strips(scratch, stripe, block.start, len, strips.readable, unreadable).await?;
+                let place = Place { stripe, offset: block.start, len };
+                let compared = Compared { readable: strips.readable, replaced: 0, checks: Checks::All };
+                let unknown = self.read_compared(scratch, place, &strips, compared, unreadable).await?;
+                match unknown.is_empty() {
+                    true => Ok(()),
+                    // Either version of what is lost could be the wrong one.
+                    false => self.try_give_up(scratch, stripe, 0, block.clone(), unreadable).await,
+                }
             };
             self.persist(work).await?;
         }

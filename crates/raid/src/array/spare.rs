@@ -190,3 +190,6 @@ pub(super) fn rows_of(len: u32) -> impl Iterator<Item = Range<usize>> {
 pub(super) fn lowest(mask: u64, count: usize) -> u64 {
     ones(mask).take(count).fold(0, |lowest, strip| lowest | 1 << strip)
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,7 @@ use super::members::{MemberChannel, SlotState, Which};
 use super::owner::{Caller, LogCopy, Owner, ReadFailure, Scratch, Source, read_failure};
 use super::remote::LocalFuture;
 use super::snapshot::copy;
-use super::spare::{Checks, Place};
+use super::spare::{Checks, Compared, Place, rows_of};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
 use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
@@ -131,7 +131,8 @@ impl Owner {
         if result.is_ok() {
             self.count_answered(rect.stripe, unreadable);
         }
-        let rows = if scratch.is_logged || unreadable == 0 { Rows::Perhaps } else { Rows::Untouched };
+        let has_lost = unreadable != 0 || scratch.is_ambiguous;
+        let rows = if scratch.is_logged || !has_lost { Rows::Perhaps } else { Rows::Untouched };
         self.recycle(scratch);
         result.map_err(|stop| (stop, rows))
     }
@@ -148,9 +149,11 @@ impl Owner {
         self.wait_until_out(rect.stripe).await?;
         self.shared.check_frozen()?;
         let strips = self.strips(rect.stripe, *unreadable);
-        let plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
+        let mut plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
         let lost = strips.data_mask() & !strips.live;
         let is_lost = matches!(source, Source::Lost);
+        // Parity follows data where data is given up.
+        plan.is_checked &= !is_lost;
         // Only parity could hold it, and nobody could read it.
         let is_in_vain = rect.mask() & lost != 0 && !is_lost && !self.shared.can_compute(rect.stripe);
         if is_in_vain && !scratch.is_logged {
@@ -162,7 +165,7 @@ impl Owner {
         let stale = if is_marked { STALE } else { 0 };
         self.set_region(rect.stripe, WRITTEN | dirty | stale).await?;
         self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
-        self.partial_parity(scratch, rect, &plan);
+        self.partial_parity(scratch, rect, &plan, &strips);
         let mut ticket = match write.is_logged() {
             true => self.log(scratch, rect, &plan, &strips).await?,
             false => None,
@@ -220,6 +223,7 @@ impl Owner {
                 }
             }
         }
+        scratch.kept.clear();
         if plan.read == 0 {
             return Ok(());
         }
@@ -227,14 +231,17 @@ impl Owner {
             Method::Decode => Some(self.decoder(plan.lost, plan.read)?),
             _ => None,
         };
-        let read = match &decoder {
+        match &decoder {
+            _ if plan.is_checked => self.compare_old(scratch, rect, plan, strips, unreadable).await?,
             Some(decoder) => {
                 let others = plan.read & strips.data_mask() & !rect.mask();
-                decoder.sources().iter().fold(others, |mask, strip| mask | 1 << strip)
+                let read = decoder.sources().iter().fold(others, |mask, strip| mask | 1 << strip);
+                self.read_strips(scratch, rect.stripe, rect.offset, rect.len, read, unreadable).await?;
             }
-            None => plan.read,
-        };
-        self.read_strips(scratch, rect.stripe, rect.offset, rect.len, read, unreadable).await?;
+            None => {
+                self.read_strips(scratch, rect.stripe, rect.offset, rect.len, plan.read, unreadable).await?;
+            }
+        }
         if let Some(decoder) = decoder {
             for strip in 0..strips.data {
                 if plan.lost >> strip & 1 == 1 && scratch.old[strip].is_none() {
@@ -242,6 +249,34 @@ impl Owner {
                 }
             }
             decode(&decoder, scratch, plan.lost);
+        }
+        Ok(())
+    }
+
+    /// Reads what parity is to be made of, compared with spare strips: a wrong strip is not hidden in new parity.
+    ///
+    /// # Errors
+    /// [`IoError::Medium`] when strips contradict each other, so that lost data that is not replaced has two versions.
+    async fn compare_old(
+        &self,
+        scratch: &mut Scratch,
+        rect: &Rect,
+        plan: &Plan,
+        strips: &Strips,
+        unreadable: &mut u64,
+    ) -> Result<(), Stop> {
+        let place = Place { stripe: rect.stripe, offset: rect.offset, len: rect.len };
+        let replaced = rect.mask() | plan.parity;
+        let compared = Compared { readable: plan.read, replaced, checks: Checks::One };
+        let unknown = self.read_compared(scratch, place, strips, compared, unreadable).await?;
+        let lost = strips.data_mask() & !strips.readable;
+        if !unknown.is_empty() && lost & !rect.mask() != 0 {
+            scratch.is_ambiguous = true;
+            return Err(Stop::Error(IoError::Medium));
+        }
+        // A lost strip that is replaced must be readable again: parity has to follow data there.
+        if lost == 0 {
+            scratch.kept = unknown;
         }
         Ok(())
     }
@@ -303,7 +338,7 @@ impl Owner {
     }
 
     /// Parity of the strips that do not change, in `scratch.parity`: what the log keeps.
-    fn partial_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan) {
+    fn partial_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan, strips: &Strips) {
         let code = &self.shared.code;
         let Scratch { old, parity, .. } = scratch;
         let data = self.shared.config.geometry.data;
@@ -313,9 +348,39 @@ impl Owner {
                 let changes = strips_of(old, rect.mask());
                 code.update(&changes, &mut parities_of(parity, plan.parity >> data));
             }
+            Method::Reconstruct | Method::Decode if !scratch.kept.is_empty() => {
+                self.keep_contradictions(scratch, rect, plan.parity, strips);
+            }
             Method::Reconstruct | Method::Decode => {
                 let others = strips_of(old, !rect.mask());
                 code.encode_some(&others, &mut parities_of(parity, plan.parity >> data));
+            }
+        }
+    }
+
+    /// Partial parity row by row. Where strips contradict each other for an unknown reason, the old parity takes the
+    /// change alone, as with read-modify-write: the contradiction stays for a scrub to see.
+    fn keep_contradictions(&self, scratch: &mut Scratch, rect: &Rect, parities: u64, strips: &Strips) {
+        let code = &self.shared.code;
+        let Scratch { old, parity, kept, .. } = scratch;
+        for row in rows_of(rect.len) {
+            let part = |mask: u64| -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+                strips_of(old, mask).into_iter().map(|(i, bytes)| (i, &bytes[row.clone()])).collect()
+            };
+            let modified = if kept.contains(&row) { parities & strips.readable } else { 0 };
+            for (mask, data, is_added) in
+                [(modified, rect.mask(), true), (parities & !modified, !rect.mask(), false)]
+            {
+                let mut targets: ArrayVec<(usize, &mut [u8]), MAX_PARITY> =
+                    parities_of(parity, mask >> strips.data)
+                        .into_iter()
+                        .map(|(j, bytes)| (j, &mut bytes[row.clone()]))
+                        .collect();
+                match (targets.is_empty(), is_added) {
+                    (true, _) => {}
+                    (false, true) => code.update(&part(data), &mut targets),
+                    (false, false) => code.encode_some(&part(data), &mut targets),
+                }
             }
         }
     }

@@ -44,6 +44,8 @@ pub struct Plan {
     pub lost: u64,
     /// Parity strips that are written.
     pub parity: u64,
+    /// Whether strips are compared before parity is made of them. `read` is then all that is readable.
+    pub is_checked: bool,
 }
 
 /// More strips are missing than parity stands for.
@@ -68,12 +70,17 @@ impl Strips {
 
     /// How to write the data strips in `modified`.
     ///
+    /// Parity that is computed from data as it is read would hide a wrong strip for good. Read-modify-write keeps such a
+    /// contradiction, and a reconstruct-write compares first where a strip is spare. With one spare strip comparing only
+    /// notices what read-modify-write keeps with fewer reads; with two it names the wrong strip. Small writes are
+    /// read-modify-write: comparing reads the whole stripe.
+    ///
     /// # Errors
     /// When new data would have no place, or old data that is needed cannot be had.
     pub fn plan(&self, modified: u64) -> Result<Plan, BeyondRedundancy> {
         let parity = self.live & !self.data_mask();
         let others = self.data_mask() & !modified;
-        let plan = |method, read, lost| Ok(Plan { method, read, lost, parity });
+        let plan = |method, read, lost| Ok(Plan { method, read, lost, parity, is_checked: false });
         if (self.all() & !self.live).count_ones() as usize > self.parity {
             return Err(BeyondRedundancy);
         }
@@ -85,17 +92,19 @@ impl Strips {
         }
         let can_modify = self.is_synced && (modified | parity) & !self.readable == 0;
         let can_reconstruct = others & !self.readable == 0;
-        let modify_reads = (modified | parity).count_ones();
-        if can_modify && (!can_reconstruct || modify_reads < others.count_ones()) {
+        let spares = (self.readable.count_ones() as usize).saturating_sub(self.data);
+        let is_small = modified.count_ones() == 1 || (modified | parity).count_ones() <= others.count_ones();
+        if can_modify && (!can_reconstruct || spares < 2 || is_small) {
             return plan(Method::Modify, modified | parity, 0);
         }
-        if can_reconstruct {
-            return plan(Method::Reconstruct, others, 0);
+        let is_checked = self.is_synced && spares > 0;
+        let checked = |method, lost| Ok(Plan { method, read: self.readable, lost, parity, is_checked });
+        match (can_reconstruct, is_checked) {
+            (true, true) => checked(Method::Reconstruct, 0),
+            (true, false) => plan(Method::Reconstruct, others, 0),
+            (false, _) if (self.readable.count_ones() as usize) < self.data => Err(BeyondRedundancy),
+            (false, _) => checked(Method::Decode, others & !self.readable),
         }
-        if (self.readable.count_ones() as usize) < self.data {
-            return Err(BeyondRedundancy);
-        }
-        plan(Method::Decode, self.readable, others & !self.readable)
     }
 }
 
@@ -109,12 +118,15 @@ mod tests {
     }
 
     #[test]
-    fn whichever_reads_less_is_chosen() {
+    fn small_writes_and_those_with_one_spare_strip_modify_and_others_compare() {
         let method = |data, parity, modified| strips(data, parity).plan(modified).unwrap().method;
         assert_eq!(method(8, 1, 0b1), Method::Modify);
         assert_eq!(method(8, 2, 0b11), Method::Modify);
-        assert_eq!(method(4, 2, 0b1), Method::Reconstruct);
-        assert_eq!(method(8, 1, 0b1111_1110), Method::Reconstruct);
+        assert_eq!(method(4, 2, 0b1), Method::Modify);
+        assert_eq!(method(3, 2, 0b1), Method::Modify);
+        assert_eq!(method(8, 1, 0b1111_1110), Method::Modify);
+        assert_eq!(method(8, 2, 0b1111), Method::Reconstruct);
+        assert!(strips(8, 2).plan(0b1111).unwrap().is_checked);
         assert_eq!(method(8, 1, 0xff), Method::Full);
         assert_eq!(method(1, 2, 1), Method::Full);
         assert_eq!(method(4, 0, 1), Method::Direct);
@@ -130,9 +142,11 @@ mod tests {
         let raid6 = strips(4, 2);
         let plan = lose(raid6, 0b10).plan(0b1).unwrap();
         assert_eq!((plan.method, plan.read, plan.parity), (Method::Modify, 0b11_0001, 0b11_0000));
-        assert_eq!(lose(raid6, 0b1).plan(0b1).unwrap().method, Method::Reconstruct);
+        let one = lose(raid6, 0b1).plan(0b1).unwrap();
+        assert_eq!((one.method, one.read, one.is_checked), (Method::Reconstruct, 0b11_1110, true));
         let both = lose(raid6, 0b11).plan(0b1).unwrap();
         assert_eq!((both.method, both.read, both.lost), (Method::Decode, 0b11_1100, 0b10));
+        assert!(!both.is_checked, "no strip is spare");
         assert_eq!(lose(raid6, 0b11_0000).plan(0b1).unwrap().method, Method::Direct);
         assert_eq!(lose(raid6, 0b111).plan(0b1), Err(BeyondRedundancy));
         assert_eq!(lose(strips(4, 1), 0b1_0000).plan(0b10).unwrap().method, Method::Direct);
@@ -141,7 +155,8 @@ mod tests {
     #[test]
     fn old_parity_is_not_used_before_it_fits() {
         let raid5 = Strips { is_synced: false, ..strips(8, 1) };
-        assert_eq!(raid5.plan(0b1).unwrap().method, Method::Reconstruct);
+        let plan = raid5.plan(0b1).unwrap();
+        assert_eq!((plan.method, plan.read, plan.is_checked), (Method::Reconstruct, 0b1111_1110, false));
     }
 
     #[test]
@@ -156,6 +171,7 @@ mod tests {
                     };
                     assert_eq!(plan.read & !readable, 0);
                     match plan.method {
+                        Method::Reconstruct if plan.is_checked => assert!(plan.read.count_ones() > 4),
                         Method::Reconstruct => assert_eq!(plan.read | modified, 0b1111),
                         Method::Decode => assert_eq!((plan.read | plan.lost | modified) & 0b1111, 0b1111),
                         Method::Modify => assert!(is_synced),

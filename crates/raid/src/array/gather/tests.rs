@@ -198,7 +198,7 @@ const STREAM: Load = Load { from: 0, len: 128 << 10, count: 320, depth: 16, is_b
 #[test]
 fn a_stream_that_does_not_fit_stripes_is_written_in_whole_stripes_at_the_speed_of_its_drives() {
     for (consistency, writes_of_stripe, least) in
-        [(Consistency::Bitmap, 6, 0.95), (Consistency::Ppl, 7, 0.93)]
+        [(Consistency::Bitmap, 6, 0.94), (Consistency::Ppl, 7, 0.93)]
     {
         run_simulated(1, move |_| async move {
             let subject = Subject::new(&raid5(consistency)).await;
@@ -208,7 +208,7 @@ fn a_stream_that_does_not_fit_stripes_is_written_in_whole_stripes_at_the_speed_o
             let (reads, writes) = subject.count();
             assert!(speed > least, "{consistency:?}: {speed}");
             let stripes = STREAM.len * STREAM.count / subject.stripe_bytes();
-            assert!(reads < 100, "{consistency:?}: {reads} reads");
+            assert!(reads < 120, "{consistency:?}: {reads} reads");
             assert!(writes < stripes * writes_of_stripe * 21 / 20, "{consistency:?}: {writes} writes");
             subject.check().await;
         });
