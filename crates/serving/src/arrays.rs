@@ -4,7 +4,7 @@ use crate::Error;
 use crate::control::path_of;
 use crate::control::protocol::{Command, Done};
 use crate::control::server::{ControlSocket, Controlled};
-use block::{Device, IoError};
+use block::Device;
 use graph::Stack;
 use graph::array::Opened;
 use graph::kinds::device::DeviceConfig;
@@ -121,6 +121,41 @@ pub fn stop(kept: &[Kept], core: &CoreRef) -> Result<(), Error> {
         }
     }
     result
+}
+
+/// What of a slot is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    /// Its member.
+    Member,
+    /// The device that it is being filled with.
+    Incoming,
+}
+
+/// What a command on several devices has done so far. All checks came before: what fails now is a device, and the
+/// answer says what was done before.
+#[derive(Default)]
+struct Progress(Vec<String>);
+
+impl Progress {
+    fn say(&mut self, done: String) {
+        self.0.push(done);
+    }
+
+    fn note<T>(&self, result: Result<T, impl std::fmt::Display>) -> Result<T, String> {
+        result.map_err(|error| match self.is_empty() {
+            true => error.to_string(),
+            false => format!("{error}; done before: {}", self.0.join(", ")),
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn text(self) -> String {
+        self.0.join(", ")
+    }
 }
 
 /// Puts a layer over a device that becomes a member.
@@ -288,33 +323,50 @@ impl Running {
 
     fn fail(&self, members: &[String]) -> Result<String, String> {
         self.jobs()?;
-        let table = self.array.table();
-        let slots: Vec<usize> =
-            members.iter().map(|member| self.slot(member, &table)).collect::<Result<_, _>>()?;
-        let mut said = Vec::new();
-        for slot in slots {
+        let losses = self.plan_failures(members)?;
+        let mut done = Progress::default();
+        for (slot, which) in losses {
             let array = self.array.clone();
-            let members = array.members();
-            if !members.is_live(slot) && members.is_filling(slot) {
-                let let_go = self.core.block_on(move |_| async move { array.stop_filling(slot).await });
-                let_go.map_err(gone)?.map_err(|error| format!("slot {slot}: {error}"))?;
-                said.push(format!("the device that was filling slot {slot} is out"));
-                continue;
+            let work = match which {
+                Which::Incoming => self.core.block_on(move |_| async move { array.stop_filling(slot).await }),
+                Which::Member => self.core.block_on(move |_| async move { array.fail(slot).await }),
+            };
+            done.note(work.map_err(gone)?.map_err(|error| format!("slot {slot}: {error}")))?;
+            done.say(match which {
+                Which::Incoming => format!("the device that was filling slot {slot} is out"),
+                Which::Member => format!("slot {slot} is out"),
+            });
+        }
+        Ok(done.text())
+    }
+
+    /// The slots of members that are to fail, which the array survives without all of them.
+    fn plan_failures(&self, members: &[String]) -> Result<Vec<(usize, Which)>, String> {
+        let table = self.array.table();
+        let mut losses: Vec<(usize, Which)> = Vec::new();
+        for member in members {
+            let slot = self.slot(member, &table)?;
+            if losses.iter().any(|(other, _)| *other == slot) {
+                return Err(format!("slot {slot}: it is named twice"));
             }
-            let failed = self.core.block_on(move |_| async move { array.fail(slot).await });
-            match failed.map_err(gone)? {
-                Ok(()) => said.push(format!("slot {slot} is out")),
-                Err(IoError::Invalid) => {
-                    return Err(format!("slot {slot}: the array would not survive without it"));
-                }
-                Err(error) => return Err(format!("slot {slot}: {error}")),
+            let members = self.array.members();
+            let is_incoming = !members.is_live(slot) && members.is_filling(slot);
+            losses.push((slot, if is_incoming { Which::Incoming } else { Which::Member }));
+        }
+        let is_member = |(_, which): &&(usize, Which)| *which == Which::Member;
+        let slots: Vec<usize> = losses.iter().filter(is_member).map(|(slot, _)| *slot).collect();
+        match self.array.can_lose(&slots) {
+            true => Ok(losses),
+            false => {
+                let names: Vec<String> = slots.iter().map(usize::to_string).collect();
+                let (what, it) = if slots.len() == 1 { ("slot", "it") } else { ("slots", "them") };
+                Err(format!("{what} {}: the array would not survive without {it}", names.join(", ")))
             }
         }
-        Ok(said.join(", "))
     }
 
     fn remove(&self, members: &[String]) -> Result<String, String> {
-        self.jobs()?;
+        let jobs = self.jobs()?;
         let table = self.array.table();
         let (mut slots, mut spares) = (Vec::new(), Vec::new());
         for name in members {
@@ -324,58 +376,69 @@ impl Running {
             }
             match self.slot(name, &table) {
                 Ok(slot) => slots.push(slot),
-                Err(unknown) => spares.push((name.clone(), unknown)),
+                Err(_) if jobs.has_spare_called(name) => spares.push(name.clone()),
+                Err(unknown) => return Err(unknown),
             }
         }
         // Looked at before anything is done; what changes meanwhile is left alone.
         let mut after = table.clone();
         slots.iter().try_for_each(|slot| remove(&mut after, *slot)).map_err(|error| error.to_string())?;
-        let mut said = Vec::new();
-        for (name, unknown) in spares {
-            let jobs = self.jobs()?;
-            let removed = self.core.block_on(move |_| async move { jobs.remove_spare(&name).await });
-            let removed = removed.map_err(gone)?.map_err(|error| error.to_string())?;
-            said.push(format!("{} is no spare any more", removed.ok_or(unknown)?));
-        }
+        let mut done = Progress::default();
         if !slots.is_empty() {
             let (array, removed) = (self.array.clone(), slots.clone());
-            let done = self.core.block_on(move |_| async move { array.remove(removed).await });
-            done.map_err(gone)?.map_err(|error| error.to_string())?;
+            let removed = self.core.block_on(move |_| async move { array.remove(removed).await });
+            removed.map_err(gone)?.map_err(|error| error.to_string())?;
         }
-        said.extend(slots.iter().map(|slot| format!("slot {slot} is removed")));
-        Ok(if said.is_empty() { "no member is out".into() } else { said.join(", ") })
+        slots.iter().for_each(|slot| done.say(format!("slot {slot} is removed")));
+        for name in spares {
+            let (jobs, spare) = (jobs.clone(), name.clone());
+            let removed = self.core.block_on(move |_| async move { jobs.remove_spare(&spare).await });
+            // One that fills a slot by now is no spare.
+            if let Some(device) = done.note(removed.map_err(gone)?)? {
+                done.say(format!("{device} is no spare any more"));
+            }
+        }
+        Ok(if done.is_empty() { "no member is out".into() } else { done.text() })
     }
 
-    fn add(&self, devices: &[String], force: bool, is_global: bool) -> Result<String, String> {
-        let mut said = Vec::new();
-        for name in devices {
-            let device = self.open(name, force)?;
-            let jobs = self.jobs()?;
+    fn add(&self, names: &[String], force: bool, is_global: bool) -> Result<String, String> {
+        let jobs = self.jobs()?;
+        let devices = self.open_all(names, force)?;
+        devices.iter().try_for_each(|device| jobs.check_new(device)).map_err(|error| error.to_string())?;
+        let mut done = Progress::default();
+        for (name, device) in names.iter().zip(devices) {
+            let jobs = jobs.clone();
             let added = self.core.block_on(move |_| async move {
                 match is_global {
                     true => jobs.add_global_spare(device).await,
                     false => jobs.add(device).await,
                 }
             });
-            added.map_err(gone)?.map_err(|error| error.to_string())?;
+            done.note(added.map_err(gone)?)?;
             let whose = if is_global { " for any array of this server" } else { "" };
-            said.push(format!("{name} is a spare{whose}, or fills an empty slot"));
+            done.say(format!("{name} is a spare{whose}, or fills an empty slot"));
         }
-        Ok(said.join(", "))
+        Ok(done.text())
     }
 
-    fn re_add(&self, devices: &[String]) -> Result<String, String> {
-        let mut said = Vec::new();
-        for name in devices {
-            // It is one of ours: what it holds is what is wanted.
-            let device = self.open(name, true)?;
-            let jobs = self.jobs()?;
-            let added = self.core.block_on(move |_| async move { jobs.re_add(device).await });
-            let is_partial = added.map_err(gone)?.map_err(|error| error.to_string())?;
-            let how = if is_partial { "gets what has changed" } else { "gets everything" };
-            said.push(format!("{name} {how}"));
+    fn re_add(&self, names: &[String]) -> Result<String, String> {
+        let jobs = self.jobs()?;
+        // They are the array's own: what they hold is what is wanted.
+        let devices = self.open_all(names, true)?;
+        for device in &devices {
+            let (jobs, device) = (jobs.clone(), device.clone());
+            let checked = self.core.block_on(move |_| async move { jobs.check_returning(&device).await });
+            checked.map_err(gone)?.map_err(|error| error.to_string())?;
         }
-        Ok(said.join(", "))
+        let mut done = Progress::default();
+        for (name, device) in names.iter().zip(devices) {
+            let jobs = jobs.clone();
+            let added = self.core.block_on(move |_| async move { jobs.re_add(device).await });
+            let is_partial = done.note(added.map_err(gone)?)?;
+            let how = if is_partial { "gets what has changed" } else { "gets everything" };
+            done.say(format!("{name} {how}"));
+        }
+        Ok(done.text())
     }
 
     fn replace(&self, member: &str, name: &str, force: bool) -> Result<String, String> {
@@ -394,6 +457,14 @@ impl Running {
         // Layers above and clients learn of it in their turn.
         (self.requests.refresh)();
         Ok(format!("{after} bytes, {before} before"))
+    }
+
+    /// Opens devices that are to be members, all or none.
+    fn open_all(&self, names: &[String], force: bool) -> Result<Vec<Arc<dyn Device>>, String> {
+        if let Some((_, twice)) = names.iter().enumerate().find(|(i, name)| names[..*i].contains(name)) {
+            return Err(format!("{twice}: it is named twice"));
+        }
+        names.iter().map(|name| self.open(name, force)).collect()
     }
 
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.

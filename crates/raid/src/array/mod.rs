@@ -139,6 +139,11 @@ impl Array {
         self.shared.table()
     }
 
+    /// Whether the array survives the loss of the members of all these slots.
+    pub fn can_lose(&self, slots: &[usize]) -> bool {
+        self.shared.can_lose_all(slots)
+    }
+
     /// Takes a member out, as if it had failed. Returns when every live member knows. On a core.
     ///
     /// # Errors

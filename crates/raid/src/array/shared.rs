@@ -476,11 +476,17 @@ impl Shared {
 
     /// Whether a slot's group can do without its member, in each shape.
     pub fn can_lose(&self, slot: usize) -> bool {
+        self.can_lose_all(&[slot])
+    }
+
+    /// Whether the groups of some slots can do without all of their members, in each shape.
+    pub fn can_lose_all(&self, slots: &[usize]) -> bool {
         let others = |set: &MemberSet| {
-            let is_live = |other: &usize| *other != slot && self.members.is_live(*other);
+            let is_live = |other: &usize| !slots.contains(other) && self.members.is_live(*other);
             set.slots.clone().filter(is_live).count() >= set.needed
         };
-        self.config.geometry.parity > 0 && self.sets_of(slot).all(|set| others(&set))
+        let survives = |slot: &usize| self.sets_of(*slot).all(|set| others(&set));
+        self.config.geometry.parity > 0 && slots.iter().all(survives)
     }
 
     /// Freezes when a group has lost more members than parity stands for, in any shape.

@@ -151,6 +151,28 @@ impl Jobs {
         self.shared.change(|state| (state.is_cancelled, state.scrub) = (false, Some(is_repairing)));
     }
 
+    /// Checks what [`Jobs::add`] and [`Jobs::add_global_spare`] check. Nothing is written.
+    ///
+    /// # Errors
+    /// When the device does not fit, or is a member or spare already.
+    pub fn check_new(&self, device: &Arc<dyn Device>) -> Result<(), JobError> {
+        self.shared.attach(device)?;
+        self.shared.refuse_own(device)
+    }
+
+    /// Whether a spare has this UUID or is on this device.
+    pub fn has_spare_called(&self, name: &str) -> bool {
+        self.shared.has_spare_called(name)
+    }
+
+    /// Checks what [`Jobs::re_add`] checks. Nothing is written. On a core.
+    ///
+    /// # Errors
+    /// When the device is no former member of an empty slot.
+    pub async fn check_returning(&self, device: &Arc<dyn Device>) -> Result<(), JobError> {
+        self.shared.former(device).await.map(drop)
+    }
+
     /// Adds a device: to fill an empty slot now, or the next one that is. What the device holds is lost. On a core.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use crate::array::Before;
 use crate::array::members::Attached;
 use crate::log::{self, Nonce, RecoveryMember};
 use crate::metadata::{
-    Found, Label, Layout, LayoutError, MemberState, ReadError, Spare, Superblock, read_superblock,
+    Found, Label, Layout, LayoutError, MemberState, ReadError, Spare, Superblock, Table, read_superblock,
     write_label,
 };
 use crate::{ArrayConfig, Uuid};
@@ -22,6 +22,18 @@ pub struct Incoming {
     pub uuid: Uuid,
     /// What is known about what it holds.
     pub before: Before,
+}
+
+/// A former member of an empty slot, as its superblock and the array's table have it.
+pub(super) struct Former {
+    attached: Attached,
+    channel: Rc<dyn Channel>,
+    superblock: Box<Superblock>,
+    table: Table,
+    slot: usize,
+    uuid: Uuid,
+    /// The generation of the table that first had the slot without it.
+    since: u64,
 }
 
 /// Why a device cannot become a member.
@@ -126,6 +138,14 @@ impl Shared {
         self.options.spares.take(is_it)
     }
 
+    /// Whether a spare has this UUID or is on this device.
+    pub(super) fn has_spare_called(&self, name: &str) -> bool {
+        let uuid = Uuid::parse(name);
+        let is_it =
+            |spare: &Incoming| is_called(spare.attached.device.name(), name) || Some(spare.uuid) == uuid;
+        self.lock().dedicated.iter().any(is_it) || self.options.spares.lock().iter().any(is_it)
+    }
+
     /// A spare by its label, and whether it is this array's alone.
     pub(super) fn found_spare(
         &self,
@@ -143,16 +163,13 @@ impl Shared {
         }
     }
 
-    /// A former member: its slot, and whether it lacks only what was written since it was taken out.
-    pub(super) async fn returning(
-        &self,
-        device: Arc<dyn Device>,
-    ) -> Result<(usize, Incoming, bool), JobError> {
-        let mut attached = self.attach(&device)?;
+    /// What the superblock of a former member of an empty slot says. Nothing is written.
+    pub(super) async fn former(&self, device: &Arc<dyn Device>) -> Result<Former, JobError> {
+        let attached = self.attach(device)?;
         let (name, channel) = (device.name().to_owned(), device.open_channel()?);
         let found = read_superblock(&name, &*channel, device.limits().capacity).await?;
-        let Label::Member(superblock) = &found.label else {
-            return Err(unfit(&device, "it was no member"));
+        let Label::Member(superblock) = found.label else {
+            return Err(unfit(device, "it was no member"));
         };
         let table = self.array.table();
         let slot = usize::from(superblock.slot);
@@ -161,20 +178,30 @@ impl Shared {
             .get(slot)
             .filter(|member| superblock.array() == table.config.uuid && member.uuid == superblock.member);
         let Some(member) = member else {
-            return Err(unfit(&device, "its slot belongs to another member, or it is of another array"));
+            return Err(unfit(device, "its slot belongs to another member, or it is of another array"));
         };
         let MemberState::Missing { since } = member.state else { return Err(JobError::Busy(slot)) };
         if self.array.members().is_filling(slot) || self.array.members().is_live(slot) {
             return Err(JobError::Busy(slot));
         }
+        let uuid = member.uuid;
+        Ok(Former { attached, channel, superblock, table, slot, uuid, since })
+    }
+
+    /// A former member: its slot, and whether it lacks only what was written since it was taken out.
+    pub(super) async fn returning(
+        &self,
+        device: Arc<dyn Device>,
+    ) -> Result<(usize, Incoming, bool), JobError> {
+        let Former { mut attached, channel, superblock, table, slot, uuid, since } =
+            self.former(&device).await?;
         let is_known = table.history.iter().any(|epoch| Some(epoch) == superblock.table.history.last());
         // The array may have grown since, or changed its shape: then everything on it is laid out anew.
         let is_laid_out = superblock.layout.check(&table.config).is_ok()
             && table.reshape.is_none()
             && superblock.table.has_shape_of(&table);
         let is_partial = is_known && is_laid_out && since > 0 && superblock.table.generation + 1 >= since;
-        let is_partial = is_partial && self.mark_unfinished(superblock, &channel).await;
-        let uuid = member.uuid;
+        let is_partial = is_partial && self.mark_unfinished(&superblock, &channel).await;
         let before = match is_partial {
             true => {
                 attached.layout = superblock.layout;
@@ -212,7 +239,7 @@ impl Shared {
     }
 
     /// A device that is a member or a spare cannot be another one.
-    fn refuse_own(&self, device: &Arc<dyn Device>) -> Result<(), JobError> {
+    pub(super) fn refuse_own(&self, device: &Arc<dyn Device>) -> Result<(), JobError> {
         let members = self.array.members();
         let is_member = (0..self.array.config().geometry.members())
             .flat_map(|slot| members.attached(slot))
