@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was not carried out. Nothing has changed.
+/// Why a request was not carried out. Nothing has changed, with one exception: a request of type `failed` may have met a
+/// device that fails. Content that `force` or an unused device gave up may be overwritten then, and an action on several
+/// members of an array may have been carried out for the first of them; `detail` lists those.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// What kind of problem it is: a word for programs, such as `not-found`, `in-use` or `no-room`.

@@ -20,7 +20,7 @@
 //! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and takes nothing away: what is
 //! there and different in another way is told, and left alone. Applying it again does nothing.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, checks};
 use crate::fault::{Fault, Kind};
 use api::{NewArray, NewDevice, NewExport, NewVolume, Qos, VolumeChange};
 use serde::Deserialize;
@@ -103,6 +103,18 @@ pub enum Step {
     Export(NewExport),
     /// Nothing: it is different, and left alone.
     Leave(String),
+}
+
+impl Step {
+    /// The name of what is made, where devices, arrays and volumes share names.
+    fn own_name(&self) -> Option<&str> {
+        match self {
+            Step::Device(NewDevice { name, .. })
+            | Step::Array(NewArray { name, .. })
+            | Step::Volume(NewVolume { name, .. }) => Some(name),
+            Step::Group(..) | Step::Change(..) | Step::Export(_) | Step::Leave(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Step {
@@ -190,12 +202,69 @@ impl Config {
         steps
     }
 
+    /// Checks of every step what does not depend on the steps before it, before the first is made: names, values, and
+    /// that what is referred to is there or is to be made.
+    fn check(&self, engine: &Engine, steps: &[Step]) -> Result<(), ConfigError> {
+        let mut taken: Vec<&str> = Vec::new();
+        for step in steps {
+            let checked = self.check_step(engine, step).and_then(|()| match step.own_name() {
+                Some(name) if taken.contains(&name) => {
+                    Err(Fault::new(Kind::Exists, format!("the name {name} is given twice")))
+                }
+                name => {
+                    taken.extend(name);
+                    Ok(())
+                }
+            });
+            checked.map_err(|fault| ConfigError::Step { step: step.to_string(), fault })?;
+        }
+        Ok(())
+    }
+
+    fn check_step(&self, engine: &Engine, step: &Step) -> Result<(), Fault> {
+        let is_base = |name: &str| {
+            let is_new = self.devices.iter().any(|new| new.name == name)
+                || self.arrays.iter().any(|new| new.name == name);
+            is_new || engine.device(name).is_ok() || engine.array(name).is_ok()
+        };
+        let is_volume =
+            |name: &str| self.volumes.iter().any(|new| new.name == name) || engine.volume(name).is_ok();
+        let is_group = |name: &str| {
+            self.groups.iter().any(|new| new.name == name)
+                || engine.groups().iter().any(|group| group.name == name)
+        };
+        match step {
+            Step::Device(new) => checks::device(new).map(drop),
+            Step::Array(new) => checks::array(new).map(drop),
+            Step::Group(name, qos) => checks::group(name, qos),
+            Step::Volume(new) => {
+                checks::volume(new)?;
+                match &new.group {
+                    Some(group) if !is_group(group) => Err(Fault::not_found("group", group)),
+                    _ if !is_base(&new.on) => Err(Fault::not_found("array or device", &new.on)),
+                    _ => Ok(()),
+                }
+            }
+            Step::Change(_, change) => checks::limits(change.qos.as_ref(), change.floor.as_ref()),
+            Step::Export(new) => {
+                engine.check_export(new)?;
+                match new.of.iter().find(|of| !is_volume(of) && !is_base(of)) {
+                    Some(of) => Err(Fault::not_found("volume, array or device", of)),
+                    None => Ok(()),
+                }
+            }
+            Step::Leave(_) => Ok(()),
+        }
+    }
+
     /// Does what is to be done.
     ///
     /// # Errors
-    /// With the first step that cannot be made.
+    /// With the first step that cannot be made; nothing is made when a check that needs no step before it fails.
     pub fn apply(&self, engine: &Engine) -> Result<(), ConfigError> {
-        for step in self.plan(engine) {
+        let steps = self.plan(engine);
+        self.check(engine, &steps)?;
+        for step in steps {
             let made = match &step {
                 Step::Device(new) => engine.create_device(new).map(drop),
                 Step::Array(new) => engine.create_array(new).map(drop),

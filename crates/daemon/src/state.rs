@@ -5,7 +5,7 @@
 //! and the volumes of a pool are found by their own metadata; the file says where to look.
 
 use api::{Floor, Qos};
-use durable::{Meaning, RecoverError, Recovered, SystemFolder};
+use durable::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -131,9 +131,9 @@ struct Stored {
 
 /// Where the state is. One daemon at a time has it.
 #[derive(Debug)]
-pub struct Store {
+pub struct Store<F = SystemFolder> {
     directory: PathBuf,
-    folder: SystemFolder,
+    folder: F,
     /// Locked as long as the store lives.
     _lock: File,
 }
@@ -147,6 +147,16 @@ pub enum StateError {
         /// The file or directory.
         path: PathBuf,
         /// Why.
+        error: io::Error,
+    },
+    /// A change was refused, and the file may hold it all the same.
+    #[error("state {}: {refused}; the state before is not restored, the next start may find the change made: {error}", .path.display())]
+    Unsettled {
+        /// The file.
+        path: PathBuf,
+        /// Why the change was refused.
+        refused: String,
+        /// Why the state before was not restored.
         error: io::Error,
     },
     /// Another daemon has it.
@@ -220,12 +230,35 @@ impl Store {
         };
         Ok((store, state))
     }
+}
 
-    /// Makes `state` durable.
+impl<F: Folder> Store<F> {
+    /// Makes `state` durable in the place of `before`.
     ///
     /// # Errors
-    /// When that fails; then the state is as it was, or as it shall be.
-    pub fn save(&self, state: &State) -> Result<(), StateError> {
+    /// When that fails: the file holds `before` then. [`StateError::Unsettled`] when it may hold `state`.
+    pub fn replace(&self, before: &State, state: &State) -> Result<(), StateError> {
+        let Err(refused) = self.save(state) else { return Ok(()) };
+        match self.restore(before) {
+            Ok(()) => Err(refused),
+            Err(error) => {
+                let path = self.directory.join(NAME);
+                Err(StateError::Unsettled { path, refused: refused.to_string(), error })
+            }
+        }
+    }
+
+    /// Has the file hold `state` again, durably. What was before it stays as it is: a refused state never gets there.
+    fn restore(&self, state: &State) -> io::Result<()> {
+        let bytes = encode(state)?;
+        match self.folder.read(NAME, MAX_BYTES + 1) {
+            // The new state was refused before it took the file's place.
+            Ok(Some(found)) if found == bytes => Ok(()),
+            _ => durable::replace(&self.folder, NAME, &bytes, None),
+        }
+    }
+
+    fn save(&self, state: &State) -> Result<(), StateError> {
         let io = |error| StateError::Io { path: self.directory.join(NAME), error };
         durable::replace(&self.folder, NAME, &encode(state).map_err(io)?, Some(PREVIOUS)).map_err(io)
     }
@@ -295,14 +328,69 @@ mod tests {
         let path = folder.path().join("a/b");
         let (store, found) = Store::open(&path).unwrap();
         assert_eq!(found, State::default());
-        store.save(&state(1)).unwrap();
-        store.save(&state(2)).unwrap();
+        store.replace(&found, &state(1)).unwrap();
+        store.replace(&state(1), &state(2)).unwrap();
         let refusal = Store::open(&path).unwrap_err().to_string();
         assert!(refusal.ends_with("another freestoned uses it"), "{refusal}");
         drop(store);
         assert_eq!(Store::open(&path).unwrap().1, state(2));
         let bytes = fs::read(path.join(PREVIOUS)).unwrap();
         assert_eq!(decode(&bytes), Meaning::Value(state(1)));
+    }
+
+    /// A folder whose names are not made durable so many times.
+    struct Reluctant(SystemFolder, std::cell::Cell<u32>);
+
+    impl Folder for Reluctant {
+        fn read(&self, name: &str, most: u64) -> io::Result<Option<Vec<u8>>> {
+            self.0.read(name, most)
+        }
+        fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+            self.0.write(name, bytes)
+        }
+        fn sync(&self, name: &str) -> io::Result<()> {
+            self.0.sync(name)
+        }
+        fn link(&self, from: &str, to: &str) -> io::Result<()> {
+            self.0.link(from, to)
+        }
+        fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+            self.0.rename(from, to)
+        }
+        fn remove(&self, name: &str) -> io::Result<()> {
+            self.0.remove(name)
+        }
+        fn sync_names(&self) -> io::Result<()> {
+            match self.1.get() {
+                0 => self.0.sync_names(),
+                left => {
+                    self.1.set(left - 1);
+                    Err(io::Error::other("the disk is full"))
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_that_was_refused_after_it_had_taken_the_place_is_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let (store, empty) = Store::open(path).unwrap();
+        store.replace(&empty, &state(1)).unwrap();
+        let Store { directory, folder, _lock } = store;
+        let store = Store { directory, folder: Reluctant(folder, 1.into()), _lock };
+        let holds = |name: &str, generation| {
+            decode(&fs::read(path.join(name)).unwrap()) == Meaning::Value(state(generation))
+        };
+        let refused = store.replace(&state(1), &state(2)).unwrap_err();
+        assert!(matches!(refused, StateError::Io { .. }), "{refused}");
+        assert!(holds(NAME, 1) && holds(PREVIOUS, 1));
+        // Where that fails too, the error says so, and the next change settles it.
+        store.folder.1.set(2);
+        let refused = store.replace(&state(1), &state(2)).unwrap_err();
+        assert!(refused.to_string().contains("the next start may find the change made"), "{refused}");
+        store.replace(&state(1), &state(3)).unwrap();
+        assert!(holds(NAME, 3));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use block::{Device, DeviceError};
 use graph::array::wall_ns;
 use graph::kinds::raid::member;
 use graph::spec::SpecError;
-use raid::metadata::{CreateError, CreateOptions, Identities, Shape, Table, create_with_spares};
-use raid::{Consistency, Level};
+use raid::metadata::{CreateError, CreateOptions, Identities, Shape, Table, plan_creation};
+use raid::{Consistency, Level, Uuid};
 use std::sync::Arc;
 
 /// An array that is wanted. What is not said is chosen.
@@ -52,20 +52,54 @@ pub enum CreationError {
     Create(String, CreateError),
 }
 
+/// An array whose members and spares are open and passed every check. Nothing is written yet.
+pub struct PlannedCreation {
+    name: String,
+    planned: raid::metadata::PlannedCreation,
+}
+
+impl PlannedCreation {
+    /// The array's identity.
+    pub fn uuid(&self) -> Uuid {
+        self.planned.uuid()
+    }
+
+    /// Makes the array; its members are closed again. Runs a core on the calling thread.
+    ///
+    /// # Errors
+    /// When a device fails. What the devices held may be gone then, and superblocks of the array may be left.
+    pub fn commit(self) -> Result<Table, CreationError> {
+        let PlannedCreation { name, planned } = self;
+        reactor::run(planned.commit()).map_err(|error| CreationError::Create(name, error))
+    }
+}
+
 impl Creation {
-    /// Makes the array, after it has seen that nothing is lost, or that it may be. Its members are closed again. Runs a
-    /// core on the calling thread.
+    /// Makes the array: [`Creation::plan`] and [`PlannedCreation::commit`].
     ///
     /// # Errors
     /// See [`CreationError`].
     pub fn carry_out(&self) -> Result<Table, CreationError> {
-        let failed = |error: CreateError| match error {
-            CreateError::Shape(_) => CreationError::Nonsense(self.name.clone(), error.to_string()),
-            _ => CreationError::Create(self.name.clone(), error),
-        };
-        let shape = self.shape().map_err(|fault| CreationError::Nonsense(self.name.clone(), fault))?;
+        self.plan()?.commit()
+    }
+
+    /// Checks the shape and the specifications of members and spares. No device is opened.
+    ///
+    /// # Errors
+    /// See [`CreationError`].
+    pub fn check(&self) -> Result<(), CreationError> {
+        self.members.iter().chain(&self.spares).try_for_each(|text| member(text, true, false).map(drop))?;
+        self.checked_shape().map(drop)
+    }
+
+    /// Opens the members, and checks that the array can be made of them and that nothing on them is lost, or may be.
+    /// Nothing is written. Runs a core on the calling thread.
+    ///
+    /// # Errors
+    /// See [`CreationError`].
+    pub fn plan(&self) -> Result<PlannedCreation, CreationError> {
         // What makes no sense is said before any device is opened, and before any is found to be too small.
-        shape.config(Identities::System.uuid(), self.members.len(), 1 << 40, 512).map_err(failed)?;
+        let shape = self.checked_shape()?;
         let (members, spares) = (open(&self.members)?, open(&self.spares)?);
         let options = CreateOptions {
             shape,
@@ -75,7 +109,22 @@ impl Creation {
             now_ns: wall_ns(),
             identities: Identities::System,
         };
-        reactor::run(async move { create_with_spares(&members, &spares, &options).await }).map_err(failed)
+        let planned = reactor::run(async move { plan_creation(&members, &spares, &options).await });
+        Ok(PlannedCreation { name: self.name.clone(), planned: planned.map_err(|error| self.fault(error))? })
+    }
+
+    fn fault(&self, error: CreateError) -> CreationError {
+        match error {
+            CreateError::Shape(_) => CreationError::Nonsense(self.name.clone(), error.to_string()),
+            _ => CreationError::Create(self.name.clone(), error),
+        }
+    }
+
+    fn checked_shape(&self) -> Result<Shape, CreationError> {
+        let shape = self.shape().map_err(|fault| CreationError::Nonsense(self.name.clone(), fault))?;
+        let config = shape.config(Identities::System.uuid(), self.members.len(), 1 << 40, 512);
+        config.map_err(|error| self.fault(error))?;
+        Ok(shape)
     }
 
     fn shape(&self) -> Result<Shape, String> {

@@ -7,7 +7,7 @@ use crate::device::{Shared, Volume};
 use crate::extents::{Extent, allocate};
 use crate::mutant::{self, Mutant};
 use crate::name::{Name, Uuid};
-use crate::store::{self, Found, RESERVED, ReadError};
+use crate::store::{self, Former, Found, RESERVED, ReadError};
 use crate::table::{ALIGNMENT, COPIES, DecodeError, Record, Table};
 use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
@@ -137,6 +137,18 @@ impl Pool {
     /// # Errors
     /// When the device has one already, is too small, or fails. What else may be on it is for the caller to find out.
     pub fn create(device: Arc<dyn Device>, name: Name, core: CoreRef) -> Result<Pool, PoolError> {
+        Pool::create_over(device, name, core).map(|(pool, _)| pool)
+    }
+
+    /// As [`Pool::create`], with what stood in the places of its tables, for [`Pool::undo_create`].
+    ///
+    /// # Errors
+    /// As [`Pool::create`]; what stood there is written back then, as far as the device takes it.
+    pub fn create_over(
+        device: Arc<dyn Device>,
+        name: Name,
+        core: CoreRef,
+    ) -> Result<(Pool, Former), PoolError> {
         let (limits, of) = (device.limits(), device.name().to_owned());
         match read(&device, &core) {
             Ok(found) => return Err(PoolError::Exists(of, found.table.name)),
@@ -146,23 +158,48 @@ impl Pool {
         let (unit, data_offset, units) = plan(&of, &limits)?;
         let pool = Uuid::random().map_err(PoolError::Random)?;
         // Both sets: no copy may be what another pool has left.
-        for sequence in [1, 2] {
-            let table = Table {
-                pool,
-                name: name.clone(),
-                sequence,
-                copies: COPIES,
-                unit,
-                data_offset,
-                units,
-                volumes: Vec::new(),
-            };
-            let bytes = table.encode().map_err(PoolError::TooMany)?;
+        let table = |sequence| Table {
+            pool,
+            name: name.clone(),
+            sequence,
+            copies: COPIES,
+            unit,
+            data_offset,
+            units,
+            volumes: Vec::new(),
+        };
+        let tables = [1, 2].map(|sequence| (table(sequence).encode(), sequence));
+        let len = tables.iter().filter_map(|(bytes, _)| Some(bytes.as_ref().ok()?.len())).max();
+        let len = len.unwrap_or_default();
+        let former = on(&device, &core, async move |channel: &dyn Channel| Former::read(channel, len).await)?;
+        let written = tables.into_iter().try_for_each(|(bytes, sequence)| {
+            let bytes = bytes.map_err(PoolError::TooMany)?;
             on(&device, &core, async move |channel: &dyn Channel| {
                 store::write(channel, &bytes, sequence).await
-            })?;
+            })
+        });
+        match written.and_then(|()| Pool::open(device.clone(), core.clone())) {
+            Ok(pool) => Ok((pool, former)),
+            Err(error) => {
+                if let Err(error) = restore(&device, &core, former) {
+                    tracing::error!(device = of, %error, "what a pool was written over is not restored");
+                }
+                Err(error)
+            }
         }
-        Pool::open(device, core)
+    }
+
+    /// Puts back what stood on the device before [`Pool::create_over`], unless there are volumes by now. Says whether it
+    /// did. The pool is not used any more then.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn undo_create(&self, former: Former) -> Result<bool, PoolError> {
+        let (_alone, _) = self.change();
+        if !self.lock().occupied().volumes.is_empty() {
+            return Ok(false);
+        }
+        restore(&self.device, &self.core, former).map(|()| true)
     }
 
     /// Whether a volume of `size` bytes fits on a device that has no pool yet. Nothing is read or written.
@@ -673,6 +710,10 @@ pub fn choose(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result
 fn read(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Found, PoolError> {
     let found = on(device, core, async |channel: &dyn Channel| Ok(store::read(channel).await))?;
     found.map_err(|error| PoolError::Read(device.name().to_owned(), error))
+}
+
+fn restore(device: &Arc<dyn Device>, core: &CoreRef, former: Former) -> Result<(), PoolError> {
+    on(device, core, async move |channel: &dyn Channel| former.restore(channel).await)
 }
 
 /// Writes damaged copies of the table again. Where that fails the pool works with the copies that are whole.

@@ -316,6 +316,40 @@ async fn write_bytes(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResu
     Ok(())
 }
 
+/// What stands where the first tables of a new pool are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Former(Vec<(u64, Vec<u8>)>);
+
+impl Former {
+    /// Reads the first `len` bytes of every copy's place. A place that cannot be read is left out.
+    ///
+    /// # Errors
+    /// When the device fails in another way.
+    pub async fn read(channel: &dyn Channel, len: usize) -> Result<Former, IoError> {
+        let mut places = Vec::new();
+        for offset in SETS.into_iter().flatten() {
+            match read_bytes(channel, offset, len.next_multiple_of(ALIGNMENT as usize)).await {
+                Ok(bytes) => places.push((offset, bytes)),
+                Err(IoError::Medium | IoError::Corrupt) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Former(places))
+    }
+
+    /// Writes it back; durable when it returns.
+    ///
+    /// # Errors
+    /// When the device fails. Every place was tried.
+    pub async fn restore(&self, channel: &dyn Channel) -> IoResult {
+        let mut result = Ok(());
+        for (offset, bytes) in &self.0 {
+            result = result.and(write_bytes(channel, *offset, bytes).await);
+        }
+        result.and(channel.submit(&Request::flush(), 0).await)
+    }
+}
+
 /// Makes a range read as zeroes, durably with the next flush.
 ///
 /// # Errors

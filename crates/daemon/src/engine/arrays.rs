@@ -1,9 +1,10 @@
 //! Arrays: made, found, run, controlled.
 
-use super::Engine;
 use super::bases::Base;
+use super::change::Effects;
+use super::{Engine, checks};
 use crate::fault::{Fault, Kind};
-use crate::state::ArrayRecord;
+use crate::state::{ArrayRecord, State};
 use api::{Array, ArrayAction, Done, Member, NewArray};
 use block::Device;
 use graph::array::{Opened, choose, disks_in, find, labels};
@@ -19,7 +20,7 @@ use sandbox::Permits;
 use serving::arrays::{Kept, Requests, Running, keep_one, listen_for};
 use serving::control::protocol::{self, Command};
 use serving::control::server::{ControlSocket, Controlled};
-use serving::create::Creation;
+use serving::create::{Creation, PlannedCreation};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -62,6 +63,101 @@ impl ArrayLive {
     }
 }
 
+/// An array that can be made.
+struct PlannedArray {
+    record: ArrayRecord,
+    creation: PlannedCreation,
+}
+
+impl PlannedArray {
+    /// The state knows the array before its members do: nothing is written to them for an array that is not remembered.
+    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+        let PlannedArray { record, creation } = self;
+        let name = &record.name;
+        let mut effects = Effects::new(engine, "array", name);
+        effects.remember(
+            |state| state.arrays.push(record.clone()),
+            |state| state.arrays.retain(|array| array.uuid != record.uuid),
+        )?;
+        effects.undo_by(|| engine.erase_all(&record.devices, &record.uuid));
+        creation.commit()?;
+        engine.run_array(&record, true)?;
+        effects.keep();
+        let array = engine.array(name)?;
+        let text =
+            format!("level {} over {} members, {} bytes", array.level, array.members.len(), array.capacity);
+        engine.events.emit("array", name, "created", text);
+        Ok(())
+    }
+}
+
+/// An array that nothing is on.
+struct PlannedArrayDeletion {
+    record: ArrayRecord,
+    /// Devices whose superblocks are erased.
+    erased: Option<Vec<String>>,
+}
+
+impl PlannedArrayDeletion {
+    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+        let PlannedArrayDeletion { record: ArrayRecord { name, uuid, .. }, erased } = self;
+        engine.commit(|state| state.arrays.retain(|array| array.name != name))?;
+        engine.take_down(&name);
+        // The array is deleted from here on, whatever becomes of its members.
+        let text = match erased.map(|devices| engine.erase_all(&devices, &uuid)) {
+            None => "stopped and forgotten".to_owned(),
+            Some(Ok(())) => "stopped, its members' superblocks erased".to_owned(),
+            Some(Err(fault)) => {
+                tracing::error!(array = name, %fault, "members of a deleted array keep their superblocks");
+                format!("stopped; members keep superblocks that could not be erased: {fault}")
+            }
+        };
+        engine.events.emit("array", &name, "deleted", text);
+        Ok(())
+    }
+}
+
+/// An action on an array that runs.
+struct PlannedAction {
+    name: String,
+    running: Arc<Running>,
+    /// Devices that become members or spares.
+    newcomers: Vec<String>,
+    command: Command,
+}
+
+impl PlannedAction {
+    /// The state knows where newcomers are before they are members: they must be found at the next start, whenever that
+    /// is. What can be checked of them is checked before the first is written to.
+    fn commit(self, engine: &Engine) -> Result<protocol::Done, Fault> {
+        let PlannedAction { name, running, newcomers, command } = self;
+        let mut effects = Effects::new(engine, "array", &name);
+        if !newcomers.is_empty() {
+            effects.remember(
+                |state| devices_of(state, &name).for_each(|devices| devices.extend(newcomers.clone())),
+                |state| {
+                    devices_of(state, &name).for_each(|devices| devices.retain(|it| !newcomers.contains(it)));
+                },
+            )?;
+        }
+        let word = word(&command);
+        let done = running.control(None, command);
+        let done = done.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
+        effects.keep();
+        if engine.wants_refresh.swap(false, Ordering::SeqCst) {
+            engine.refresh();
+        }
+        if let Some(word) = word {
+            engine.events.emit("array", &name, word, &*done.text);
+        }
+        Ok(done)
+    }
+}
+
+fn devices_of<'a>(state: &'a mut State, array: &'a str) -> impl Iterator<Item = &'a mut Vec<String>> {
+    state.arrays.iter_mut().filter(move |record| record.name == array).map(|record| &mut record.devices)
+}
+
 impl Engine {
     /// Every array.
     pub fn arrays(&self) -> Vec<Array> {
@@ -93,24 +189,20 @@ impl Engine {
     /// When it makes no sense, or members do not fit, hold something, or fail.
     pub fn create_array(&self, new: &NewArray) -> Result<Array, Fault> {
         let _alone = self.change();
-        volume::Name::new(&new.name)?;
+        self.plan_array(new)?.commit(self)?;
+        self.array(&new.name)
+    }
+
+    fn plan_array(&self, new: &NewArray) -> Result<PlannedArray, Fault> {
+        let creation = checks::array(new)?;
         self.check_is_new(&new.name)?;
-        let table = creation(new)?.carry_out()?;
+        let creation = creation.plan()?;
         let record = ArrayRecord {
             name: new.name.clone(),
-            uuid: table.config.uuid.to_string(),
+            uuid: creation.uuid().to_string(),
             devices: new.members.iter().chain(&new.spares).cloned().collect(),
         };
-        self.run_array(&record, true)?;
-        if let Err(fault) = self.commit(|state| state.arrays.push(record)) {
-            self.take_down(&new.name);
-            return Err(fault);
-        }
-        let array = self.array(&new.name)?;
-        let text =
-            format!("level {} over {} members, {} bytes", array.level, array.members.len(), array.capacity);
-        self.events.emit("array", &array.name, "created", text);
-        Ok(array)
+        Ok(PlannedArray { record, creation })
     }
 
     /// Does something to an array that runs.
@@ -126,36 +218,17 @@ impl Engine {
     /// Carries out what the API, or the array's control socket, asks of an array that runs.
     fn control_array(&self, name: &str, command: Command) -> Result<protocol::Done, Fault> {
         let _alone = self.change();
-        let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
-        let running = self.live().arrays.get(name).ok_or_else(offline)?.running.clone();
-        self.remember(name, &newcomers(&command))?;
-        let word = word(&command);
-        let done = running.control(None, command);
-        let done = done.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
-        if self.wants_refresh.swap(false, Ordering::SeqCst) {
-            self.refresh();
-        }
-        if let Some(word) = word {
-            self.events.emit("array", name, word, &*done.text);
-        }
-        Ok(done)
+        self.plan_action(name, command)?.commit(self)
     }
 
-    /// Remembers where members of an array may be, before they are members: it must be known at the next start, whenever
-    /// that is. Within a change.
-    fn remember(&self, name: &str, devices: &[String]) -> Result<(), Fault> {
-        let known = find_record(&self.live().state.arrays, name)?.devices.clone();
-        let new: Vec<String> = devices.iter().filter(|device| !known.contains(device)).cloned().collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        self.commit(|state| {
-            state
-                .arrays
-                .iter_mut()
-                .filter(|array| array.name == name)
-                .for_each(|array| array.devices.extend(new.clone()));
-        })
+    fn plan_action(&self, name: &str, command: Command) -> Result<PlannedAction, Fault> {
+        let live = self.live();
+        let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
+        let running = live.arrays.get(name).ok_or_else(offline)?.running.clone();
+        let known = &find_record(&live.state.arrays, name)?.devices;
+        let mut newcomers = newcomers(&command);
+        newcomers.retain(|device| !known.contains(device));
+        Ok(PlannedAction { name: name.to_owned(), running, newcomers, command })
     }
 
     /// Ends an array that nothing is on, and forgets it; its members are nobody's unless they are to be `kept`.
@@ -171,31 +244,19 @@ impl Engine {
         let _alone = self.change();
         let array = self.array(key)?;
         check(&array)?;
-        let name = &array.name;
-        self.live().check_is_unused(name)?;
-        let devices = {
-            let live = self.live();
-            let record = find_record(&live.state.arrays, name)?;
-            let elsewhere = |device: &&String| {
-                live.state.arrays.iter().any(|other| other.name != *name && other.devices.contains(device))
-            };
-            record.devices.iter().filter(|device| !elsewhere(device)).cloned().collect::<Vec<String>>()
+        self.plan_array_deletion(&array.name, is_kept)?.commit(self)
+    }
+
+    fn plan_array_deletion(&self, name: &str, is_kept: bool) -> Result<PlannedArrayDeletion, Fault> {
+        let live = self.live();
+        live.check_is_unused(name)?;
+        let record = find_record(&live.state.arrays, name)?.clone();
+        let is_elsewhere = |device: &String| {
+            live.state.arrays.iter().any(|other| other.name != name && other.devices.contains(device))
         };
-        self.commit(|state| state.arrays.retain(|array| array.name != *name))?;
-        self.take_down(name);
-        // The array is deleted from here on, whatever becomes of its members: the answer says so.
-        let text = match is_kept {
-            true => "stopped and forgotten".to_owned(),
-            false => match self.erase_all(&devices, &array.uuid) {
-                Ok(()) => "stopped, its members' superblocks erased".to_owned(),
-                Err(fault) => {
-                    tracing::error!(array = name, %fault, "members of a deleted array keep their superblocks");
-                    format!("stopped; members keep superblocks that could not be erased: {fault}")
-                }
-            },
-        };
-        self.events.emit("array", name, "deleted", text);
-        Ok(())
+        let own = || record.devices.iter().filter(|device| !is_elsewhere(device)).cloned().collect();
+        let erased = (!is_kept).then(own);
+        Ok(PlannedArrayDeletion { record, erased })
     }
 
     /// Erases the superblocks of an array that does not run any more.
@@ -351,7 +412,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-fn creation(new: &NewArray) -> Result<Creation, Fault> {
+pub(super) fn creation(new: &NewArray) -> Result<Creation, Fault> {
     let level = Level::from_name(&new.level).ok_or_else(|| {
         let known = Level::ALL.map(Level::name).join(", ");
         Fault::invalid(format!("array {}: level {:?}: expected {known}", new.name, new.level))

@@ -1,5 +1,6 @@
 //! Bases: devices and arrays, each of which holds volumes or is served whole.
 
+use super::change::Effects;
 use super::{Engine, Live};
 use crate::fault::{Fault, Kind};
 use crate::state::Target;
@@ -30,6 +31,40 @@ impl Base {
             Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => Ok(Base { device, pool: None }),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// A pool that is there, or that nothing stands in the way of.
+pub(super) struct PlannedPool {
+    name: Name,
+    base: Base,
+}
+
+impl PlannedPool {
+    /// Bytes that are free in the pool, if there is one.
+    pub fn free(&self) -> Option<u64> {
+        self.base.pool.as_ref().map(|pool| pool.room().1)
+    }
+
+    /// The pool, which is made now if there is none; undone, the device holds what it held.
+    pub fn commit<'a>(self, engine: &'a Engine, effects: &mut Effects<'a>) -> Result<Arc<Pool>, Fault> {
+        let PlannedPool { name, base } = self;
+        if let Some(pool) = base.pool {
+            return Ok(pool);
+        }
+        let (pool, former) = Pool::create_over(base.device.clone(), name.clone(), engine.core())?;
+        let pool = Arc::new(pool);
+        let prepared = Base { device: base.device.clone(), pool: Some(pool.clone()) };
+        engine.live_mut().bases.insert(name.to_string(), Ok(prepared));
+        let made = pool.clone();
+        effects.undo_by(move || {
+            if made.undo_create(former)? {
+                let bare = Base { device: base.device, pool: None };
+                engine.live_mut().bases.insert(name.to_string(), Ok(bare));
+            }
+            Ok(())
+        });
+        Ok(pool)
     }
 }
 
@@ -103,24 +138,18 @@ impl Live {
 }
 
 impl Engine {
-    /// The pool on a base; one is made if there is none and a volume of `size` bytes will fit. Within a change, and after
-    /// everything else that may refuse it.
-    pub(super) fn pool_on(&self, name: &str, force: bool, size: u64) -> Result<Arc<Pool>, Fault> {
+    /// The pool on a base for a volume of `size` bytes, or that one can be made there. Within a change.
+    pub(super) fn plan_pool(&self, name: &str, force: bool, size: u64) -> Result<PlannedPool, Fault> {
         let base = self.live().base(name)?.clone();
-        if let Some(pool) = base.pool {
-            return Ok(pool);
+        if base.pool.is_none() {
+            self.live().check_is_unused(name)?;
+            Pool::check_fits(&*base.device, size).map_err(|error| Fault::from(error).about(name))?;
+            if !force {
+                let held = serving::arrays::check_unused(name, &base.device, &self.core());
+                held.map_err(|detail| Fault::new(Kind::InUse, detail))?;
+            }
         }
-        self.live().check_is_unused(name)?;
-        Pool::check_fits(&*base.device, size).map_err(|error| Fault::from(error).about(name))?;
-        if !force {
-            let held = serving::arrays::check_unused(name, &base.device, &self.core());
-            held.map_err(|detail| Fault::new(Kind::InUse, detail))?;
-        }
-        let pool = Pool::create(base.device.clone(), Name::new(name)?, self.core());
-        let pool = Arc::new(pool.map_err(|error| Fault::from(error).about(name))?);
-        let base = Base { device: base.device, pool: Some(pool.clone()) };
-        self.live_mut().bases.insert(name.into(), Ok(base));
-        Ok(pool)
+        Ok(PlannedPool { name: Name::new(name)?, base })
     }
 
     /// Looks at the sizes of everything that is open, and tells who uses it. Within a change.

@@ -1,13 +1,29 @@
 //! Devices: leaves that were registered.
 
-use super::Engine;
 use super::bases::Base;
+use super::{Engine, checks};
 use crate::fault::Fault;
 use crate::state::DeviceRecord;
 use api::{Device, NewDevice};
 use graph::kinds::raid::member;
 use graph::patience::patiently;
-use volume::Name;
+
+/// A device that is open, and not registered yet.
+struct PlannedDevice {
+    record: DeviceRecord,
+    base: Base,
+}
+
+impl PlannedDevice {
+    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+        let PlannedDevice { record, base } = self;
+        let DeviceRecord { name, spec } = record.clone();
+        engine.commit(|state| state.devices.push(record))?;
+        engine.live_mut().bases.insert(name.clone(), Ok(base));
+        engine.events.emit("device", &name, "created", spec);
+        Ok(())
+    }
+}
 
 impl Engine {
     /// Every device.
@@ -32,14 +48,16 @@ impl Engine {
     /// When the name is taken, the specification makes no sense, or the device cannot be opened.
     pub fn create_device(&self, new: &NewDevice) -> Result<Device, Fault> {
         let _alone = self.change();
-        let name = Name::new(&new.name)?;
-        self.check_is_new(name.as_str())?;
+        self.plan_device(new)?.commit(self)?;
+        self.device(&new.name)
+    }
+
+    fn plan_device(&self, new: &NewDevice) -> Result<PlannedDevice, Fault> {
+        checks::device(new)?;
+        self.check_is_new(&new.name)?;
         let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone() };
         let base = self.open_device(&record)?;
-        self.commit(|state| state.devices.push(record))?;
-        self.live_mut().bases.insert(new.name.clone(), Ok(base));
-        self.events.emit("device", &new.name, "created", &*new.spec);
-        self.device(&new.name)
+        Ok(PlannedDevice { record, base })
     }
 
     /// Closes a device that nothing is on, and forgets it. What it holds stays as it is.

@@ -1,10 +1,11 @@
 //! Exports: started, remembered, started again.
 
 use super::attach::attach;
+use super::change::Effects;
 use super::volumes::OpenVolume;
 use super::{Engine, Live};
 use crate::fault::{Fault, Kind};
-use crate::state::{ExportRecord, Target};
+use crate::state::{ExportRecord, State, Target};
 use api::{Attach, Export, ExportChange, ExportState, NewExport, Traffic};
 use block::{Device, Op};
 use exports::Stats;
@@ -77,6 +78,66 @@ impl Live {
     }
 }
 
+/// An export that nothing stands in the way of, as far as that can be seen before it is started.
+struct PlannedExport {
+    record: ExportRecord,
+}
+
+impl PlannedExport {
+    /// It is started before it is remembered, since the kernel may choose its number; dropped, it ends.
+    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+        let PlannedExport { mut record } = self;
+        let running = engine.start_export(&record)?;
+        // After a restart it is to be that one again.
+        if record.options.get("id").is_some_and(|id| id == "auto")
+            && let Some(id) = running.fields.get("id").and_then(Value::as_u64)
+        {
+            record.options.insert("id".into(), id.to_string());
+        }
+        let (name, description) = (record.name.clone(), running.description.clone());
+        engine.commit(|state| state.exports.push(record))?;
+        engine.live_mut().exports.insert(name.clone(), Ok(running));
+        engine.events.emit("export", &name, "created", description);
+        Ok(())
+    }
+}
+
+/// Other cores for an export that is served.
+struct PlannedRemap {
+    before: ExportRecord,
+    map_before: Vec<usize>,
+    record: ExportRecord,
+    map: Vec<usize>,
+}
+
+impl PlannedRemap {
+    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+        let PlannedRemap { before, map_before, record, map } = self;
+        let name = &record.name;
+        let mut effects = Effects::new(engine, "export", name);
+        let set = |record: &ExportRecord| {
+            let (name, cores) = (record.name.clone(), record.cores.clone());
+            move |state: &mut State| {
+                let it = state.exports.iter_mut().filter(|export| export.name == name);
+                it.for_each(|export| export.cores = cores.clone());
+            }
+        };
+        effects.remember(set(&record), set(&before))?;
+        // One that fails half-way has moved some of its queues.
+        effects.undo_by(|| Ok(engine.live().served(name)?.export.remap(&map_before)?));
+        engine.live().served(name)?.export.remap(&map)?;
+        effects.keep();
+        let cpus: Vec<String> = record.cores.iter().map(usize::to_string).collect();
+        let text = if cpus.is_empty() {
+            "served by all cores".into()
+        } else {
+            format!("served by {}", cpus.join(", "))
+        };
+        engine.events.emit("export", name, "changed", text);
+        Ok(())
+    }
+}
+
 impl Engine {
     /// Every export.
     pub fn exports(&self) -> Vec<Export> {
@@ -109,23 +170,24 @@ impl Engine {
     /// When the name is taken, what it is to serve is not there, or it cannot be started.
     pub fn create_export(&self, new: &NewExport) -> Result<Export, Fault> {
         let _alone = self.change();
-        Name::new(&new.name)?;
+        self.plan_export(new)?.commit(self)?;
+        self.export(&new.name)
+    }
+
+    fn plan_export(&self, new: &NewExport) -> Result<PlannedExport, Fault> {
         if self.live().export_record(&new.name).is_ok() {
             return Err(Fault::new(Kind::Exists, format!("there is an export {} already", new.name)));
         }
-        let mut record = self.record_of(new)?;
-        let running = self.start_export(&record)?;
-        // The kernel has chosen: after a restart it is to be that one again.
-        if record.options.get("id").is_some_and(|id| id == "auto")
-            && let Some(id) = running.fields.get("id").and_then(Value::as_u64)
-        {
-            record.options.insert("id".into(), id.to_string());
+        let (record, plan) = self.draft(new)?;
+        let of = new.of.iter().map(|key| self.target(key)).collect::<Result<Vec<Target>, Fault>>()?;
+        let live = self.live();
+        for other in &live.state.exports {
+            if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
+                let detail = format!("export {}: {} is export {}", new.name, plan.config.name(), other.name);
+                return Err(Fault::new(Kind::Exists, detail));
+            }
         }
-        self.commit(|state| state.exports.push(record))?;
-        let description = running.description.clone();
-        self.live_mut().exports.insert(new.name.clone(), Ok(running));
-        self.events.emit("export", &new.name, "created", description);
-        self.export(&new.name)
+        Ok(PlannedExport { record: ExportRecord { of, ..record } })
     }
 
     /// Changes an export while it is served.
@@ -144,31 +206,17 @@ impl Engine {
         let Some(cores) = change.cores.clone().filter(|cores| *cores != before.cores) else {
             return Ok(before);
         };
-        let record = ExportRecord { cores, ..self.live().export_record(name)?.clone() };
-        let map = self.core_map(&record)?;
-        let remap = |map: &[usize]| self.live().served(name)?.export.remap(map).map_err(Fault::from);
-        remap(&map)?;
-        let kept = record.cores.clone();
-        let committed = self.commit(|state| {
-            state
-                .exports
-                .iter_mut()
-                .filter(|export| export.name == name)
-                .for_each(|export| export.cores = kept.clone());
-        });
-        if let Err(fault) = committed {
-            let map = self.core_map(&ExportRecord { cores: before.cores, ..record })?;
-            remap(&map)?;
-            return Err(fault);
-        }
-        let cpus: Vec<String> = record.cores.iter().map(usize::to_string).collect();
-        let text = if cpus.is_empty() {
-            "served by all cores".into()
-        } else {
-            format!("served by {}", cpus.join(", "))
-        };
-        self.events.emit("export", name, "changed", text);
+        self.plan_remap(name, cores)?.commit(self)?;
         self.export(name)
+    }
+
+    fn plan_remap(&self, name: &str, cores: Vec<usize>) -> Result<PlannedRemap, Fault> {
+        let before = self.live().export_record(name)?.clone();
+        let map_before = self.core_map(&before)?;
+        let record = ExportRecord { cores, ..before.clone() };
+        let map = self.core_map(&record)?;
+        self.live().served(name)?;
+        Ok(PlannedRemap { before, map_before, record, map })
     }
 
     /// Ends an export, and forgets it. Its clients lose it.
@@ -189,12 +237,21 @@ impl Engine {
         Ok(())
     }
 
-    fn record_of(&self, new: &NewExport) -> Result<ExportRecord, Fault> {
+    /// Checks of an export what needs nothing of what is there but the daemon's own options.
+    ///
+    /// # Errors
+    /// With what cannot be, named.
+    pub fn check_export(&self, new: &NewExport) -> Result<(), Fault> {
+        self.draft(new).map(drop)
+    }
+
+    /// The record of an export that serves nothing yet, and what it is planned as.
+    fn draft(&self, new: &NewExport) -> Result<(ExportRecord, ExportPlan), Fault> {
+        Name::new(&new.name)?;
         let invalid = |detail: String| Fault::invalid(format!("export {}: {detail}", new.name));
         if new.of.is_empty() {
             return Err(invalid("it has to serve something".into()));
         }
-        let of = new.of.iter().map(|key| self.target(key)).collect::<Result<Vec<Target>, Fault>>()?;
         let mut options = new.options.clone();
         for (key, value) in &options {
             let is_key = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -218,23 +275,18 @@ impl Engine {
         let record = ExportRecord {
             name: new.name.clone(),
             kind: new.kind.clone(),
-            of,
+            of: Vec::new(),
             options,
             read_only: new.read_only,
             cores: new.cores.clone(),
         };
         let plan = plan_of(&record)?;
-        if record.of.len() > 1 && !plan.config.takes_many() {
+        if new.of.len() > 1 && !plan.config.takes_many() {
             return Err(invalid(format!("an export over {} serves one", record.kind)));
         }
-        let live = self.live();
-        for other in &live.state.exports {
-            if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
-                let detail = format!("export {}: {} is export {}", new.name, plan.config.name(), other.name);
-                return Err(Fault::new(Kind::Exists, detail));
-            }
-        }
-        Ok(record)
+        self.core_map(&record)?;
+        check_capabilities(&record, &plan)?;
+        Ok((record, plan))
     }
 
     /// What is called `key`.

@@ -1,12 +1,14 @@
 //! What the daemon has open, and every change of it.
 //!
-//! A change is one function here. It holds [`Engine::change`] from its first look to its last step, so that changes come
-//! one after the other; what others see is under a lock of its own that is held for moments only. Everything in here
+//! A change is one function here, in two steps ([`change`]). It holds [`Engine::change`] from its first look to its last
+//! step, so that changes come one after the other; what others see is under a lock of its own that is held for moments only. Everything in here
 //! waits, for devices or for the disk that the state is on: it is for threads that may.
 
 mod arrays;
 mod attach;
 mod bases;
+mod change;
+pub mod checks;
 mod devices;
 mod exports;
 mod jobs;
@@ -247,12 +249,13 @@ impl Engine {
         self.live.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a change of the state durable. Within a change.
+    /// Makes a change of the state durable, which is as before when that fails. Within a change.
     fn commit(&self, edit: impl FnOnce(&mut State)) -> Result<(), Fault> {
-        let mut state = self.live().state.clone();
+        let before = self.live().state.clone();
+        let mut state = before.clone();
         edit(&mut state);
         state.generation += 1;
-        self.store.save(&state)?;
+        self.store.replace(&before, &state)?;
         self.live_mut().state = state;
         Ok(())
     }
@@ -300,21 +303,4 @@ fn floor_limits(floor: &Floor) -> layers::qos::Limits {
     let rate = |per_second: Option<u64>| layers::qos::Rate::per_second(per_second.unwrap_or(0));
     let (iops, bandwidth) = (rate(floor.iops), rate(floor.bandwidth));
     layers::qos::Limits { iops, bandwidth, ..layers::qos::Limits::default() }
-}
-
-fn check_floor(floor: &Floor) -> Result<(), Fault> {
-    match [("iops", floor.iops), ("bandwidth", floor.bandwidth)]
-        .into_iter()
-        .find(|(_, rate)| *rate == Some(0))
-    {
-        Some((name, _)) => Err(Fault::invalid(format!("floor: {name}: 0: leave it out for no floor"))),
-        None => Ok(()),
-    }
-}
-
-fn check_qos(qos: &Qos) -> Result<(), Fault> {
-    match qos.list().into_iter().find(|(_, rate)| rate.is_some_and(|rate| rate.per_second == 0)) {
-        Some((name, _)) => Err(Fault::invalid(format!("{name}: 0 per_second: leave it out for no limit"))),
-        None => Ok(()),
-    }
 }

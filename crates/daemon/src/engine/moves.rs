@@ -9,6 +9,8 @@
 //! in between begins again with a new copy, or frees the old place, whichever it is. Until it is whole the copy has a name and an
 //! identity of its own: who finds it without a state does not take it for the volume.
 
+use super::bases::PlannedPool;
+use super::change::Effects;
 use super::volumes::OpenVolume;
 use super::work::{Control, Pacer, Stop};
 use super::{Engine, Live};
@@ -111,6 +113,30 @@ impl Live {
     }
 }
 
+/// A move that may begin.
+struct PlannedMove {
+    volume: api::Volume,
+    record: MoveRecord,
+    pool: PlannedPool,
+}
+
+impl PlannedMove {
+    fn commit(self, engine: &Engine) -> Result<Job, Fault> {
+        let PlannedMove { volume, record, pool } = self;
+        let (uuid, to) = (volume.uuid.clone(), record.to.clone());
+        let mut effects = Effects::new(engine, "volume", &volume.name);
+        pool.commit(engine, &mut effects)?;
+        effects.remember(
+            |state| drop(state.moves.insert(uuid.clone(), record)),
+            |state| drop(state.moves.remove(&volume.uuid)),
+        )?;
+        engine.start_move(&uuid, volume.size)?;
+        effects.keep();
+        engine.events.emit("volume", &volume.name, "moving", format!("to {to}"));
+        Ok(engine.live().moves[&uuid].job(&volume.name, &to))
+    }
+}
+
 impl Engine {
     /// Begins to move a volume to another array or device. It may be in use; its users do not notice.
     ///
@@ -118,6 +144,10 @@ impl Engine {
     /// When there is no such volume or place, the volume moves already, or its users rely on what the place cannot do.
     pub fn move_volume(&self, key: &str, place: &NewPlace) -> Result<Job, Fault> {
         let _alone = self.change();
+        self.plan_move(key, place)?.commit(self)
+    }
+
+    fn plan_move(&self, key: &str, place: &NewPlace) -> Result<PlannedMove, Fault> {
         let volume = self.volume(key)?;
         self.live().check_stays(&volume)?;
         let to = self.base_name(&place.to)?;
@@ -125,18 +155,13 @@ impl Engine {
             return Err(Fault::invalid(format!("volume {}: it is on {to} already", volume.name)));
         }
         self.check_place(&volume, &to)?;
-        let pool = self.pool_on(&to, place.force, volume.size)?;
-        let (free, size) = (pool.room().1, volume.size);
-        if free < size {
-            return Err(Fault::new(Kind::NoRoom, format!("{to}: {size} bytes: {free} are free")));
+        let pool = self.plan_pool(&to, place.force, volume.size)?;
+        if let Some(free) = pool.free().filter(|free| *free < volume.size) {
+            return Err(Fault::new(Kind::NoRoom, format!("{to}: {} bytes: {free} are free", volume.size)));
         }
         let copy = Uuid::random().map_err(Fault::failed)?.to_string();
-        let record = MoveRecord { from: volume.on, to: to.clone(), copy, is_done: false };
-        self.commit(|state| drop(state.moves.insert(volume.uuid.clone(), record)))?;
-        self.events.emit("volume", &volume.name, "moving", format!("to {to}"));
-        self.start_move(&volume.uuid, volume.size)?;
-        let live = self.live();
-        Ok(live.moves[&volume.uuid].job(&volume.name, &to))
+        let record = MoveRecord { from: volume.on.clone(), to, copy, is_done: false };
+        Ok(PlannedMove { volume, record, pool })
     }
 
     /// Whether users of a volume, if there are any, get all that they were told at another place.

@@ -1,6 +1,8 @@
 //! Volumes, and groups that share limits.
 
-use super::{Engine, Live, check_floor, check_qos, floor_limits, limits, throttle};
+use super::bases::PlannedPool;
+use super::change::Effects;
+use super::{Engine, Live, checks, floor_limits, limits, throttle};
 use crate::fault::{Fault, Kind};
 use crate::state::{Target, VolumeRecord};
 use api::{Group, NewVolume, Qos, Volume, VolumeChange};
@@ -8,8 +10,8 @@ use block::Device;
 use layers::qos::Throttle;
 use layers::relocate::Relocatable;
 use std::collections::HashMap;
-use std::sync::Arc;
-use volume::{Info, Name, Pool};
+use std::sync::{Arc, MutexGuard};
+use volume::{Info, Name, Pool, Reservation};
 
 /// A volume that exports serve, all of them the same: its limits hold for them together.
 pub struct OpenVolume {
@@ -54,6 +56,146 @@ impl Live {
     }
 }
 
+/// A volume that can be made.
+struct PlannedVolume {
+    name: Name,
+    size: u64,
+    on: String,
+    pool: PlannedPool,
+    record: VolumeRecord,
+}
+
+impl PlannedVolume {
+    /// The volume's settings are remembered before it is there: it is never without its limits.
+    fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, Fault> {
+        let PlannedVolume { name, size, on, pool, record } = self;
+        let mut effects = Effects::new(engine, "volume", name.as_str());
+        let pool = pool.commit(engine, &mut effects)?;
+        let room = pool.reserve_volume(name.clone(), size)?;
+        let uuid = room.info().uuid.to_string();
+        let (group, of) = (record.group.clone(), uuid.clone());
+        if record != VolumeRecord::default() {
+            effects.remember(
+                |state| drop(state.volumes.insert(uuid.clone(), record)),
+                move |state| drop(state.volumes.remove(&of)),
+            )?;
+        }
+        let (_ready, room) = match engine.make_ready(alone, "create", (name.as_str(), &on), room) {
+            Ok(ready) => ready,
+            Err((_alone, fault)) => {
+                drop(effects);
+                return Err(fault);
+            }
+        };
+        let made = || {
+            if let Some(group) = &group {
+                engine.live().check_group(group)?; // still
+            }
+            room.commit().map_err(Fault::from)
+        };
+        match made() {
+            Ok(_) => effects.keep(),
+            Err(fault) => {
+                drop(effects); // within the change
+                return Err(fault);
+            }
+        }
+        engine.events.emit("volume", name.as_str(), "created", format!("{size} bytes on {on}"));
+        engine.volume(&uuid)
+    }
+}
+
+/// What becomes of a volume.
+struct PlannedVolumeChange<'a> {
+    before: Volume,
+    pool: &'a Pool,
+    info: Info,
+    name: Option<Name>,
+    record: VolumeRecord,
+    /// What it grows by.
+    room: Option<Reservation<'a>>,
+}
+
+impl PlannedVolumeChange<'_> {
+    fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, Fault> {
+        let PlannedVolumeChange { before, pool, info, name, record, room } = self;
+        let uuid = &before.uuid;
+        let old = VolumeRecord { qos: before.qos, group: before.group.clone(), floor: before.floor };
+        let mut effects = Effects::new(engine, "volume", &before.name);
+        if record != old {
+            engine.set_record(&info, &record)?;
+            effects.undo_by(|| {
+                // Others may have changed the settings while room was made ready.
+                let now = engine.live().state.volumes.get(uuid).cloned().unwrap_or_default();
+                if now == record { engine.set_record(&info, &old) } else { Ok(()) }
+            });
+        }
+        let new_name = name.as_ref().map_or(before.name.clone(), Name::to_string);
+        if let Some(name) = &name {
+            pool.rename_volume(uuid, name.clone())?;
+            effects.undo_by(|| Ok(pool.rename_volume(uuid, Name::new(&before.name)?).map(drop)?));
+        }
+        let mut grown = None;
+        if let Some(room) = room {
+            match engine.make_ready(alone, "grow", (&new_name, &before.on), room) {
+                Ok((ready, room)) => match room.commit() {
+                    Ok(info) => grown = Some((ready, info)),
+                    Err(error) => {
+                        drop(effects); // within the change, which ends with `ready`
+                        return Err(error.into());
+                    }
+                },
+                Err((_alone, fault)) => {
+                    drop(effects);
+                    return Err(fault);
+                }
+            }
+        }
+        effects.keep();
+        if record != old {
+            engine.events.emit("volume", &new_name, "limited", describe(&record.qos));
+        }
+        if name.is_some() {
+            engine.events.emit("volume", &new_name, "renamed", format!("was {}", before.name));
+        }
+        let volume = engine.volume(uuid)?;
+        if let Some((_ready, info)) = grown {
+            let live = engine.live();
+            volume.exports.iter().for_each(|export| live.notify_resize(export));
+            let text = format!("{} bytes, {} before", info.size, before.size);
+            engine.events.emit("volume", info.name.as_str(), "grown", text);
+        }
+        Ok(volume)
+    }
+}
+
+/// A volume that nobody serves.
+struct PlannedVolumeDeletion {
+    volume: Volume,
+    pool: Arc<Pool>,
+    info: Info,
+}
+
+impl PlannedVolumeDeletion {
+    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+        let PlannedVolumeDeletion { volume, pool, info } = self;
+        let Volume { uuid, name, size, .. } = &volume;
+        let mut effects = Effects::new(engine, "volume", name);
+        let settings = engine.live().state.volumes.get(uuid).cloned();
+        if let Some(settings) = settings {
+            effects.remember(
+                |state| drop(state.volumes.remove(uuid)),
+                |state| drop(state.volumes.insert(uuid.clone(), settings)),
+            )?;
+        }
+        pool.delete_volume(uuid)?;
+        effects.keep();
+        engine.live_mut().volumes.remove(&info.uuid);
+        engine.events.emit("volume", name, "deleted", format!("{size} bytes are free again"));
+        Ok(())
+    }
+}
+
 impl Engine {
     /// Every volume.
     pub fn volumes(&self) -> Vec<Volume> {
@@ -78,32 +220,20 @@ impl Engine {
     /// When the name is taken, there is no such array or device, no room, or it fails.
     pub fn create_volume(&self, new: &NewVolume) -> Result<Volume, Fault> {
         let alone = self.change();
-        let name = Name::new(&new.name)?;
-        check_qos(&new.qos)?;
-        check_floor(&new.floor)?;
+        self.plan_volume(new)?.commit(self, alone)
+    }
+
+    fn plan_volume(&self, new: &NewVolume) -> Result<PlannedVolume, Fault> {
+        let name = checks::volume(new)?;
         if let Some(group) = &new.group {
             self.live().check_group(group)?;
         }
         self.check_is_new(name.as_str())?;
         // By the record's name: arrays may be called by UUID.
         let on = self.base_name(&new.on)?;
-        let pool = self.pool_on(&on, new.force, new.size)?;
-        let room = pool.reserve_volume(name, new.size)?;
-        let (_ready, room) =
-            self.make_ready(alone, "create", (&new.name, &on), room).map_err(|(_, fault)| fault)?;
-        if let Some(group) = &new.group {
-            self.live().check_group(group)?; // still
-        }
-        let info = room.commit()?;
+        let pool = self.plan_pool(&on, new.force, new.size)?;
         let record = VolumeRecord { qos: new.qos, group: new.group.clone(), floor: new.floor };
-        if record != VolumeRecord::default()
-            && let Err(fault) = self.commit(|state| drop(state.volumes.insert(info.uuid.to_string(), record)))
-        {
-            take_back(&pool, &info);
-            return Err(fault);
-        }
-        self.events.emit("volume", &new.name, "created", format!("{} bytes on {on}", new.size));
-        self.volume(&info.uuid.to_string())
+        Ok(PlannedVolume { name, size: new.size, on, pool, record })
     }
 
     /// Changes a volume: all that is asked for, or nothing.
@@ -120,8 +250,16 @@ impl Engine {
         let before = self.volume(key)?;
         check(&before)?;
         let (_, pool, info) = self.live().volume(key)?;
-        let uuid = info.uuid.to_string();
-        // What makes no sense is found out before anything is done.
+        self.plan_volume_change(before, change, &pool, info)?.commit(self, alone)
+    }
+
+    fn plan_volume_change<'a>(
+        &self,
+        before: Volume,
+        change: &VolumeChange,
+        pool: &'a Pool,
+        info: Info,
+    ) -> Result<PlannedVolumeChange<'a>, Fault> {
         let name = change.name.as_deref().filter(|name| *name != before.name).map(Name::new).transpose()?;
         if let Some(name) = &name {
             self.check_is_new(name.as_str())?;
@@ -132,8 +270,7 @@ impl Engine {
                 format!("volume {}: {size} bytes: it has {}, and does not shrink", before.name, before.size);
             return Err(Fault::invalid(detail));
         }
-        change.qos.as_ref().map_or(Ok(()), check_qos)?;
-        change.floor.as_ref().map_or(Ok(()), check_floor)?;
+        checks::limits(change.qos.as_ref(), change.floor.as_ref())?;
         let group = match change.group.as_deref() {
             None => before.group.clone(),
             Some("") => None,
@@ -153,59 +290,10 @@ impl Engine {
             return Err(Fault::new(Kind::InUse, detail));
         }
         // There has to be room; it is taken last, for that may take long.
-        let room = size.map(|size| pool.reserve_growth(&uuid, size)).transpose()?;
+        let room = size.map(|size| pool.reserve_growth(&before.uuid, size)).transpose()?;
         let (qos, floor) = (change.qos.unwrap_or(before.qos), change.floor.unwrap_or(before.floor));
         let record = VolumeRecord { qos, group, floor };
-        let old = VolumeRecord { qos: before.qos, group: before.group.clone(), floor: before.floor };
-        if record != old {
-            self.set_record(&info, &record)?;
-        }
-        let undo_record = || {
-            // Others may have changed the settings while room was made ready.
-            let now = self.live().state.volumes.get(&uuid).cloned().unwrap_or_default();
-            match record == old || now != record {
-                true => Ok(()),
-                false => self.set_record(&info, &old),
-            }
-        };
-        let renamed = name.is_some();
-        if let Some(name) = name
-            && let Err(error) = pool.rename_volume(&uuid, name)
-        {
-            return Err(self.undone(error.into(), &before.name, undo_record()));
-        }
-        let mut is_grown = None;
-        if let Some(room) = room {
-            let name = self.volume(&uuid)?.name;
-            let undo = || {
-                if renamed {
-                    pool.rename_volume(&uuid, Name::new(&before.name)?)?;
-                }
-                undo_record()
-            };
-            match self.make_ready(alone, "grow", (&name, &before.on), room) {
-                Ok((ready, room)) => match room.commit() {
-                    Ok(info) => is_grown = Some((ready, info)),
-                    Err(error) => return Err(self.undone(error.into(), &before.name, undo())),
-                },
-                Err((_alone, fault)) => return Err(self.undone(fault, &before.name, undo())),
-            }
-        }
-        let name = self.volume(&uuid)?.name;
-        if record != old {
-            self.events.emit("volume", &name, "limited", describe(&record.qos));
-        }
-        if renamed {
-            self.events.emit("volume", &name, "renamed", format!("was {}", before.name));
-        }
-        if let Some((_ready, info)) = is_grown {
-            let grown = self.volume(&uuid)?;
-            let live = self.live();
-            grown.exports.iter().for_each(|export| live.notify_resize(export));
-            let text = format!("{} bytes, {} before", info.size, before.size);
-            self.events.emit("volume", info.name.as_str(), "grown", text);
-        }
-        self.volume(&uuid)
+        Ok(PlannedVolumeChange { before, pool, info, name, record, room })
     }
 
     /// Makes a volume's settings durable and effective.
@@ -222,15 +310,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Why a change failed. When a part of it could not be undone, an event says so.
-    fn undone(&self, fault: Fault, volume: &str, undo: Result<(), Fault>) -> Fault {
-        if let Err(error) = undo {
-            let text = format!("a change failed ({fault}), and a part of it could not be undone: {error}");
-            self.events.emit("volume", volume, "changed in part", text);
-        }
-        fault
-    }
-
     /// Removes a volume that nobody serves; what is on it is lost.
     ///
     /// # Errors
@@ -243,20 +322,17 @@ impl Engine {
         let _alone = self.change();
         let volume = self.volume(key)?;
         check(&volume)?;
+        self.plan_volume_deletion(volume)?.commit(self)
+    }
+
+    fn plan_volume_deletion(&self, volume: Volume) -> Result<PlannedVolumeDeletion, Fault> {
         if let Some(export) = volume.exports.first() {
             let detail = format!("volume {}: export {export} serves it", volume.name);
             return Err(Fault::new(Kind::InUse, detail));
         }
         self.live().check_stays(&volume)?;
         let (_, pool, info) = self.live().volume(&volume.uuid)?;
-        pool.delete_volume(&volume.uuid)?;
-        if self.live().state.volumes.contains_key(&volume.uuid) {
-            // It is gone: settings that stay behind are nobody's.
-            self.commit(|state| drop(state.volumes.remove(&volume.uuid)))?;
-        }
-        self.live_mut().volumes.remove(&info.uuid);
-        self.events.emit("volume", &volume.name, "deleted", format!("{} bytes are free again", volume.size));
-        Ok(())
+        Ok(PlannedVolumeDeletion { volume, pool, info })
     }
 
     /// The device by which exports serve a volume: one for all of them.
@@ -313,8 +389,7 @@ impl Engine {
     /// When the name or the limits make no sense.
     pub fn set_group(&self, name: &str, qos: &Qos) -> Result<Group, Fault> {
         let _alone = self.change();
-        Name::new(name)?;
-        check_qos(qos)?;
+        checks::group(name, qos)?;
         self.commit(|state| {
             state.groups.insert(name.into(), *qos);
         })?;
@@ -348,13 +423,6 @@ impl Engine {
         self.live_mut().groups.remove(name);
         self.events.emit("group", name, "deleted", "no limits any more");
         Ok(())
-    }
-}
-
-/// Removes a volume that was made for nothing.
-fn take_back(pool: &Pool, info: &Info) {
-    if let Err(error) = pool.delete_volume(&info.uuid.to_string()) {
-        tracing::error!(volume = %info.name, %error, "a volume whose settings could not be saved stays");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Events about strips that contradict each other: at most one a minute, with the rows since the last.
 
 use super::keeper::Keeper;
+use super::status::JOB;
 
 /// Least nanoseconds between two events.
 const EVENT_NS: u64 = 60_000_000_000;
@@ -29,6 +30,6 @@ impl Keeper {
         let text = format!("strips of {new} rows contradicted each other: a member returned wrong data");
         tracing::warn!(array = array.config().name, rows = new, "{text}");
         let at_ns = array.wall_ns();
-        self.log(|log| log.event(at_ns, text));
+        self.log(|log| log.event(at_ns, JOB, text));
     }
 }

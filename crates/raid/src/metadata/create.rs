@@ -154,44 +154,101 @@ pub async fn create_with_spares(
     spares: &[Arc<dyn Device>],
     options: &CreateOptions,
 ) -> Result<Table, CreateError> {
-    let candidates: Vec<Candidate> =
-        devices.iter().chain(spares).map(Candidate::open).collect::<Result<_, _>>()?;
-    refuse_twice(&candidates)?;
+    let candidates = candidates(devices, spares)?;
     let (members, spares) = candidates.split_at(devices.len());
     create_of(members, spares, options).await
 }
 
 async fn create_of(
-    candidates: &[Candidate],
+    members: &[Candidate],
     spares: &[Candidate],
     options: &CreateOptions,
 ) -> Result<Table, CreateError> {
-    let config = plan(candidates, options)?;
-    let layouts = candidates.iter().map(|candidate| layout(candidate, options, &config));
-    let layouts: Vec<Layout> = layouts.collect::<Result<_, _>>()?;
-    let spare_layouts: Vec<Layout> =
-        spares.iter().map(|spare| fit(spare, &config, "a spare")).collect::<Result<_, _>>()?;
-    if !options.force {
-        refuse_used(candidates.iter().chain(spares)).await?;
+    let config = look(members, spares, options).await?;
+    write(members, spares, options, config).await
+}
+
+/// An array whose devices passed every check. Nothing is written yet.
+pub struct PlannedCreation {
+    devices: Vec<Arc<dyn Device>>,
+    spares: Vec<Arc<dyn Device>>,
+    options: CreateOptions,
+    config: ArrayConfig,
+}
+
+/// The first step of [`create_with_spares`]: all its checks. Nothing is written. On a core.
+///
+/// # Errors
+/// See [`CreateError`].
+pub async fn plan_creation(
+    devices: &[Arc<dyn Device>],
+    spares: &[Arc<dyn Device>],
+    options: &CreateOptions,
+) -> Result<PlannedCreation, CreateError> {
+    let candidates = candidates(devices, spares)?;
+    let (members, others) = candidates.split_at(devices.len());
+    let config = look(members, others, options).await?;
+    let (devices, spares, options) = (devices.to_vec(), spares.to_vec(), options.clone());
+    Ok(PlannedCreation { devices, spares, options, config })
+}
+
+impl PlannedCreation {
+    /// The array's identity.
+    pub fn uuid(&self) -> Uuid {
+        self.config.uuid
     }
-    let members = || candidates.iter().zip(&layouts);
-    first_error(io::all(members().map(|(candidate, layout)| clear(candidate, layout))).await)?;
-    let is_zero = options.zeroes && zero_data(candidates, &layouts).await?;
-    let targets: Vec<Target> = members()
-        .enumerate()
-        .map(|(slot, (candidate, layout))| Target {
-            slot,
-            channel: candidate.channel.clone(),
-            layout: *layout,
-        })
-        .collect();
+
+    /// The second step: clears the devices and writes the superblocks. On a core.
+    ///
+    /// # Errors
+    /// [`CreateError::Io`] or [`CreateError::Open`] when a device fails. What the devices held may be gone then, and
+    /// superblocks of the array may be left.
+    pub async fn commit(self) -> Result<Table, CreateError> {
+        let PlannedCreation { devices, spares, options, config } = self;
+        let candidates = candidates(&devices, &spares)?;
+        let (members, spares) = candidates.split_at(devices.len());
+        write(members, spares, &options, config).await
+    }
+}
+
+/// All checks, and the configuration that the devices allow.
+async fn look(
+    members: &[Candidate],
+    spares: &[Candidate],
+    options: &CreateOptions,
+) -> Result<ArrayConfig, CreateError> {
+    let config = plan(members, options)?;
+    layouts(members, spares, options, &config)?;
+    if !options.force {
+        refuse_used(members.iter().chain(spares)).await?;
+    }
+    Ok(config)
+}
+
+/// All writes.
+async fn write(
+    members: &[Candidate],
+    spares: &[Candidate],
+    options: &CreateOptions,
+    config: ArrayConfig,
+) -> Result<Table, CreateError> {
+    let (own, spare_layouts) = layouts(members, spares, options, &config)?;
+    let cleared = members.iter().zip(&own).map(|(candidate, layout)| clear(candidate, layout));
+    first_error(io::all(cleared).await)?;
+    let is_zero = options.zeroes && zero_data(members, &own).await?;
+    let target = |(slot, (candidate, layout)): (usize, (&Candidate, &Layout))| Target {
+        slot,
+        channel: candidate.channel.clone(),
+        layout: *layout,
+    };
+    let targets: Vec<Target> = members.iter().zip(&own).enumerate().map(target).collect();
     let creating = first_table(config, is_zero, options);
     let mut created = creating.next(options.now_ns);
     created.is_creating = false;
     let store = Store::new(targets.len());
     for table in [&creating, &created] {
         for (slot, result) in store.commit(&targets, table).await {
-            result.map_err(candidates[slot].failed("cannot write the superblock"))?;
+            result.map_err(members[slot].failed("cannot write the superblock"))?;
         }
     }
     for (spare, layout) in spares.iter().zip(&spare_layouts) {
@@ -199,6 +256,29 @@ async fn create_of(
         label(spare, &created.config, options).await?;
     }
     Ok(created)
+}
+
+fn candidates(
+    devices: &[Arc<dyn Device>],
+    spares: &[Arc<dyn Device>],
+) -> Result<Vec<Candidate>, CreateError> {
+    let candidates: Vec<Candidate> =
+        devices.iter().chain(spares).map(Candidate::open).collect::<Result<_, _>>()?;
+    refuse_twice(&candidates)?;
+    Ok(candidates)
+}
+
+/// Where things lie on members and on spares.
+fn layouts(
+    members: &[Candidate],
+    spares: &[Candidate],
+    options: &CreateOptions,
+    config: &ArrayConfig,
+) -> Result<(Vec<Layout>, Vec<Layout>), CreateError> {
+    let of_members = members.iter().map(|member| layout(member, options, config));
+    let of_members: Vec<Layout> = of_members.collect::<Result<_, _>>()?;
+    let of_spares = spares.iter().map(|spare| fit(spare, config, "a spare"));
+    Ok((of_members, of_spares.collect::<Result<_, _>>()?))
 }
 
 /// Where things would lie on a device of an array that is there, if it can be what it is to be: `role`.

@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use volume::extents::Extent;
 use volume::store;
-use volume::table::{COPIES_AT_LEAST, Record, Table};
+use volume::table::{COPIES, Record, Table};
 use volume::{Name, Uuid};
 use world::World;
 
@@ -89,7 +89,7 @@ fn format(world: &World, seed: u64) {
                 pool: Uuid([number as u8 + 1; 16]),
                 name: Name::new("pool").expect("a name"),
                 sequence,
-                copies: COPIES_AT_LEAST,
+                copies: COPIES,
                 unit: world.shape.unit,
                 data_offset: store::RESERVED,
                 units: world.shape.units[number],

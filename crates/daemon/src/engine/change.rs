@@ -1,0 +1,67 @@
+//! Changes in two steps.
+//!
+//! ```text
+//!   plan_x(&self, …) -> Result<PlannedX, Fault>   all checks; no effect but devices that are opened
+//!   PlannedX::commit(self, &Engine)               all effects, each noted in Effects with its undo
+//!                            └─ failed ─► Effects undoes what was done, the last first
+//! ```
+//!
+//! Both run within one [`Engine::change`]. An effect that cannot fail, or that nothing can undo, comes last.
+
+use super::Engine;
+use crate::fault::Fault;
+use crate::state::State;
+
+type Undo<'a> = Box<dyn FnOnce() -> Result<(), Fault> + 'a>;
+
+/// The effects of a change so far. Dropped before [`Effects::keep`], it undoes them.
+pub(super) struct Effects<'a> {
+    engine: &'a Engine,
+    /// The kind and the name of what is changed, as events have them.
+    subject: (&'static str, String),
+    undo: Vec<Undo<'a>>,
+}
+
+impl<'a> Effects<'a> {
+    /// Of a change of the `kind` of thing that is called `name`.
+    pub fn new(engine: &'a Engine, kind: &'static str, name: &str) -> Effects<'a> {
+        Effects { engine, subject: (kind, name.to_owned()), undo: Vec::new() }
+    }
+
+    /// Notes how the effect is undone that has just taken place.
+    pub fn undo_by(&mut self, undo: impl FnOnce() -> Result<(), Fault> + 'a) {
+        self.undo.push(Box::new(undo));
+    }
+
+    /// Makes a change of the state durable; `undo` is its inverse.
+    ///
+    /// # Errors
+    /// When the state cannot be written; it is as before then.
+    pub fn remember(
+        &mut self,
+        edit: impl FnOnce(&mut State),
+        undo: impl FnOnce(&mut State) + 'a,
+    ) -> Result<(), Fault> {
+        let engine = self.engine;
+        engine.commit(edit)?;
+        self.undo_by(move || engine.commit(undo));
+        Ok(())
+    }
+
+    /// Keeps everything: the change has succeeded.
+    pub fn keep(mut self) {
+        self.undo.clear();
+    }
+}
+
+impl Drop for Effects<'_> {
+    fn drop(&mut self) {
+        let (kind, name) = (self.subject.0, self.subject.1.clone());
+        for undo in std::mem::take(&mut self.undo).into_iter().rev() {
+            if let Err(fault) = undo() {
+                let text = format!("a change failed, and a part of it could not be undone: {fault}");
+                self.engine.events.emit(kind, &name, "changed in part", text);
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A refused change has changed nothing: not the state, no device, nothing that the API shows.
+
+mod common;
+
+use block::{Device, IoError, Op};
+use common::{Daemon, MIB};
+use exports::nbd::{Config, Nbd};
+use exports::stream::Address;
+use graph::kinds::raid::member;
+use layers::fault::{Action, Fault, Rule};
+use reactor::{CoreConfig, Cores};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Everything that a refused request could have changed.
+struct Everything {
+    shown: Vec<(&'static str, Value)>,
+    state: Value,
+    /// The content of every file in the daemon's directory; members of the running array are left out, which
+    /// writes to them on its own.
+    files: BTreeMap<PathBuf, Vec<u8>>,
+}
+
+const COLLECTIONS: [&str; 6] =
+    ["/v1/devices", "/v1/arrays", "/v1/volumes", "/v1/groups", "/v1/exports", "/v1/jobs"];
+
+impl Everything {
+    fn of(daemon: &Daemon) -> Everything {
+        let state = std::fs::read(daemon.path("state/state.json")).unwrap();
+        let mut state: Value = serde_json::from_slice(&state).unwrap();
+        // It counts changes of the file, those that were undone too.
+        state.as_object_mut().unwrap().remove("generation").unwrap();
+        let shown = COLLECTIONS.map(|path| (path, daemon.get(path))).into();
+        Everything { shown, state, files: files(daemon.dir.path()) }
+    }
+
+    #[track_caller]
+    fn check(&self, daemon: &Daemon, request: &str) {
+        let after = Everything::of(daemon);
+        for (before, after) in self.shown.iter().zip(&after.shown) {
+            assert_eq!(before, after, "{request}: {}", daemon.log());
+        }
+        assert_eq!(self.state, after.state, "{request}");
+        let names = |all: &Everything| all.files.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(self), names(&after), "{request}: {}", daemon.log());
+        for (path, content) in &self.files {
+            assert!(*content == after.files[path], "{request}: {} has changed", path.display());
+        }
+    }
+}
+
+fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        if ["state", "log", "m0", "m1"].contains(&&*name) {
+            continue;
+        }
+        let content = match entry.file_type().unwrap() {
+            kind if kind.is_file() => std::fs::read(&path).unwrap(),
+            kind if kind.is_dir() => {
+                files.extend(self::files(&path));
+                Vec::new()
+            }
+            _ => Vec::new(),
+        };
+        files.insert(path, content);
+    }
+    files
+}
+
+/// A daemon with everything there is: a device of volumes, a device with a file system, a mirror, groups, exports.
+fn with_everything() -> Daemon {
+    let daemon = Daemon::with(&["--patience", "1", "--cores", "0"]);
+    for name in ["data", "bare", "spare"] {
+        let path = daemon.file(name, 24 * MIB);
+        if name == "bare" {
+            // What `force` gives up stays all the same when nothing comes of it.
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
+            bytes[64 << 10..8 << 20].fill(0x5a);
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        if name != "spare" {
+            daemon.post("/v1/devices", &json!({ "name": name, "spec": path }));
+        }
+    }
+    for name in ["n0", "n1", "other"] {
+        daemon.file(name, 24 * MIB);
+    }
+    let members = ["m0", "m1"].map(|name| daemon.file(name, 24 * MIB));
+    daemon.post("/v1/arrays", &json!({ "name": "mirror", "level": "1", "members": members }));
+    for group in ["full", "empty"] {
+        daemon.send(Method::PUT, &format!("/v1/groups/{group}"), &json!({ "iops": { "per_second": 900 } }));
+    }
+    daemon.volume("served", MIB);
+    daemon.post("/v1/volumes", &json!({ "name": "limited", "on": "data", "size": MIB, "group": "full" }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["served"] }));
+    daemon.wait_for("the mirror", || daemon.get("/v1/jobs") == json!([]));
+    daemon
+}
+
+/// Every request that changes the state.
+fn requests(daemon: &Daemon) -> Vec<(Method, &'static str, Value)> {
+    let path = |name: &str| daemon.path(name).display().to_string();
+    let limits = json!({ "iops": { "per_second": 70 } });
+    let volume =
+        |on: &str| json!({ "name": format!("on-{on}"), "on": on, "size": MIB, "force": true, "qos": limits });
+    vec![
+        (Method::POST, "/v1/devices", json!({ "name": "other", "spec": path("other") })),
+        (Method::DELETE, "/v1/devices/bare", Value::Null),
+        (
+            Method::POST,
+            "/v1/arrays",
+            json!({ "name": "made", "level": "1", "members": [path("n0"), path("n1")] }),
+        ),
+        (Method::POST, "/v1/arrays/mirror/actions", json!({ "action": "add", "devices": [path("spare")] })),
+        (
+            Method::POST,
+            "/v1/arrays/mirror/actions",
+            json!({ "action": "replace", "member": "0", "device": path("spare") }),
+        ),
+        (Method::DELETE, "/v1/arrays/mirror", Value::Null),
+        (Method::POST, "/v1/volumes", volume("data")),
+        (Method::POST, "/v1/volumes", volume("bare")),
+        (Method::PATCH, "/v1/volumes/served", json!({ "qos": limits, "name": "renamed", "size": 2 * MIB })),
+        (Method::PATCH, "/v1/volumes/limited", json!({ "group": "" })),
+        (Method::DELETE, "/v1/volumes/limited", Value::Null),
+        (Method::POST, "/v1/volumes/served/move", json!({ "to": "bare", "force": true })),
+        (Method::PUT, "/v1/groups/new", limits.clone()),
+        (Method::PUT, "/v1/groups/full", limits.clone()),
+        (Method::DELETE, "/v1/groups/empty", Value::Null),
+        (Method::POST, "/v1/exports", json!({ "name": "e2", "kind": "nbd", "of": ["limited"] })),
+        (Method::POST, "/v1/exports", json!({ "name": "e3", "kind": "vhost-user-blk", "of": ["bare"] })),
+        (Method::PATCH, "/v1/exports/e1", json!({ "cores": [0] })),
+        (Method::DELETE, "/v1/exports/e1", Value::Null),
+    ]
+}
+
+#[test]
+fn a_change_that_cannot_be_remembered_has_changed_nothing() {
+    let daemon = with_everything();
+    let before = Everything::of(&daemon);
+    // The new state cannot be written, as on a full disk.
+    let obstacle = daemon.path("state/state.json.new");
+    std::fs::create_dir(&obstacle).unwrap();
+    for (method, path, body) in requests(&daemon) {
+        let request = format!("{method} {path} {body}");
+        let (status, kind, detail) = daemon.refusal(method, path, &body);
+        assert_eq!((status, &*kind), (500, "failed"), "{request}: {detail}");
+        assert!(detail.contains("state.json"), "{request}: {detail}");
+        before.check(&daemon, &request);
+    }
+    std::fs::remove_dir(&obstacle).unwrap();
+    // Nothing stands in the way of the same requests now, and nothing is left of the first ones.
+    for (method, path, body) in requests(&daemon) {
+        // Of what excludes each other the first is tried.
+        let is_excluded = path.ends_with("/move") || path.ends_with("/actions") || body["name"] == "e3";
+        if method != Method::DELETE && !is_excluded {
+            let answer = daemon.send(method.clone(), path, &body);
+            assert!(answer.status().is_success(), "{method} {path} {body}: {}", answer.text().unwrap());
+        }
+    }
+}
+
+/// A mistake at the end of a configuration is found before its beginning is made.
+#[test]
+fn a_configuration_with_a_mistake_makes_nothing() {
+    let mut daemon = Daemon::prepare(&["--config"]);
+    let members = ["n0", "n1"].map(|name| daemon.file(name, 24 * MIB));
+    let path = daemon.path("config.toml");
+    daemon.args.push(path.to_str().unwrap().into());
+    let array = format!("[[array]]\nname = \"data\"\nlevel = \"1\"\nmembers = {members:?}\n");
+    let volume = |more: &str| format!("[[volume]]\nname = \"v1\"\non = \"data\"\nsize = 1048576\n{more}");
+    let cases = [
+        (volume("group = \"nope\"\n"), "group \"nope\""),
+        (volume("qos.iops.per_second = 0\n"), "iops: 0"),
+        (volume("").replace("\"data\"", "\"date\""), "array or device \"date\""),
+        (volume("").replace("v1", "data"), "the name data is given twice"),
+        (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbd\"\nof = [\"v2\"]\n", volume("")), "\"v2\""),
+        (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbdd\"\nof = [\"v1\"]\n", volume("")), "nbdd"),
+    ];
+    for (mistake, text) in cases {
+        std::fs::write(&path, format!("{array}{mistake}")).unwrap();
+        let output = daemon.command().output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(text), "{mistake}: {said}");
+        assert!(!daemon.path("state/state.json").exists(), "{mistake}");
+        for member in &members {
+            assert!(std::fs::read(member).unwrap().iter().all(|byte| *byte == 0), "{mistake}: {member}");
+        }
+    }
+}
+
+/// A member whose superblock cannot be written: the others have theirs by then.
+#[test]
+fn an_array_that_cannot_be_made_leaves_no_superblock_and_no_record() {
+    let daemon = with_everything();
+    let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+    let other = member(&daemon.path("other").display().to_string(), false, false).unwrap().open().unwrap();
+    let failing = Arc::new(Fault::new(other));
+    let socket = daemon.path("failing.sock");
+    let config = Config::new(Address::Unix { path: socket.clone(), permissions: 0o600 });
+    let _served = Nbd::start(failing.clone() as Arc<dyn Device>, &[cores.get(0)], config).unwrap();
+    failing.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]));
+    let before = Everything::of(&daemon);
+    let members = [daemon.path("n0").display().to_string(), format!("nbd:path={}", socket.display())];
+    let new = json!({ "name": "made", "level": "1", "members": members });
+    let (_, _, detail) = daemon.refusal(Method::POST, "/v1/arrays", &new);
+    assert!(detail.contains("cannot write the superblock"), "{detail}");
+    let after = Everything::of(&daemon);
+    assert_eq!((&before.shown, &before.state), (&after.shown, &after.state));
+    failing.clear();
+    // Without `force`: nothing is found on the members.
+    daemon.post("/v1/arrays", &new);
+}
+
+#[test]
+fn an_action_on_several_devices_is_refused_before_the_first() {
+    let daemon = with_everything();
+    let path = |name: &str| daemon.path(name).display().to_string();
+    let act = |body: Value| daemon.send(Method::POST, "/v1/arrays/mirror/actions", &body);
+    assert!(act(json!({ "action": "add", "devices": [path("spare")] })).status().is_success());
+    let before = Everything::of(&daemon);
+    let cases = [
+        (json!({ "action": "fail", "members": ["0", "1"] }), "would not survive"),
+        (json!({ "action": "fail", "members": ["0", "7"] }), "slot 7"),
+        (json!({ "action": "remove", "members": [path("spare"), "nonsense"] }), "nonsense"),
+        (json!({ "action": "add", "devices": [path("other"), "/nowhere/disk"] }), "/nowhere/disk"),
+        (json!({ "action": "add", "devices": [path("other"), path("bare")] }), "bare"),
+        (json!({ "action": "add", "devices": [path("other"), path("other")] }), "other"),
+        (json!({ "action": "re-add", "devices": [path("other")] }), "other"),
+        (json!({ "action": "replace", "member": "9", "device": path("other") }), "slot 9"),
+    ];
+    for (body, text) in cases {
+        let request = body.to_string();
+        let (_, _, detail) = daemon.refusal(Method::POST, "/v1/arrays/mirror/actions", &body);
+        assert!(detail.contains(text), "{request}: {detail}");
+        before.check(&daemon, &request);
+    }
+}
