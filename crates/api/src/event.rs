@@ -10,7 +10,7 @@ pub struct Event {
     pub id: u64,
     /// When, in nanoseconds since 1970.
     pub at_ns: u64,
-    /// What it is about: `device`, `array`, `volume`, `group`, `export`, `job` or `daemon`.
+    /// What it is about: `device`, `array`, `volume`, `pool`, `group`, `export`, `job` or `daemon`.
     pub kind: String,
     /// Its name.
     pub name: String,

@@ -1,6 +1,12 @@
-//! `freestone pool`: the table of a pool of volumes, looked at and repaired while no daemon has the pool open.
+//! `freestone pool`: the table of a pool of volumes, checked and repaired.
+//!
+//! ```text
+//!   freestone pool check NAME             ─► the daemon that has the pool open
+//!   freestone pool check --device SPEC    ─► the device, which no daemon has open
+//! ```
 
 use crate::args::CommonArgs;
+use crate::daemon::pool as online;
 use crate::error::Error;
 use crate::output::Output;
 use crate::stack::{self, StackArgs};
@@ -8,6 +14,7 @@ use block::Device;
 use clap::ArgMatches;
 use reactor::{CoreConfig, CoreRef, Cores};
 use serde_json::json;
+use std::path::PathBuf;
 use std::sync::Arc;
 use volume::pool;
 use volume::store::{self, Copy};
@@ -29,18 +36,35 @@ enum PoolCommand {
     Repair(RepairArgs),
 }
 
+/// Where the pool is.
+#[derive(clap::Args, Debug)]
+struct Place {
+    /// The array or device that freestoned has the pool open on
+    #[arg(value_name = "NAME", required_unless_present = "device", conflicts_with = "device")]
+    name: Option<String>,
+    /// The socket of freestoned
+    #[arg(long, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// The device of a pool that no daemon has open
+    #[arg(long, value_name = "KIND:KEY=VALUE,…")]
+    device: Option<String>,
+    /// A layer over the device
+    #[arg(long, value_name = "KIND:KEY=VALUE,…", requires = "device")]
+    layer: Vec<String>,
+}
+
 #[derive(clap::Args, Debug)]
 struct CheckArgs {
     #[command(flatten)]
-    stack: StackArgs,
+    place: Place,
 }
 
 #[derive(clap::Args, Debug)]
 struct RepairArgs {
     #[command(flatten)]
-    stack: StackArgs,
+    place: Place,
     /// Make the table with this sequence number the current one; volumes that only later tables have are lost
-    #[arg(long, requires = "force")]
+    #[arg(long, requires = "force", conflicts_with = "name")]
     sequence: Option<u64>,
     /// Accept the loss of volumes
     #[arg(long, requires = "sequence")]
@@ -55,23 +79,28 @@ pub fn run(args: &PoolArgs, matches: &ArgMatches) -> Result<(), Error> {
     let (_, matches) = matches.subcommand().expect("clap asks for a command");
     let output = Output::new(args.common.json);
     match &args.command {
-        PoolCommand::Check(args) => {
-            with_device(&args.stack, matches, |device, core| check(device, core, output))
-        }
-        PoolCommand::Repair(args) => with_device(&args.stack, matches, |device, core| match args.sequence {
-            Some(sequence) => choose(device, core, sequence, output),
-            None => repair(device, core, output),
-        }),
+        PoolCommand::Check(CheckArgs { place }) => match &place.name {
+            Some(name) => online::check(&place.socket, name, output),
+            None => with_device(place, matches, |device, core| check(device, core, output)),
+        },
+        PoolCommand::Repair(RepairArgs { place, sequence, .. }) => match &place.name {
+            Some(name) => online::repair(&place.socket, name, output),
+            None => with_device(place, matches, |device, core| match sequence {
+                Some(sequence) => choose(device, core, *sequence, output),
+                None => repair(device, core, output),
+            }),
+        },
     }
 }
 
 /// Runs `work` with the device of the command line and a core; arrays are started before and stopped afterwards.
 fn with_device(
-    args: &StackArgs,
+    place: &Place,
     matches: &ArgMatches,
     work: impl FnOnce(&Arc<dyn Device>, &CoreRef) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let plan = args.plan(matches)?;
+    let devices = place.device.iter().cloned().collect();
+    let plan = StackArgs::new(devices, place.layer.clone()).plan(matches)?;
     let stacks = [stack::only(&plan)?.open()?];
     let cores = Cores::start(&[CoreConfig::default()]).map_err(|error| Error::Runtime(error.to_string()))?;
     let core = cores.get(0);

@@ -16,6 +16,11 @@ pub struct StackArgs {
 }
 
 impl StackArgs {
+    /// With these specifications of devices and layers.
+    pub fn new(device: Vec<String>, layer: Vec<String>) -> StackArgs {
+        StackArgs { device, layer }
+    }
+
     /// What these arguments say; `matches` tells in which order they came.
     ///
     /// # Errors

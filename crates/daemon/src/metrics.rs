@@ -104,6 +104,14 @@ fn volumes(page: &mut Page, engine: &Engine) {
     for volume in engine.volumes() {
         page.sample("volume_size_bytes", &[("volume", &volume.name), ("on", &volume.on)], volume.size);
     }
+    page.begin(
+        "pool_rewritten_copies_total",
+        "counter",
+        "Damaged copies of a pool's table that were rewritten.",
+    );
+    for (on, copies) in engine.rewritten_copies() {
+        page.sample("pool_rewritten_copies_total", &[("on", &on)], copies);
+    }
     let snapshots = engine.snapshots();
     let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&layers::stats::OpSnapshot) -> u64| {
         page.begin(name, kind, help);

@@ -3,6 +3,8 @@
 //! Everything here waits for the device, which a core is asked to work with: it is for control threads, not for cores. A
 //! change is durable when it returns; one that fails has not happened.
 
+mod check;
+
 use crate::device::{Shared, Volume};
 use crate::extents::{Extent, allocate};
 use crate::mutant::{self, Mutant};
@@ -13,6 +15,7 @@ use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The least that a unit should have: a thousand volumes on a hundred terabytes are a table of a few kilobytes.
@@ -27,6 +30,10 @@ pub struct Pool {
     changing: Mutex<()>,
     /// Held for a moment only: who asks does not wait for a change.
     state: Mutex<State>,
+    /// Where copies of the table began that were damaged and were rewritten at the opening, in bytes.
+    rewritten_at_opening: Vec<u64>,
+    /// How many copies were rewritten since the opening, those included.
+    rewritten: AtomicU64,
 }
 
 struct State {
@@ -222,7 +229,7 @@ impl Pool {
     /// When there is none, or the device is smaller than the pool.
     pub fn open(device: Arc<dyn Device>, core: CoreRef) -> Result<Pool, PoolError> {
         let found = read(&device, &core)?;
-        mend(&device, &core, &found);
+        let rewritten_at_opening = mend(&device, &core, &found);
         let table = found.table;
         let (needs, has) = (table.data_offset + table.unit * table.units, device.limits().capacity);
         if has < needs {
@@ -230,7 +237,8 @@ impl Pool {
         }
         let state =
             Mutex::new(State { table, open: HashMap::new(), reserved: Vec::new(), is_unsettled: false });
-        Ok(Pool { device, core, changing: Mutex::default(), state })
+        let rewritten = AtomicU64::new(rewritten_at_opening.len() as u64);
+        Ok(Pool { device, core, changing: Mutex::default(), state, rewritten_at_opening, rewritten })
     }
 
     /// Its name and its identity.
@@ -716,10 +724,11 @@ fn restore(device: &Arc<dyn Device>, core: &CoreRef, former: Former) -> Result<(
     on(device, core, async move |channel: &dyn Channel| former.restore(channel).await)
 }
 
-/// Writes damaged copies of the table again. Where that fails the pool works with the copies that are whole.
-fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) {
+/// Writes damaged copies of the table again, and says where they begin. Where that fails the pool works with the copies
+/// that are whole.
+fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) -> Vec<u64> {
     if found.is_whole() || mutant::is(Mutant::NoMend) {
-        return;
+        return Vec::new();
     }
     for copy in &found.copies {
         tracing::warn!(device = device.name(), "pool {}: copy of the table {copy}", found.table.name);
@@ -727,10 +736,12 @@ fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) {
     let copies = found.clone();
     match on(device, core, async move |channel: &dyn Channel| copies.mend(channel).await) {
         Ok(()) => {
-            tracing::info!(device = device.name(), "pool {}: damaged copies rewritten", found.table.name)
+            tracing::info!(device = device.name(), "pool {}: damaged copies rewritten", found.table.name);
+            found.damaged()
         }
         Err(error) => {
             tracing::error!(device = device.name(), %error, "pool {}: damaged copies not rewritten", found.table.name);
+            Vec::new()
         }
     }
 }

@@ -213,6 +213,24 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     Ok(Found { table, copies, damaged })
 }
 
+/// What copies are worth beside the table that a pool works with: that alone counts, whatever the copies hold.
+pub fn compare(mut copies: Vec<Copy>, table: Table) -> Found {
+    disown(&mut copies, table.pool);
+    let set = (table.sequence % 2) as usize;
+    // In the former format nothing stands in the second place of a set.
+    let places = if table.copies < COPIES_AT_LEAST { 1 } else { 2 };
+    let [own, other] = [set, 1 - set].map(|set| 2 * set..2 * set + places);
+    let is_older = |found: &Table| found.sequence < table.sequence;
+    let twin = copies[other.clone()].iter().filter_map(Copy::table).filter(|found| is_older(found));
+    let twin = twin.max_by_key(|found| found.sequence).cloned();
+    let twin = twin.unwrap_or_else(|| Table { sequence: table.sequence.saturating_sub(1), ..table.clone() });
+    let stale = copies[own].iter().filter(|copy| copy.table() != Some(&table));
+    let mut damaged: Vec<(u64, Table)> = stale.map(|copy| (copy.offset, table.clone())).collect();
+    let broken = copies[other].iter().filter(|copy| !copy.table().is_some_and(is_older));
+    damaged.extend(broken.map(|copy| (copy.offset, twin.clone())));
+    Found { table, copies, damaged }
+}
+
 /// Copies of another pool are none of this one.
 fn disown(copies: &mut [Copy], pool: Uuid) {
     for copy in copies {

@@ -15,6 +15,7 @@ mod event;
 mod export;
 mod group;
 mod job;
+pub mod pool;
 mod support;
 mod table;
 mod top;

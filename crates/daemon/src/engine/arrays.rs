@@ -1,6 +1,5 @@
 //! Arrays: made, found, run, controlled.
 
-use super::bases::Base;
 use super::change::Effects;
 use super::{Engine, checks};
 use crate::fault::{Fault, Kind};
@@ -293,8 +292,7 @@ impl Engine {
         let counted = self.counted.clone();
         let wrap = Arc::new(move |device| counted.count(device));
         let running = Arc::new(Running::new(&kept, &core, requests, Permits::everything()).wrapping(wrap));
-        let is_served = !self.live().exports_of_base(&record.name).is_empty();
-        let base = match Base::open(opened.array.clone(), is_served, &core) {
+        let base = match self.open_base(&record.name, opened.array.clone()) {
             Ok(base) => base,
             Err(fault) => {
                 ArrayLive { _socket: None, running, kept }.stop(&core);

@@ -83,7 +83,6 @@ impl Engine {
     pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, Fault> {
         let config = member(&record.spec, true, false)?;
         let device = patiently(graph::is_in_use, || config.open())?;
-        let is_served = !self.live().exports_of_base(&record.name).is_empty();
-        Base::open(device, is_served, &self.core())
+        self.open_base(&record.name, device)
     }
 }

@@ -13,6 +13,7 @@ mod devices;
 mod exports;
 mod jobs;
 mod moves;
+mod pools;
 mod report;
 mod samples;
 pub mod upkeep;
@@ -88,6 +89,8 @@ pub struct Engine {
     changing: Mutex<()>,
     /// An array has grown: what stands on it has to look.
     wants_refresh: AtomicBool,
+    /// Copies that no move will finish may be on some pool.
+    may_have_leftovers: AtomicBool,
     has_ended: AtomicBool,
     live: RwLock<Live>,
     /// Last: whatever is open ran on them.
@@ -132,6 +135,7 @@ impl Engine {
             started_ns: wall_ns(),
             changing: Mutex::default(),
             wants_refresh: AtomicBool::new(false),
+            may_have_leftovers: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             live: RwLock::new(Live { state, groups, ..Live::default() }),
             cores,

@@ -11,6 +11,7 @@ mod idempotency;
 mod jobs;
 mod listen;
 mod page;
+mod pools;
 mod request;
 mod system;
 mod volumes;
@@ -75,6 +76,8 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(volumes::list, volumes::create))
         .routes(routes!(volumes::show, volumes::change, volumes::delete))
         .routes(routes!(volumes::relocate))
+        .routes(routes!(pools::show))
+        .routes(routes!(pools::act))
         .routes(routes!(volumes::list_groups))
         .routes(routes!(volumes::set_group, volumes::delete_group))
         .routes(routes!(exports::list, exports::create))

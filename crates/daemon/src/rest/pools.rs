@@ -1,0 +1,32 @@
+//! Pools of volumes.
+
+use super::answer::Failure;
+use super::request::{Body, Path};
+use super::{Context, run};
+use api::{Pool, PoolAction, Problem, Repaired};
+use axum::Json;
+use axum::extract::State;
+
+/// The pool on an array or device. Every copy of its table is read and compared with the table in use.
+#[utoipa::path(
+    get, path = "/v1/pools/{on}", tag = "volumes",
+    params(("on" = String, Path, description = "The name of the device, or the name or UUID of the array")),
+    responses((status = 200, body = Pool), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn show(State(context): State<Context>, Path(on): Path<String>) -> Result<Json<Pool>, Failure> {
+    run(context, move |engine| engine.pool(&on)).await.map(Json)
+}
+
+/// Do something to the pool on an array or device. Its volumes may be in use.
+#[utoipa::path(
+    post, path = "/v1/pools/{on}/actions", tag = "volumes", request_body = PoolAction,
+    params(("on" = String, Path, description = "The name of the device, or the name or UUID of the array")),
+    responses((status = 200, body = Repaired), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn act(
+    State(context): State<Context>,
+    Path(on): Path<String>,
+    Body(action): Body<PoolAction>,
+) -> Result<Json<Repaired>, Failure> {
+    run(context, move |engine| engine.act_on_pool(&on, &action)).await.map(Json)
+}

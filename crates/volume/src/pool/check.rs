@@ -1,0 +1,45 @@
+//! The copies of the table of an open pool: compared with the table in memory, and written again.
+
+use super::{Pool, PoolError, on};
+use crate::store::{self, Found};
+use block::Channel;
+use std::sync::atomic::Ordering;
+
+impl Pool {
+    /// Reads every copy of the table and compares it with the table that is in use. Changes of the pool wait meanwhile.
+    ///
+    /// # Errors
+    /// When the device cannot be read at all. A damaged copy is no error.
+    pub fn check(&self) -> Result<Found, PoolError> {
+        let (_alone, table) = self.change();
+        let copies =
+            on(&self.device, &self.core, async |channel: &dyn Channel| store::inspect(channel).await)?;
+        Ok(store::compare(copies, table))
+    }
+
+    /// Writes damaged copies again, from the table that is in use. Returns where they begin on the device, in bytes.
+    ///
+    /// # Errors
+    /// When the device fails: the copies before the one that failed are written.
+    pub fn repair(&self) -> Result<Vec<u64>, PoolError> {
+        let (_alone, table) = self.change();
+        self.settle()?;
+        let damaged = on(&self.device, &self.core, async move |channel: &dyn Channel| {
+            let found = store::compare(store::inspect(channel).await?, table);
+            found.mend(channel).await?;
+            Ok(found.damaged())
+        })?;
+        self.rewritten.fetch_add(damaged.len() as u64, Ordering::Relaxed);
+        Ok(damaged)
+    }
+
+    /// Where copies of the table began that were damaged and were rewritten at the opening, in bytes.
+    pub fn rewritten_at_opening(&self) -> &[u64] {
+        &self.rewritten_at_opening
+    }
+
+    /// How many damaged copies were written again, at the opening and since.
+    pub fn rewritten(&self) -> u64 {
+        self.rewritten.load(Ordering::Relaxed)
+    }
+}
