@@ -22,6 +22,7 @@ use layers::qos::Qos;
 use layers::relocate::{Dirty, Relocation, why_not};
 use reactor::{BufferPool, Core};
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -181,7 +182,9 @@ impl Engine {
 
     /// Goes on with moves that are remembered and not on, as far as their places are there. Within a change.
     pub(super) fn go_on_with_moves(&self) {
-        self.remove_leftovers();
+        if self.may_have_leftovers.swap(false, Ordering::SeqCst) {
+            self.remove_leftovers();
+        }
         let records = self.live().state.moves.clone();
         for (uuid, mut record) in records {
             if self.live().moves.contains_key(&uuid) {
@@ -228,7 +231,7 @@ impl Engine {
     }
 
     /// Deletes copies that no move will finish: a move failed, and its copy could not be removed. They hold what their
-    /// room held before. Within a change.
+    /// room held before. Looked for after a pool was opened or a move has failed. Within a change.
     fn remove_leftovers(&self) {
         let pools: Vec<Arc<Pool>> = {
             let live = self.live();
@@ -243,6 +246,7 @@ impl Engine {
                 match pool.delete_volume(&uuid) {
                     Ok(_) => tracing::info!(volume = %info.name, "unfinished copy of a volume deleted"),
                     Err(error) => {
+                        self.may_have_leftovers.store(true, Ordering::SeqCst);
                         tracing::warn!(volume = %info.name, %error, "unfinished copy of a volume not deleted yet");
                     }
                 }
@@ -331,6 +335,7 @@ impl Engine {
                 };
                 self.events.emit("volume", &name, "not moved", format!("it stays on {}: {why}", record.from));
                 // A copy that cannot be removed is hidden, and deleted later.
+                self.may_have_leftovers.store(true, Ordering::SeqCst);
                 let removed = self.remove_copy(&record);
                 self.forget_move(uuid).and(removed)
             }
