@@ -42,6 +42,18 @@ pub struct Array {
     /// Rows of 4 KiB whose strips contradicted each other when they were compared, since the array started.
     #[serde(default)]
     pub contradictions: u64,
+    /// Seconds from the end of a scrub until the next one is due; 0: none is scheduled.
+    pub scrub_period_s: u32,
+    /// When scheduled scrubs may run, every day; without it at any time.
+    pub scrub_window: Option<ScrubWindow>,
+    /// Whether a scheduled scrub is under way: it runs, or waits for its window or for the array to be whole.
+    pub is_scheduled_scrub: bool,
+    /// The last complete scrub ended.
+    pub last_scrub_ns: Option<u64>,
+    /// The next scheduled scrub is due.
+    pub next_scrub_ns: Option<u64>,
+    /// Corrected read errors of an hour beyond which a spare replaces a member; 0: no limit.
+    pub read_error_budget: u32,
     /// Names of the volumes on it.
     pub volumes: Vec<String>,
     /// Names of the exports that serve all of it.
@@ -89,6 +101,8 @@ pub struct Member {
     pub state: String,
     /// Why it is not live.
     pub reason: Option<String>,
+    /// Corrected read errors since the array started, or since it became a member.
+    pub read_errors: u64,
 }
 
 /// A spare.
@@ -118,6 +132,18 @@ pub struct Scrub {
     pub mismatched_rows: u64,
     /// Strips that could not be read and were written again.
     pub unreadable: u64,
+}
+
+/// A time of day, the same every day, in minutes since midnight UTC. It may go past midnight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScrubWindow {
+    /// Its first minute.
+    #[schema(maximum = 1439)]
+    pub start_minute: u16,
+    /// The minute after its last. The same as the first one: the window is the whole day.
+    #[schema(maximum = 1439)]
+    pub end_minute: u16,
 }
 
 /// An array to be made of devices; what they hold is lost.
@@ -152,6 +178,16 @@ pub struct NewArray {
     /// Bytes of each member to use at most; all of the smallest without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_bytes: Option<u64>,
+    /// Seconds from the end of a scrub until the next one is due, from 3600; 0: none is scheduled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 315360000)]
+    pub scrub_period_s: Option<u32>,
+    /// When scheduled scrubs may run, every day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scrub_window: Option<ScrubWindow>,
+    /// Corrected read errors of an hour beyond which a spare replaces a member; 0: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_error_budget: Option<u32>,
     /// Whatever lies on the members may be overwritten.
     #[serde(default)]
     pub force: bool,
@@ -208,6 +244,19 @@ pub enum ArrayAction {
         /// Write what is wrong anew.
         #[serde(default)]
         repair: bool,
+    },
+    /// Choose when it is scrubbed, and how many read errors a member may have. What is left out stays as it is.
+    Set {
+        /// Seconds from the end of a scrub until the next one is due, from 3600; 0: none is scheduled.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(maximum = 315360000)]
+        scrub_period_s: Option<u32>,
+        /// When scheduled scrubs may run, every day.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        scrub_window: Option<ScrubWindow>,
+        /// Corrected read errors of an hour beyond which a spare replaces a member; 0: no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        read_error_budget: Option<u32>,
     },
     /// Let jobs stand still.
     Pause,

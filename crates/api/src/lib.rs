@@ -17,7 +17,7 @@ pub mod sample;
 pub mod system;
 pub mod volume;
 
-pub use array::{Array, ArrayAction, ArrayState, Done, Member, NewArray, Scrub, Spare};
+pub use array::{Array, ArrayAction, ArrayState, Done, Member, NewArray, Scrub, ScrubWindow, Spare};
 pub use device::{Device, NewDevice};
 pub use event::Event;
 pub use export::{Attach, Export, ExportChange, ExportState, NewExport, Traffic};

@@ -135,6 +135,7 @@ Examples:
     freestone array fail data /dev/sdc
     freestone array remove data /dev/sdc
     freestone array add data /dev/sdh
+    freestone array set data --scrub-every 30d --scrub-window 22:00-06:00
   When it does not:
     freestone array examine /dev/sdb
     freestone array check /dev/sd[b-g]
@@ -195,6 +196,19 @@ pub fn consistency(text: &str) -> Result<raid::Consistency, String> {
         .into_iter()
         .find(|mode| mode.name() == text)
         .ok_or_else(|| "expected ppl, bitmap or none".into())
+}
+
+/// A clap parser for a type that parses itself.
+pub fn parsed<V: std::str::FromStr<Err = String>>(text: &str) -> Result<V, String> {
+    text.parse()
+}
+
+/// A clap parser for read-error budgets: 0 stands for off.
+pub fn read_errors(text: &str) -> Result<u32, String> {
+    match text {
+        "off" => Ok(0),
+        _ => u32::parse(text).filter(|most| *most > 0).ok_or_else(|| "expected 1 or more, or off".into()),
+    }
 }
 
 /// How long cores poll without work: `--poll-us`.

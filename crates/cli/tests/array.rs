@@ -263,6 +263,72 @@ fn a_failed_member_is_replaced_and_a_former_one_comes_back() {
 }
 
 #[test]
+fn scrubs_and_read_errors_are_chosen_at_creation_while_it_runs_and_while_it_does_not() {
+    let bench = Bench::new();
+    let members: Vec<String> = (0..3).map(|i| bench.file(&format!("m{i}"))).collect();
+    let mut args = vec!["array", "create", "data", "--level", "5", "--json", "--scrub-every", "4w"];
+    args.extend(["--scrub-window", "22:00-06:00"]);
+    args.extend(members.iter().map(String::as_str));
+    bench.json(&args);
+    let offline = || bench.json(&["array", "show", "--json", "data", "--scan", &bench.scan()]).remove(0);
+    let window = serde_json::json!({ "start_minute": 1320, "end_minute": 360 });
+    let maintenance = |period_s: u64, window: &Value, read_errors: u64| serde_json::json!({ "scrub_period_s": period_s, "scrub_window": window, "read_errors": read_errors });
+    let shown = offline();
+    assert_eq!(shown["maintenance"], maintenance(2_419_200, &window, 20));
+    assert!(shown["next_scrub_ns"].as_u64() > Some(0) && shown["scrubbed_ns"].is_null(), "{shown}");
+
+    let set = |more: &[&str]| bench.json(&[&["array", "set", "--json", "data"], more].concat()).remove(0);
+    let done = set(&["--read-errors", "off", "--scan", &bench.scan()]);
+    assert_eq!((&done["event"], &done["running"]), (&"set".into(), &false.into()), "{done}");
+    assert_eq!(offline()["maintenance"], maintenance(2_419_200, &window, 0));
+    // A member that is not here would keep what was set before.
+    std::fs::rename(&members[1], bench.path("elsewhere")).unwrap();
+    let (said, code) =
+        bench.failure(&["array", "set", "data", "--read-errors", "1", "--scan", &bench.scan()]);
+    assert!(said.contains("array data: slots [1]: they are missing") && code == 1, "{said}");
+    std::fs::rename(bench.path("elsewhere"), &members[1]).unwrap();
+
+    let (server, _, _) = bench.serve(&members_list(&members));
+    assert_eq!(bench.show()["maintenance"], maintenance(2_419_200, &window, 0));
+    let done = set(&["--scrub-every", "12h", "--scrub-window", "off", "--read-errors", "7"]);
+    let text = "scrub every 12h, at most 7 read errors of a member in an hour";
+    assert_eq!((&done["running"], &done["text"]), (&true.into(), &text.into()), "{done}");
+    let shown = bench.show();
+    assert_eq!(shown["maintenance"], maintenance(43_200, &Value::Null, 7));
+    let next_ns = shown["next_scrub_ns"].as_u64().unwrap();
+    bench.json(&["array", "scrub", "--json", "data"]);
+    bench.wait_for(|shown| shown["scrubbed_ns"].as_u64() > Some(0));
+    assert!(bench.show()["next_scrub_ns"].as_u64().unwrap() > next_ns, "it counts as a turn");
+    let human = run_in(bench.dir.path(), &["array", "show", "data"]);
+    let human = String::from_utf8(human.stdout).unwrap();
+    assert!(human.contains("scrubs        scrub every 12h, next 20"), "{human}");
+    assert!(human.contains("read errors   at most 7 of a member in an hour"), "{human}");
+    assert_eq!(server.stop().0, 0);
+    let shown = offline();
+    assert_eq!(shown["maintenance"], maintenance(43_200, &Value::Null, 7));
+    assert!(shown["scrubbed_ns"].as_u64() > Some(0), "{shown}");
+
+    let cases: &[(&[&str], &str)] = &[
+        (&["set", "data"], "nothing to set: give --scrub-every, --scrub-window or --read-errors"),
+        (
+            &["set", "data", "--scrub-every", "30"],
+            "expected hours, days or weeks such as 12h, 30d or 4w, or off",
+        ),
+        (&["set", "data", "--scrub-window", "22-6"], "expected HH:MM-HH:MM in UTC, or off"),
+        (&["set", "data", "--read-errors", "0"], "expected 1 or more, or off"),
+        (
+            &["create", "x", "--level", "0", "--scrub-every", "30d", "/a", "/b"],
+            "scrub period of 2592000 s: level 0 has no redundancy to scrub",
+        ),
+    ];
+    for (args, message) in cases {
+        let output = freestone().arg("array").args(*args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(message) && output.status.code() == Some(2), "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn damage_is_found_named_and_repaired() {
     use std::os::unix::fs::FileExt;
     let bench = Bench::new();

@@ -22,7 +22,7 @@
 
 use crate::engine::{Engine, checks};
 use crate::fault::{Fault, Kind};
-use api::{NewArray, NewDevice, NewExport, NewVolume, Qos, VolumeChange};
+use api::{Array, ArrayAction, NewArray, NewDevice, NewExport, NewVolume, Qos, ScrubWindow, VolumeChange};
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -93,6 +93,8 @@ pub enum Step {
     Device(NewDevice),
     /// Make an array.
     Array(NewArray),
+    /// Choose when an array is scrubbed, and how many read errors a member may have.
+    Upkeep(String, ArrayAction),
     /// Say what a group may take.
     Group(String, Qos),
     /// Make a volume.
@@ -112,7 +114,7 @@ impl Step {
             Step::Device(NewDevice { name, .. })
             | Step::Array(NewArray { name, .. })
             | Step::Volume(NewVolume { name, .. }) => Some(name),
-            Step::Group(..) | Step::Change(..) | Step::Export(_) | Step::Leave(_) => None,
+            Step::Upkeep(..) | Step::Group(..) | Step::Change(..) | Step::Export(_) | Step::Leave(_) => None,
         }
     }
 }
@@ -122,6 +124,7 @@ impl fmt::Display for Step {
         match self {
             Step::Device(new) => write!(f, "open device {} ({})", new.name, new.spec),
             Step::Array(new) => write!(f, "make array {} of {}", new.name, new.members.join(", ")),
+            Step::Upkeep(name, _) => write!(f, "set scrubs and read errors of array {name}"),
             Step::Group(name, _) => write!(f, "set the limits of group {name}"),
             Step::Volume(new) => write!(f, "make volume {} of {} bytes on {}", new.name, new.size, new.on),
             Step::Change(name, VolumeChange { size: Some(size), .. }) => {
@@ -179,7 +182,7 @@ impl Config {
                         new.name, array.level, new.level
                     )));
                 }
-                Ok(_) => {}
+                Ok(array) => steps.extend(upkeep(new, &array)),
                 Err(_) => steps.push(Step::Array(new.clone())),
             }
         }
@@ -236,6 +239,11 @@ impl Config {
         match step {
             Step::Device(new) => checks::device(new).map(drop),
             Step::Array(new) => checks::array(new).map(drop),
+            Step::Upkeep(name, _) => self
+                .arrays
+                .iter()
+                .filter(|new| new.name == *name)
+                .try_for_each(|new| checks::array(new).map(drop)),
             Step::Group(name, qos) => checks::group(name, qos),
             Step::Volume(new) => {
                 checks::volume(new)?;
@@ -268,6 +276,7 @@ impl Config {
             let made = match &step {
                 Step::Device(new) => engine.create_device(new).map(drop),
                 Step::Array(new) => engine.create_array(new).map(drop),
+                Step::Upkeep(name, action) => engine.act_on_array(name, action).map(drop),
                 Step::Group(name, qos) => engine.set_group(name, qos).map(drop),
                 Step::Volume(new) => engine.create_volume(new).map(drop),
                 Step::Change(name, change) => engine.change_volume(name, change, |_| Ok(())).map(drop),
@@ -281,6 +290,19 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// What of an array's scrubs and read errors is not as it shall be. An array that does not run says nothing of them.
+fn upkeep(new: &NewArray, array: &Array) -> Option<Step> {
+    let scrub_period_s = new.scrub_period_s.filter(|period_s| *period_s != array.scrub_period_s);
+    let is_other = |window: &ScrubWindow| {
+        Some(*window).filter(|window| window.start_minute != window.end_minute) != array.scrub_window
+    };
+    let scrub_window = new.scrub_window.filter(is_other);
+    let read_error_budget = new.read_error_budget.filter(|budget| *budget != array.read_error_budget);
+    let is_same = (scrub_period_s, scrub_window, read_error_budget) == (None, None, None);
+    let action = ArrayAction::Set { scrub_period_s, scrub_window, read_error_budget };
+    (!is_same && array.error.is_none()).then(|| Step::Upkeep(new.name.clone(), action))
 }
 
 fn plan_volume(engine: &Engine, new: &NewVolume, steps: &mut Vec<Step>) {

@@ -214,6 +214,34 @@ fn arrays(page: &mut Page, engine: &Engine) {
     for array in &arrays {
         page.sample("array_contradictions_total", &[("array", &array.name)], array.contradictions);
     }
+    let seconds = |at_ns: u64| at_ns as f64 / 1e9;
+    page.begin(
+        "array_last_scrub_timestamp_seconds",
+        "gauge",
+        "When the last complete scrub ended, in seconds since 1970.",
+    );
+    for array in &arrays {
+        array.last_scrub_ns.iter().for_each(|at_ns| {
+            page.sample("array_last_scrub_timestamp_seconds", &[("array", &array.name)], seconds(*at_ns));
+        });
+    }
+    page.begin(
+        "array_next_scrub_timestamp_seconds",
+        "gauge",
+        "When the next scheduled scrub is due, in seconds since 1970.",
+    );
+    for array in &arrays {
+        array.next_scrub_ns.iter().for_each(|at_ns| {
+            page.sample("array_next_scrub_timestamp_seconds", &[("array", &array.name)], seconds(*at_ns));
+        });
+    }
+    page.begin("array_member_read_errors_total", "counter", "Corrected read errors of a member.");
+    for array in &arrays {
+        for member in &array.members {
+            let labels = [("array", &*array.name), ("slot", &*member.slot.to_string())];
+            page.sample("array_member_read_errors_total", &labels, member.read_errors);
+        }
+    }
     let jobs = engine.jobs();
     let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Job) -> u64| {
         page.begin(name, "gauge", help);

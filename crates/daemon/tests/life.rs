@@ -206,19 +206,60 @@ fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
 }
 
 #[test]
+fn scrubs_and_read_errors_of_an_array_are_chosen_shown_and_measured() {
+    let daemon = Daemon::new();
+    let members: Vec<String> = (0..3).map(|slot| daemon.file(&format!("m{slot}"), 32 * MIB)).collect();
+    let window = json!({ "start_minute": 1320, "end_minute": 360 });
+    let new = json!({
+        "name": "data", "level": "5", "members": members, "scrub_period_s": 864_000, "scrub_window": window,
+    });
+    let array = daemon.post("/v1/arrays", &new);
+    assert_eq!((&array["scrub_period_s"], &array["scrub_window"]), (&json!(864_000), &window));
+    assert_eq!((&array["read_error_budget"], &array["last_scrub_ns"]), (&json!(20), &Value::Null));
+    assert_eq!(array["members"][2]["read_errors"], 0);
+    let next_ns = array["next_scrub_ns"].as_u64().unwrap();
+    let act = |body: Value| daemon.post("/v1/arrays/data/actions", &body)["array"].clone();
+    let array = act(json!({ "action": "set", "read_error_budget": 0, "scrub_period_s": 43_200 }));
+    assert_eq!((&array["read_error_budget"], &array["scrub_window"]), (&json!(0), &window));
+    assert!(array["next_scrub_ns"].as_u64().unwrap() < next_ns);
+    let any = json!({ "start_minute": 0, "end_minute": 0 });
+    assert_eq!(act(json!({ "action": "set", "scrub_window": any }))["scrub_window"], Value::Null);
+    for (body, said) in [
+        (json!({ "action": "set", "scrub_period_s": 60 }), "scrub period of 60 s"),
+        (
+            json!({ "action": "set", "scrub_window": { "start_minute": 1440, "end_minute": 0 } }),
+            "minute 1440",
+        ),
+    ] {
+        let (status, kind, detail) = daemon.refusal(Method::POST, "/v1/arrays/data/actions", &body);
+        assert!((status, &*kind) == (422, "invalid") && detail.contains(said), "{detail}");
+    }
+    act(json!({ "action": "scrub" }));
+    daemon.wait_for("the scrub", || daemon.get("/v1/arrays/data")["last_scrub_ns"].is_u64());
+    let metrics = daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap();
+    for name in ["array_last_scrub_timestamp_seconds", "array_next_scrub_timestamp_seconds"] {
+        let sample = format!("freestone_{name}{{array=\"data\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&sample)).unwrap();
+        assert!(value.parse::<f64>().unwrap() > 1e9, "{name} {value}");
+    }
+    let errors = "freestone_array_member_read_errors_total{array=\"data\",slot=\"2\"} 0\n";
+    assert!(metrics.contains(errors), "{metrics}");
+}
+
+#[test]
 fn a_configuration_is_planned_applied_and_applied_again_without_effect() {
     let mut daemon = Daemon::prepare(&["--config"]);
     let members: Vec<String> = (0..3).map(|slot| daemon.file(&format!("m{slot}"), 32 * MIB)).collect();
     let path = daemon.path("config.toml");
-    let write = |size: u64, iops: u64| {
+    let write = |size: u64, iops: u64, more: &str| {
         let text = format!(
-            "[[array]]\nname = \"data\"\nlevel = \"5\"\nmembers = {members:?}\n[[group]]\nname = \"g\"\n\
+            "[[array]]\nname = \"data\"\nlevel = \"5\"\nmembers = {members:?}\n{more}[[group]]\nname = \"g\"\n\
              [[volume]]\nname = \"v1\"\non = \"data\"\nsize = {size}\ngroup = \"g\"\nqos.iops.per_second = {iops}\n\
              [[export]]\nname = \"e1\"\nkind = \"nbd\"\nof = [\"v1\"]\n"
         );
         std::fs::write(&path, text).unwrap();
     };
-    write(MIB, 100);
+    write(MIB, 100, "");
     daemon.args.push(path.to_str().unwrap().into());
     let plan = |daemon: &Daemon| {
         let output = daemon.command().arg("--plan").output().unwrap();
@@ -233,14 +274,18 @@ fn a_configuration_is_planned_applied_and_applied_again_without_effect() {
     let volume = daemon.get("/v1/volumes/v1");
     daemon.end("-TERM");
     assert_eq!(plan(&daemon), "");
-    write(2 * MIB, 200);
-    assert_eq!(plan(&daemon), "grow volume v1 to 2097152 bytes\nset the limits of volume v1\n");
+    write(2 * MIB, 200, "scrub_period_s = 864000\nread_error_budget = 20\n");
+    assert_eq!(
+        plan(&daemon),
+        "set scrubs and read errors of array data\ngrow volume v1 to 2097152 bytes\nset the limits of volume v1\n"
+    );
     daemon.start();
     let grown = daemon.get("/v1/volumes/v1");
     assert_eq!((&grown["uuid"], &grown["size"]), (&volume["uuid"], &json!(2 * MIB)));
     assert_eq!(grown["qos"]["iops"]["per_second"], 200);
+    assert_eq!(daemon.get("/v1/arrays/data")["scrub_period_s"], 864_000);
     daemon.end("-TERM");
-    write(MIB, 200);
+    write(MIB, 200, "");
     assert!(plan(&daemon).starts_with("leave volume v1: it has 2097152 bytes"));
     std::fs::write(&path, "[[volume]]\nnmae = 1\n").unwrap();
     let output = daemon.command().output().unwrap();

@@ -2,7 +2,7 @@
 
 import { remove, segment } from "./api.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
-import { bandwidth, bytes, count, counted, latency, parseBytes, some } from "./format.js";
+import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
 import { act, button, JobList, Message, section } from "./parts.js";
 import { peak, Plots, sparkline } from "./plots.js";
 import { find, history, refreshNow, volumesOn } from "./store.js";
@@ -126,6 +126,8 @@ class ArrayView {
     facts.set("Shape", `${array.groups > 1 ? `${array.groups} groups of ` : ""}${array.data} + ${array.parity}, strip ${bytes(array.strip_bytes)}, block ${bytes(array.block_size)}`);
     facts.set("Consistency", array.consistency);
     facts.set("Scrub", scrubText(array.scrub));
+    facts.set("Last scrub", array.last_scrub_ns ? time(array.last_scrub_ns) : "never");
+    facts.set("Next scrub", nextScrubText(array));
     facts.set("Volumes", someLinks("volumes", array.volumes), array.volumes);
     facts.set("Exports of all of it", links("exports", array.exports), array.exports);
     facts.set("UUID", array.uuid);
@@ -281,6 +283,12 @@ function scrubText(scrub) {
   if (!scrub) return "not since the start";
   const what = scrub.is_repairing ? "repair" : "check";
   return `${what} ${scrub.is_complete ? "complete" : "not complete"}: ${counted(scrub.stripes, "stripe")} compared, ${count(scrub.mismatched_rows)} mismatched rows, ${count(scrub.unreadable)} unreadable`;
+}
+
+function nextScrubText(array) {
+  if (!array.scrub_period_s) return "not scheduled";
+  if (array.is_scheduled_scrub) return "under way";
+  return array.next_scrub_ns ? time(array.next_scrub_ns) : "–";
 }
 
 /** The view of an array; nothing if there is none of this name. */

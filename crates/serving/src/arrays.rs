@@ -14,7 +14,7 @@ use raid::admin::edit::{FAILED, failed_slots, remove};
 use raid::admin::report::ArrayReport;
 use raid::array::{Array, Growth};
 use raid::jobs::{Jobs, Options, SparePool, is_called};
-use raid::metadata::{Table, probe};
+use raid::metadata::{MaintenanceChange, Table, probe};
 use reactor::{CoreRef, CoreStopped};
 use sandbox::Permits;
 use std::path::Path;
@@ -238,6 +238,7 @@ impl Controlled for Running {
                 self.jobs()?.scrub(repair);
                 "a scrub begins".into()
             }
+            Command::Set(change) => self.set(&change)?,
             Command::Pause => {
                 self.jobs()?.pause();
                 "jobs stand still".into()
@@ -465,6 +466,15 @@ impl Running {
             return Err(format!("{twice}: it is named twice"));
         }
         names.iter().map(|name| self.open(name, force)).collect()
+    }
+
+    fn set(&self, change: &MaintenanceChange) -> Result<String, String> {
+        self.jobs()?;
+        let maintenance = change.apply(self.array.maintenance(), self.array.config())?;
+        let array = self.array.clone();
+        let set = self.core.block_on(move |_| async move { array.set_maintenance(maintenance).await });
+        set.map_err(gone)?.map_err(|error| format!("the superblocks cannot be written: {error}"))?;
+        Ok(maintenance.to_string())
     }
 
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.

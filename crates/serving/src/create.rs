@@ -4,7 +4,9 @@ use block::{Device, DeviceError};
 use graph::array::wall_ns;
 use graph::kinds::raid::member;
 use graph::spec::SpecError;
-use raid::metadata::{CreateError, CreateOptions, Identities, Shape, Table, plan_creation};
+use raid::metadata::{
+    CreateError, CreateOptions, Identities, MaintenanceChange, Shape, Table, plan_creation,
+};
 use raid::{Consistency, Level, Uuid};
 use std::sync::Arc;
 
@@ -31,6 +33,8 @@ pub struct Creation {
     pub copies: Option<usize>,
     /// Bytes of each member to use at most.
     pub member_bytes: Option<u64>,
+    /// When it is scrubbed, and how many read errors a member may have.
+    pub maintenance: MaintenanceChange,
     /// Whatever lies on the members may be overwritten.
     pub force: bool,
 }
@@ -121,9 +125,11 @@ impl Creation {
     }
 
     fn checked_shape(&self) -> Result<Shape, CreationError> {
-        let shape = self.shape().map_err(|fault| CreationError::Nonsense(self.name.clone(), fault))?;
+        let nonsense = |fault: String| CreationError::Nonsense(self.name.clone(), fault);
+        let mut shape = self.shape().map_err(nonsense)?;
         let config = shape.config(Identities::System.uuid(), self.members.len(), 1 << 40, 512);
-        config.map_err(|error| self.fault(error))?;
+        let config = config.map_err(|error| self.fault(error))?;
+        shape.maintenance = self.maintenance.apply(shape.maintenance, &config).map_err(nonsense)?;
         Ok(shape)
     }
 

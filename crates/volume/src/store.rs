@@ -218,7 +218,7 @@ pub fn compare(mut copies: Vec<Copy>, table: Table) -> Found {
     disown(&mut copies, table.pool);
     let set = (table.sequence % 2) as usize;
     // In the former format nothing stands in the second place of a set.
-    let places = if table.copies < COPIES_AT_LEAST { 1 } else { 2 };
+    let places = if table.copies < COPIES { 1 } else { 2 };
     let [own, other] = [set, 1 - set].map(|set| 2 * set..2 * set + places);
     let is_older = |found: &Table| found.sequence < table.sequence;
     let twin = copies[other.clone()].iter().filter_map(Copy::table).filter(|found| is_older(found));

@@ -2,7 +2,8 @@
 
 use crate::args::{self, CommonArgs};
 use graph::spec::Size;
-use raid::metadata::Goal;
+use raid::metadata::maintenance::parse_period;
+use raid::metadata::{Goal, MaintenanceChange, Window};
 use std::path::PathBuf;
 
 /// The arguments of `freestone array`.
@@ -53,6 +54,8 @@ pub enum ArrayCommand {
     Grow(GrowArgs),
     /// Compare the parity of a running array with its data
     Scrub(ScrubArgs),
+    /// Choose when an array is scrubbed, and how many read errors a member may have
+    Set(SetArgs),
     /// Let rebuild, resync and scrub of a running array stand still
     Pause(RunningArgs),
     /// Let them go on
@@ -97,9 +100,49 @@ pub struct CreateArgs {
     /// Bytes of each member to use at most [default: all of the smallest]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     pub size: Option<Size>,
+    #[command(flatten)]
+    pub maintenance: MaintenanceArgs,
     /// Members hold something: overwrite it
     #[arg(long)]
     pub force: bool,
+}
+
+/// Choices about scrubs and read errors.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct MaintenanceArgs {
+    /// Scrub the array by itself: the time from one scrub to the next in hours, days or weeks, such as 30d, or off
+    /// [default: off]
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
+    scrub_every: Option<u32>,
+    /// When scheduled scrubs may run, every day, in UTC: HH:MM-HH:MM, or off for any time [default: off]
+    #[arg(long, value_name = "TIMES", value_parser = args::parsed::<Window>)]
+    scrub_window: Option<Window>,
+    /// Corrected read errors in an hour beyond which a spare replaces a member, or off [default: 20]
+    #[arg(long, value_name = "N", value_parser = args::read_errors)]
+    read_errors: Option<u32>,
+}
+
+impl MaintenanceArgs {
+    /// What changes.
+    pub fn change(&self) -> MaintenanceChange {
+        MaintenanceChange {
+            scrub_period_s: self.scrub_every,
+            scrub_window: self.scrub_window,
+            read_errors: self.read_errors,
+        }
+    }
+}
+
+/// `freestone array set`.
+#[derive(clap::Args, Debug)]
+pub struct SetArgs {
+    /// The array's name or UUID
+    #[arg(value_name = "ARRAY")]
+    pub array: String,
+    #[command(flatten)]
+    pub maintenance: MaintenanceArgs,
+    #[command(flatten)]
+    pub place: Place,
 }
 
 /// `freestone array delete`.

@@ -56,6 +56,7 @@ pub fn run(args: &ArrayArgs) -> Result<(), Error> {
         ArrayCommand::Scrub(args) => {
             online.command(&args.array, Command::Scrub { repair: args.repair }, "scrubbing")
         }
+        ArrayCommand::Set(args) => online.set(args),
         ArrayCommand::Pause(args) => online.command(args, Command::Pause, "paused"),
         ArrayCommand::Resume(args) => online.command(args, Command::Resume, "resumed"),
         ArrayCommand::Cancel(args) => online.command(args, Command::Cancel, "cancelled"),

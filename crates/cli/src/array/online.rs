@@ -1,7 +1,7 @@
 //! Commands for an array that runs. Those that work without one go on in [`super::offline`].
 
 use super::args::{
-    AddArgs, GrowArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, ShowArgs,
+    AddArgs, GrowArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, SetArgs, ShowArgs,
 };
 use super::{offline, text};
 use crate::error::Error;
@@ -134,6 +134,20 @@ impl Online<'_> {
                 self.ask(client, &args.array, command, "replacing")
             }
             None => offline::fill::replace(args, self.output),
+        }
+    }
+
+    /// `freestone array set`.
+    pub fn set(&self, args: &SetArgs) -> Result<(), Error> {
+        let change = args.maintenance.change();
+        if change.is_empty() {
+            return Err(Error::Usage(
+                "nothing to set: give --scrub-every, --scrub-window or --read-errors".into(),
+            ));
+        }
+        match self.find_or_place(&args.array, &args.place)? {
+            Some(client) => self.ask(client, &args.array, Command::Set(change), "set"),
+            None => offline::edit::set(args, self.output),
         }
     }
 

@@ -32,6 +32,8 @@ pub fn array(report: &ArrayReport) -> String {
         ("block size", human_bytes(report.block_size.into())),
         ("consistency", report.consistency.clone()),
         ("generation", report.generation.to_string()),
+        ("scrubs", scrubs(report)),
+        ("read errors", read_errors(report.maintenance.read_errors)),
     ];
     let changing = report.reshape.as_ref().map(|reshape| ("changing", self::reshape(reshape)));
     for (name, value) in rows.into_iter().chain(changing) {
@@ -59,6 +61,30 @@ pub fn array(report: &ArrayReport) -> String {
         );
     }
     text
+}
+
+/// The schedule of scrubs, and when the last one ended: `scrub every 30d, next 2026-12-01T22:00:00Z, last never`.
+fn scrubs(report: &ArrayReport) -> String {
+    let next = match (report.is_scheduled_scrub, report.next_scrub_ns) {
+        (true, _) => ", under way".into(),
+        (false, Some(at_ns)) => format!(", next {}", time(at_ns)),
+        (false, None) => String::new(),
+    };
+    let last = report.scrubbed_ns.map_or("never".into(), time);
+    format!("{}{next}, last {last}", report.maintenance.schedule_text())
+}
+
+fn read_errors(most: u32) -> String {
+    match most {
+        0 => "not limited".into(),
+        most => format!("at most {most} of a member in an hour"),
+    }
+}
+
+/// A time in nanoseconds since 1970, in UTC.
+fn time(at_ns: u64) -> String {
+    let since = std::time::Duration::from_secs(at_ns / 1_000_000_000);
+    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
 }
 
 /// How far a change of shape is: `from 5 (2+1): 12.5 % of 3 GiB moved`.

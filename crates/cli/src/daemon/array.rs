@@ -4,7 +4,7 @@
 use super::Session;
 use super::table::table;
 use crate::error::Error;
-use api::{Array, NewArray};
+use api::{Array, NewArray, ScrubWindow};
 use reqwest::Method;
 use serving::create::Creation;
 use serving::text::human_bytes;
@@ -34,6 +34,12 @@ pub fn create(socket: &Path, creation: &Creation, is_json: bool) -> Result<(), E
         parities: creation.parities,
         copies: creation.copies,
         member_bytes: creation.member_bytes,
+        scrub_period_s: creation.maintenance.scrub_period_s,
+        scrub_window: creation
+            .maintenance
+            .scrub_window
+            .map(|window| ScrubWindow { start_minute: window.start_minute, end_minute: window.end_minute }),
+        read_error_budget: creation.maintenance.read_errors,
         force: creation.force,
     };
     let array = session.client.change::<Array>(Method::POST, &["arrays"], &new)?;

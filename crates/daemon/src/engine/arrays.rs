@@ -4,7 +4,7 @@ use super::change::Effects;
 use super::{Engine, checks};
 use crate::fault::{Fault, Kind};
 use crate::state::{ArrayRecord, State};
-use api::{Array, ArrayAction, Done, Member, NewArray};
+use api::{Array, ArrayAction, Done, Member, NewArray, ScrubWindow};
 use block::Device;
 use graph::array::{Opened, choose, disks_in, find, labels};
 use graph::patience::patiently;
@@ -12,7 +12,7 @@ use raid::admin::open::Wanted;
 use raid::admin::report::ArrayReport;
 use raid::array::Array as RaidArray;
 use raid::jobs::{Jobs, Status};
-use raid::metadata::zero_superblock;
+use raid::metadata::{MaintenanceChange, Window, zero_superblock};
 use raid::{Consistency, Level, Uuid};
 use reactor::CoreRef;
 use sandbox::Permits;
@@ -437,8 +437,18 @@ pub(super) fn creation(new: &NewArray) -> Result<Creation, Fault> {
         parities: new.parities,
         copies: new.copies,
         member_bytes: new.member_bytes,
+        maintenance: maintenance(new.scrub_period_s, new.scrub_window, new.read_error_budget),
         force: new.force,
     })
+}
+
+fn maintenance(
+    scrub_period_s: Option<u32>,
+    window: Option<ScrubWindow>,
+    read_errors: Option<u32>,
+) -> MaintenanceChange {
+    let minutes = |ScrubWindow { start_minute, end_minute }| Window { start_minute, end_minute };
+    MaintenanceChange { scrub_period_s, scrub_window: window.map(minutes), read_errors }
 }
 
 fn command(action: &ArrayAction) -> Command {
@@ -450,6 +460,9 @@ fn command(action: &ArrayAction) -> Command {
         ArrayAction::Replace { member, device, force } => Command::Replace { member, device, force },
         ArrayAction::Grow { member_bytes } => Command::Grow { size: member_bytes },
         ArrayAction::Scrub { repair } => Command::Scrub { repair },
+        ArrayAction::Set { scrub_period_s, scrub_window, read_error_budget } => {
+            Command::Set(maintenance(scrub_period_s, scrub_window, read_error_budget))
+        }
         ArrayAction::Pause => Command::Pause,
         ArrayAction::Resume => Command::Resume,
         ArrayAction::Cancel => Command::Cancel,
@@ -467,6 +480,7 @@ fn word(command: &Command) -> Option<&'static str> {
         Command::Replace { .. } => "member replaced",
         Command::Grow { .. } => "grown",
         Command::Scrub { .. } => "scrub begun",
+        Command::Set(_) => "set",
         Command::Pause => "paused",
         Command::Resume => "resumed",
         Command::Cancel => "cancelled",

@@ -2,9 +2,10 @@
 
 use super::Live;
 use crate::state::{ArrayRecord, DeviceRecord};
-use api::{Array, ArrayState, Device, Job, Member, Scrub, Spare};
+use api::{Array, ArrayState, Device, Job, Member, Scrub, ScrubWindow, Spare};
 use raid::admin::report::{ArrayReport, MemberReport, SpareReport};
 use raid::jobs::{Kind, Progress, ScrubReport, Status};
+use raid::metadata::Window;
 
 impl Live {
     /// A device.
@@ -62,6 +63,15 @@ fn running_array(report: ArrayReport, status: &Status) -> Array {
         jobs,
         scrub: report.scrub.as_ref().map(scrub),
         contradictions: report.contradictions,
+        scrub_period_s: report.maintenance.scrub_period_s,
+        scrub_window: report
+            .maintenance
+            .scrub_window
+            .map(|Window { start_minute, end_minute }| ScrubWindow { start_minute, end_minute }),
+        is_scheduled_scrub: report.is_scheduled_scrub,
+        last_scrub_ns: report.scrubbed_ns,
+        next_scrub_ns: report.next_scrub_ns,
+        read_error_budget: report.maintenance.read_errors,
         name,
         free: None,
         volumes: Vec::new(),
@@ -89,6 +99,12 @@ fn offline_array(record: &ArrayRecord) -> Array {
         jobs: Vec::new(),
         scrub: None,
         contradictions: 0,
+        scrub_period_s: 0,
+        scrub_window: None,
+        is_scheduled_scrub: false,
+        last_scrub_ns: None,
+        next_scrub_ns: None,
+        read_error_budget: 0,
         volumes: Vec::new(),
         exports: Vec::new(),
         error: None,
@@ -96,8 +112,8 @@ fn offline_array(record: &ArrayRecord) -> Array {
 }
 
 fn member(report: MemberReport) -> Member {
-    let MemberReport { slot, uuid, device, state, reason, .. } = report;
-    Member { slot, uuid: uuid.map(|uuid| uuid.to_string()), device, state, reason }
+    let MemberReport { slot, uuid, device, state, reason, read_errors } = report;
+    Member { slot, uuid: uuid.map(|uuid| uuid.to_string()), device, state, reason, read_errors }
 }
 
 fn scrub(report: &ScrubReport) -> Scrub {

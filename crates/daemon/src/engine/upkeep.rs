@@ -142,7 +142,7 @@ impl Engine {
                 *last_state = state;
             }
             for event in status.events.iter().filter(|event| event.at_ns > *last_ns && !is_new) {
-                self.events.emit("array", name, "job", &*event.text);
+                self.events.emit("array", name, event.what, &*event.text);
             }
             *last_ns = status.events.last().map_or(*last_ns, |event| event.at_ns);
         }

@@ -103,8 +103,7 @@ pub async fn fail_members(
             return Err(EditError::Needed { slot });
         }
     }
-    begin_epoch(selection, &mut table);
-    commit(selection, table, wall_ns).await?;
+    commit(selection, table, wall_ns, Change::Members).await?;
     Ok(slots)
 }
 
@@ -149,8 +148,7 @@ pub async fn remove_members(
         }
     }
     if removed.iter().any(|removed| matches!(removed, Removed::Member(_))) {
-        begin_epoch(selection, &mut table);
-        commit(selection, table, wall_ns).await?;
+        commit(selection, table, wall_ns, Change::Members).await?;
     }
     for removed in &removed {
         let Removed::Spare(name) = removed else { continue };
@@ -220,19 +218,27 @@ pub async fn set_maintenance(
     if !selection.assembly.missing.is_empty() {
         return Err(EditError::Missing { slots: selection.assembly.missing.clone() });
     }
-    commit(selection, table, wall_ns).await?;
+    commit(selection, table, wall_ns, Change::Maintenance).await?;
     Ok(maintenance)
 }
 
-/// Other members are live than before: those that are not here are out as well.
-fn begin_epoch(selection: &Selection, table: &mut Table) {
-    table.begin_epoch(current().random_u64());
-    selection.assembly.missing.iter().for_each(|slot| table.take_out(*slot, Reason::Absent));
+/// A change of a table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// Other members are live: members that are not here have failed as well.
+    Members,
+    /// The same members are live, and all of them are here.
+    Maintenance,
 }
 
-async fn commit(selection: &Selection, table: Table, wall_ns: u64) -> Result<(), EditError> {
+async fn commit(selection: &Selection, table: Table, wall_ns: u64, change: Change) -> Result<(), EditError> {
     let next = selection.assembly.next_table(wall_ns);
-    let table = Table { generation: next.generation, settled: next.settled, updated_ns: wall_ns, ..table };
+    let mut table =
+        Table { generation: next.generation, settled: next.settled, updated_ns: wall_ns, ..table };
+    if change == Change::Members {
+        table.begin_epoch(current().random_u64());
+        selection.assembly.missing.iter().for_each(|slot| table.take_out(*slot, Reason::Absent));
+    }
     let store = Store::new(table.members.len());
     let mut targets = Vec::new();
     for (slot, found) in selection.assembly.members.iter().enumerate() {

@@ -10,6 +10,7 @@
 //! UUID. Without it `show` answers with `"arrays"`.
 
 use raid::admin::report::ArrayReport;
+use raid::metadata::MaintenanceChange;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol. Fields may be added to it; what changes their meaning gets another version.
@@ -83,6 +84,8 @@ pub enum Command {
         /// Write what is wrong anew.
         repair: bool,
     },
+    /// Choose when the array is scrubbed, and how many read errors a member may have. What is left out stays as it is.
+    Set(MaintenanceChange),
     /// Let jobs stand still, until the server ends.
     Pause,
     /// Let jobs go on.
@@ -174,6 +177,9 @@ mod tests {
         let text = r#"{"version":1,"command":"fail","members":["3"]}"#;
         let command = Command::Fail { members: vec!["3".into()] };
         assert_eq!(parse_request(text.as_bytes()), Ok(Request { version: 1, array: None, command }));
+        let text = r#"{"version":1,"command":"set","read_errors":0}"#;
+        let change = MaintenanceChange { read_errors: Some(0), ..MaintenanceChange::default() };
+        assert_eq!(parse_request(text.as_bytes()).unwrap().command, Command::Set(change));
         // What older clients do not say.
         let text = r#"{"version":1,"command":"add","devices":["/dev/a"],"force":true}"#;
         let command = Command::Add { devices: vec!["/dev/a".into()], force: true, global: false };

@@ -39,6 +39,7 @@ pub fn creation(args: &CreateArgs) -> Result<Creation, Error> {
         parities: args.parities,
         copies: args.copies,
         member_bytes: args.size.map(|size| size.0),
+        maintenance: args.maintenance.change(),
         force: args.force,
     })
 }

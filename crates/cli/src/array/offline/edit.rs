@@ -1,12 +1,12 @@
 //! Changes of membership on the members of an array that does not run.
 
 use super::members::{Access, open, select};
-use crate::array::args::{AddArgs, MembersArgs, Place, ReAddArgs, RemoveArgs};
+use crate::array::args::{AddArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, SetArgs};
 use crate::error::Error;
 use crate::output::Output;
 use block::Device;
 use graph::array::wall_ns;
-use raid::admin::edit::{Removed, fail_members, remove_members};
+use raid::admin::edit::{Removed, fail_members, remove_members, set_maintenance};
 use raid::admin::open::{Selection, Wanted};
 use raid::jobs::{fit, label_spare};
 use raid::metadata::probe;
@@ -55,6 +55,20 @@ pub fn remove(args: &RemoveArgs, output: Output) -> Result<(), Error> {
     let human = format!("array {} (not running, its superblocks): {text}", args.array);
     let fields = json!({ "array": args.array, "running": false, "slots": slots, "spares": spares });
     output.event("removed", human, fields);
+    Ok(())
+}
+
+/// `freestone array set` of an array that does not run: in the superblocks of all members.
+///
+/// # Errors
+/// When a value is out of range, or a member is missing.
+pub fn set(args: &SetArgs, output: Output) -> Result<(), Error> {
+    let selection = selected(&args.array, &args.place, output)?;
+    let change = args.maintenance.change();
+    let set = reactor::run(async move { set_maintenance(&selection, &change, wall_ns()).await })
+        .map_err(|error| of_array(&args.array, &error))?;
+    let human = format!("array {} (not running, its superblocks): {set}", args.array);
+    output.event("set", human, json!({ "array": args.array, "running": false, "maintenance": set }));
     Ok(())
 }
 
