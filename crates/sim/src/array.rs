@@ -6,7 +6,7 @@ use crate::plan::{Next, Shape};
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
-use raid::array::{Array, Start};
+use raid::array::{Array, Before, Start, Wanted};
 use raid::metadata::create::Identities;
 use raid::metadata::region_map::NEED_SYNC;
 use raid::metadata::{
@@ -214,7 +214,7 @@ impl Subject for ArraySubject {
 /// An array whose stripes the simulator fills, syncs and scrubs one by one.
 pub(crate) struct RunningArray {
     pub(crate) array: Arc<Array>,
-    /// Somebody moves a window.
+    /// Somebody moves a window, or fills a slot while the array changes its shape.
     is_moving: Cell<bool>,
 }
 
@@ -231,26 +231,44 @@ impl RunningArray {
     /// Moves windows of some strips, one task at a time.
     async fn move_all(&self) -> Result<(), String> {
         while self.array.is_reshaping() {
-            let core = reactor::current();
-            if self.is_moving.replace(true) {
-                core.sleep(LOOK_NS).await;
-                continue;
-            }
-            let bytes = (1 + core.random_u64() % 12) * u64::from(self.array.config().geometry.strip_bytes);
-            let result = match self.array.move_window(bytes).await {
-                Ok(false) => self.array.end_reshape().await,
-                result => result.map(drop),
-            };
+            self.take_turn().await;
+            let result = self.move_some().await;
             self.is_moving.set(false);
-            result.map_err(text("change of shape"))?;
+            result?;
         }
         Ok(())
+    }
+
+    async fn take_turn(&self) {
+        while self.is_moving.replace(true) {
+            reactor::current().sleep(LOOK_NS).await;
+        }
+    }
+
+    /// Moves a window, or fills a slot that was being filled when power went.
+    async fn move_some(&self) -> Result<(), String> {
+        if !self.array.is_reshaping() {
+            return Ok(()); // it ended before this turn
+        }
+        let slots = self.array.slots();
+        if let Some(slot) = slots.iter().find(|slot| slot.filled.is_some()) {
+            let result = self.walk(slot.slot, self.array.table().members[slot.slot].uuid).await;
+            let is_gone = self.array.slots()[slot.slot].filled.is_none();
+            return if is_gone { Ok(()) } else { result };
+        }
+        let strip_bytes = u64::from(self.array.config().geometry.strip_bytes);
+        let bytes = (1 + reactor::current().random_u64() % 12) * strip_bytes;
+        let result = match self.array.move_window(bytes).await {
+            Ok(false) => self.array.end_reshape().await,
+            result => result.map(drop),
+        };
+        result.map_err(text("change of shape"))
     }
 
     /// Fills a slot, from where it was left if the disk is being filled already.
     async fn fill(&self, slot: usize, disk: &SimDisk) -> Result<(), String> {
         let array = &self.array;
-        let config = array.config().clone();
+        let config = ArrayConfig { lanes: array.log_lanes(), ..ArrayConfig::clone(array.config()) };
         let uuid = match array.slots()[slot].filled {
             Some(_) => array.table().members[slot].uuid,
             None => {
@@ -262,15 +280,23 @@ impl RunningArray {
                 uuid
             }
         };
-        let stripes = config.geometry.stripes();
+        self.walk(slot, uuid).await
+    }
+
+    /// Fills a slot to its end.
+    async fn walk(&self, slot: usize, uuid: Uuid) -> Result<(), String> {
+        let array = &self.array;
+        let (geometry, steps) = (array.config().geometry, array.fill_steps());
         loop {
             let Some(cursor) = array.slots()[slot].filled else { return Err("not being filled".into()) };
-            if cursor >= stripes {
+            if cursor >= steps {
                 break;
             }
-            let stripe = config.geometry.stripe_at_step(cursor);
-            if config.geometry.group(stripe) == slot / config.geometry.group_members() {
-                array.fill_stripe(slot, stripe).await.map_err(text("filling"))?;
+            let is_ours = geometry.group(geometry.stripe_at_step(cursor)) == slot / geometry.group_members();
+            if is_ours {
+                let wanted = vec![Wanted { slot, before: Before::Anything }];
+                let filled = array.fill_step(cursor, wanted).await.map_err(text("filling"))?;
+                filled.into_iter().try_for_each(|(_, filled)| filled.map(drop)).map_err(text("filling"))?;
             }
             array.advance(slot, cursor + 1);
             if (cursor + 1).is_multiple_of(CHECKPOINT_STRIPES) {
@@ -340,7 +366,19 @@ impl Running for RunningArray {
 
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
         Box::pin(async move {
-            self.move_all().await?; // nothing is filled before
+            if self.array.is_reshaping() && reactor::current().random_u64().is_multiple_of(2) {
+                self.take_turn().await;
+                let is_there = self.live()[slot] && self.holds(slot, disk);
+                let result = if is_there { Ok(()) } else { self.fill(slot, disk).await };
+                self.is_moving.set(false);
+                if result.is_ok() && self.holds(slot, disk) {
+                    return result;
+                }
+            }
+            self.move_all().await?;
+            if self.live()[slot] && self.holds(slot, disk) {
+                return Ok(()); // it was being filled when power went
+            }
             let geometry = self.array.config().geometry;
             let was_filling = self.array.slots()[slot].filled.is_some();
             match self.fill(slot, disk).await {

@@ -33,6 +33,11 @@ impl Boundary {
         self.moved.load(Ordering::SeqCst)
     }
 
+    /// Whether something is being moved.
+    pub fn is_moving(&self) -> bool {
+        self.window_end.load(Ordering::SeqCst) != self.moved()
+    }
+
     /// Gives out no place before `end` that is not moved, and then runs `drain`, which waits for the requests that have
     /// been given one.
     pub async fn open<F: Future<Output = ()>>(&self, end: u64, drain: impl FnOnce() -> F) {

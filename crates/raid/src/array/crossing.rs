@@ -37,7 +37,55 @@ pub(crate) struct Crossing {
     fronts: Mutex<Vec<CoreRef>>,
 }
 
+/// The stripes of both shapes as one walk: those of the new shape that hold what is moved, then those of the old one
+/// that hold the rest. It stays as it is while no window is moved, and none is while a slot is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Walk {
+    /// Stripes of the new shape.
+    new: u64,
+    /// The first stripe of the old shape.
+    first_old: u64,
+    /// The stripe behind the last one of the old shape.
+    end_old: u64,
+}
+
+impl Walk {
+    /// The walk of an array of which `moved` bytes have the new shape.
+    pub fn of(old: &Geometry, new: &Geometry, moved: u64) -> Walk {
+        Walk {
+            new: (moved / new.stripe_bytes()).min(new.stripes()),
+            first_old: (moved / old.stripe_bytes()).min(old.stripes()),
+            end_old: old.stripes(),
+        }
+    }
+
+    /// How many steps it has.
+    pub fn steps(&self) -> u64 {
+        self.new + self.end_old - self.first_old
+    }
+
+    /// By how much the number of a stripe of the old shape exceeds its step.
+    pub fn skipped(&self) -> u64 {
+        self.first_old.saturating_sub(self.new) // behind the last old stripe there is nothing to be numbered
+    }
+
+    /// The stripe at a step, and its shape.
+    pub fn stripe(&self, step: u64) -> (Shape, u64) {
+        if step < self.new { (Shape::New, step) } else { (Shape::Old, step - self.new + self.first_old) }
+    }
+}
+
 impl Crossing {
+    /// The walk over both shapes.
+    pub fn walk(&self) -> Walk {
+        Walk::of(&self.reshape.old_geometry, &self.new, self.moved())
+    }
+
+    /// Whether a window is being moved.
+    pub fn is_moving(&self) -> bool {
+        self.boundary.is_moving()
+    }
+
     /// What a table says, which has been checked.
     pub fn new(table: &Table, reshape: Reshape) -> Crossing {
         let (old, new) = (&reshape.old_geometry, &table.config.geometry);

@@ -11,6 +11,7 @@
 //! A commit that changes which members are live begins an epoch, and no other does: when power cuts it off, who got it
 //! looks as if it had gone on without the others, and that must not be said of commits for which nobody was left out.
 
+use super::crossing::Crossing;
 use super::members::{Attached, SlotState, Which};
 use super::owner::Owner;
 use super::registry;
@@ -278,8 +279,13 @@ impl Home {
                 let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
                 self.bring_up(&Target { slot, channel, layout: incoming.layout }).await?;
             }
-            shared.members.start_filling(slot, incoming.clone(), cursor);
-            Ok(())
+            let crossing = shared.crossing.as_ref().filter(|crossing| crossing.is_on());
+            let skipped = crossing.map_or(0, |crossing| crossing.walk().skipped());
+            shared.members.start_filling(slot, incoming.clone(), cursor, skipped);
+            match crossing.is_some_and(Crossing::is_moving) {
+                true => Err(IoError::Invalid),
+                false => Ok(()),
+            }
         };
         let result = self.quietly(prepare, change, || (), None).await;
         if result.is_err() || !shared.members.is_filling(slot) {

@@ -53,6 +53,8 @@ struct Slot {
     /// Whether there is an incoming device: `NONE`, `FILLING` or `LEAVING`.
     incoming: AtomicU8,
     progress: Progress,
+    /// While the array has two shapes: by how much the number of a stripe of the old one exceeds its step of the walk.
+    skipped: AtomicU64,
     devices: Mutex<[Option<Attached>; 2]>,
 }
 
@@ -63,6 +65,8 @@ pub struct Members {
     /// Moves whenever a device comes or goes.
     generation: Arc<AtomicU64>,
     shift: Shift,
+    /// Whether this is the shape that the array changes from.
+    is_old: bool,
 }
 
 /// By how much things of an array's old shape lie behind those of its new one on every member, in bytes.
@@ -89,13 +93,25 @@ impl Members {
             Slot { state: AtomicU8::new(state as u8), devices: Mutex::new([device, None]), ..Slot::default() }
         };
         let slots = devices.into_iter().map(slot).collect();
-        Members { config, slots, generation: Arc::new(AtomicU64::new(1)), shift: Shift::default() }
+        Members {
+            config,
+            slots,
+            generation: Arc::new(AtomicU64::new(1)),
+            shift: Shift::default(),
+            is_old: false,
+        }
     }
 
     /// The same members as those of another shape, `config`, which uses the first of them.
     pub(crate) fn of_shape(&self, config: Arc<ArrayConfig>, shift: Shift) -> Members {
         assert!(config.geometry.members() <= self.slots.len(), "an old shape has no members of its own");
-        Members { config, slots: self.slots.clone(), generation: self.generation.clone(), shift }
+        Members {
+            config,
+            slots: self.slots.clone(),
+            generation: self.generation.clone(),
+            shift,
+            is_old: true,
+        }
     }
 
     /// Where things of this shape lie.
@@ -158,9 +174,11 @@ impl Members {
         }
     }
 
-    /// Puts an incoming device beside a slot's own, filled up to step `cursor`.
-    pub(crate) fn start_filling(&self, slot: usize, incoming: Attached, cursor: u64) {
+    /// Puts an incoming device beside a slot's own, filled up to step `cursor` of the walk. `skipped`: see
+    /// [`Walk::skipped`](super::crossing::Walk::skipped); 0 for an array of one shape.
+    pub(crate) fn start_filling(&self, slot: usize, incoming: Attached, cursor: u64, skipped: u64) {
         let place = &self.slots[slot];
+        place.skipped.store(skipped, Ordering::Relaxed);
         self.devices(slot)[1] = Some(incoming);
         place.progress.reset(cursor);
         self.generation.fetch_add(1, Ordering::Release);
@@ -223,12 +241,27 @@ impl Members {
     /// Whether the incoming device holds a stripe.
     #[inline]
     pub fn is_done(&self, slot: usize, stripe: u64) -> bool {
-        self.is_filling(slot) && self.slots[slot].progress.is_done(self.config.geometry.step_of(stripe))
+        self.is_filling(slot) && self.slots[slot].progress.is_done(self.step(slot, stripe))
+    }
+
+    /// The step of a stripe on the walk that fills a slot.
+    #[inline]
+    fn step(&self, slot: usize, stripe: u64) -> u64 {
+        let step = self.config.geometry.step_of(stripe);
+        match self.is_old {
+            true => step.wrapping_sub(self.slots[slot].skipped.load(Ordering::Relaxed)),
+            false => step,
+        }
+    }
+
+    /// Whether any slot has an incoming device.
+    pub fn is_any_filling(&self) -> bool {
+        (0..self.slots.len()).any(|slot| self.is_filling(slot))
     }
 
     /// A stripe is done on the incoming device. Called by its owner, who holds its rows.
     pub(crate) fn set_done(&self, slot: usize, stripe: u64) {
-        self.slots[slot].progress.set_done(self.config.geometry.step_of(stripe));
+        self.slots[slot].progress.set_done(self.step(slot, stripe));
     }
 
     /// Moves the cursor; every step below it is done. Called by one task at a time.

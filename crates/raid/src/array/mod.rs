@@ -160,11 +160,12 @@ impl Array {
     /// copied. The device's superblock is written; it counts as a member once it is full. On a core.
     ///
     /// # Errors
-    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already, or the array changes
-    /// its shape.
+    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already. While the array changes
+    /// its shape only an empty slot can be filled, and only between two windows.
     pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached) -> IoResult {
         let members = &self.shared.members;
-        if slot >= members.count() || members.is_filling(slot) || self.is_reshaping() {
+        let is_copy = slot < members.count() && members.is_live(slot);
+        if slot >= members.count() || members.is_filling(slot) || self.is_reshaping() && is_copy {
             return Err(IoError::Invalid);
         }
         self.owner();

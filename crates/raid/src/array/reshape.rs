@@ -49,7 +49,7 @@ impl Array {
         })
     }
 
-    fn crossing(&self) -> Option<&Crossing> {
+    pub(super) fn crossing(&self) -> Option<&Crossing> {
         self.shared.crossing.as_ref().filter(|crossing| crossing.is_on())
     }
 
@@ -57,7 +57,7 @@ impl Array {
     /// Called by one task at a time. On a core.
     ///
     /// # Errors
-    /// When they could not be moved: they have their old shape.
+    /// When they could not be moved: they have their old shape. [`IoError::Invalid`] while a slot is being filled.
     pub async fn move_window(&self, bytes: u64) -> Result<bool, IoError> {
         let Some(crossing) = self.crossing() else { return Ok(false) };
         let Some(end) = crossing.next_end(bytes) else { return Ok(false) };
@@ -65,7 +65,11 @@ impl Array {
         let channel = ArrayChannel::new(self.owner());
         let moving = Moving::new(&channel, crossing).ok_or(IoError::Invalid)?;
         crossing.open_window(lead, end).await;
-        if let Err(error) = moving.all(begin..end.min(crossing.new_bytes)).await {
+        let moved = match self.shared.members.is_any_filling() {
+            true => Err(IoError::Invalid), // how far that is counts stripes of both shapes
+            false => moving.all(begin..end.min(crossing.new_bytes)).await,
+        };
+        if let Err(error) = moved {
             crossing.close_window(lead, begin).await;
             return Err(error);
         }
@@ -89,9 +93,10 @@ impl Array {
     /// The change of shape is over: everything was moved. On a core.
     ///
     /// # Errors
-    /// What the commit says.
+    /// What the commit says; [`IoError::Invalid`] while a slot is being filled.
     pub async fn end_reshape(&self) -> IoResult {
-        if self.crossing().is_none_or(|crossing| crossing.next_end(0).is_some()) {
+        let is_moved = self.crossing().is_some_and(|crossing| crossing.next_end(0).is_none());
+        if !is_moved || self.shared.members.is_any_filling() {
             return Err(IoError::Invalid);
         }
         self.forget_old_bad().await?;

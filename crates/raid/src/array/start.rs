@@ -1,7 +1,7 @@
 //! From superblocks to a running array.
 
 use super::Array;
-use super::crossing::Crossing;
+use super::crossing::{Crossing, Walk};
 use super::members::{Attached, Members, Shift};
 use super::shared::{Clock, Common, OLD_STRIPES, Shared};
 use crate::config::ROW_BYTES;
@@ -172,6 +172,8 @@ struct Shape {
     shift: Shift,
     /// Stripes below this one have another shape by now.
     first_stripe: u64,
+    /// By how much the number of a stripe exceeds its step of the walk that fills a slot.
+    skipped: u64,
     /// Added to stripes in the list of bad blocks.
     bad_base: u64,
 }
@@ -179,7 +181,7 @@ struct Shape {
 impl Shape {
     /// The one that an array has, or changes to.
     fn of(config: &Arc<ArrayConfig>) -> Shape {
-        Shape { config: config.clone(), shift: Shift::default(), first_stripe: 0, bad_base: 0 }
+        Shape { config: config.clone(), shift: Shift::default(), first_stripe: 0, skipped: 0, bad_base: 0 }
     }
 
     /// The one that an array changes from.
@@ -190,6 +192,7 @@ impl Shape {
         Some(Shape {
             shift: Shift { log, data: reshape.shift },
             first_stripe: reshape.cursor / config.geometry.stripe_bytes(),
+            skipped: Walk::of(&config.geometry, &table.config.geometry, reshape.cursor).skipped(),
             config: Arc::new(config),
             bad_base: OLD_STRIPES,
         })
@@ -585,7 +588,10 @@ impl Starting {
             let table = &self.table;
             let is_live = |stripe: u64, slot: usize| match table.members[slot].state {
                 MemberState::Live => true,
-                MemberState::Rebuilding { cursor } => geometry.member_offset(stripe) < cursor,
+                // Stripes below `first_stripe` are not asked about.
+                MemberState::Rebuilding { cursor } => {
+                    geometry.member_offset(stripe.saturating_sub(shape.skipped)) < cursor
+                }
                 MemberState::Missing { .. } => false,
             };
             let recovery = Recovery {
@@ -761,9 +767,10 @@ impl Starting {
         }
         drop(channels);
         let members = Members::new(config.clone(), own);
+        let skipped = old.as_ref().map_or(0, |old| old.skipped);
         filling
             .into_iter()
-            .for_each(|(slot, attached, cursor)| members.start_filling(slot, attached, cursor));
+            .for_each(|(slot, attached, cursor)| members.start_filling(slot, attached, cursor, skipped));
         let limits = SharedLimits::new(limits);
         let name = format!("raid:{}", config.name);
         let common = Arc::new(Common::new(limits, (regions, bad), (store, table), clock, crossing));

@@ -1,7 +1,8 @@
 //! What the upkeep of an array (`crate::jobs`) does to it: one stripe, one commit at a time.
 
 use super::Array;
-use super::fill::{Before, FilledSlots, Wanted};
+use super::boundary::Shape;
+use super::fill::{Before, Filled, FilledSlots, Wanted};
 use super::latency::Samples;
 use super::members::{Members, Which};
 use super::owner::Owner;
@@ -58,8 +59,35 @@ impl Array {
     /// # Errors
     /// When the stripe's owner cannot be reached. Each slot has a result of its own.
     pub async fn fill_step(&self, step: u64, wanted: Vec<Wanted>) -> Result<FilledSlots, IoError> {
-        let stripe = self.config().geometry.stripe_at_step(step);
-        self.on_owner(stripe, move |owner| Box::pin(async move { owner.fill(stripe, wanted).await })).await
+        let walk = self.crossing().map(|crossing| crossing.walk());
+        let place = walk.map(|walk| walk.stripe(step));
+        let (shape, stripe) = place.unwrap_or((Shape::New, self.config().geometry.stripe_at_step(step)));
+        if shape == Shape::New {
+            let fill = move |owner: Rc<Owner>| async move { owner.fill(stripe, wanted).await };
+            return self.on_owner(stripe, move |owner| Box::pin(fill(owner))).await;
+        }
+        let old = self.owner().old.clone().ok_or(IoError::Invalid)?;
+        // Members that have come with the new shape hold nothing of the old one.
+        let members = old.shared.config.geometry.members();
+        let (wanted, others): (Vec<Wanted>, Vec<Wanted>) =
+            wanted.into_iter().partition(|wanted| wanted.slot < members);
+        let mut filled = match old.owns(stripe) {
+            _ if wanted.is_empty() => FilledSlots::new(),
+            true => old.fill(stripe, wanted).await?,
+            false => {
+                let fill = move |owner: Rc<Owner>| async move { owner.fill(stripe, wanted).await };
+                old.forward(stripe, move |owner| Box::pin(fill(owner))).await?
+            }
+        };
+        filled.extend(others.into_iter().map(|wanted| (wanted.slot, Ok(Filled::Skipped))));
+        Ok(filled)
+    }
+
+    /// Steps of the walk that fills a slot. While the array changes its shape, it goes over the stripes of the new shape
+    /// that hold what is moved, and those of the old one that hold the rest.
+    pub fn fill_steps(&self) -> u64 {
+        let walk = self.crossing().map(|crossing| crossing.walk().steps());
+        walk.unwrap_or(self.config().geometry.stripes())
     }
 
     /// Every stripe before step `cursor` of the walk is filled.

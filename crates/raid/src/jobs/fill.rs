@@ -77,6 +77,16 @@ impl Keeper {
         false
     }
 
+    /// Whether a slot is to be filled before the change of shape goes on: the next failure of a member would lose data.
+    pub(super) fn must_fill_first(&self) -> bool {
+        let is_waiting = |slot: &usize| {
+            !self.blocked.contains(slot)
+                && self.shared.has_device(*slot)
+                && self.array().is_unprotected(*slot)
+        };
+        self.shared.empty_slots().iter().any(is_waiting)
+    }
+
     /// Empty slots of a group that a device may be taken for now: a pass that has come far ends before.
     fn waiting_slots(&self, group: usize) -> Vec<usize> {
         let (members, filling) = (self.array().members(), self.filling_slots(group));
@@ -171,16 +181,13 @@ impl Keeper {
             return;
         };
         let is_ours = |step: u64| geometry.group(geometry.stripe_at_step(step)) == group;
-        let window = self.window();
+        let (steps, window) = (array.fill_steps(), self.window());
         let mut meter = Meter::new(self.core.now_ns(), geometry.step_offset(fill.cursor));
         let mut pump = Pump::new();
         loop {
             let mut timer = None;
             let must_stop = self.must_stop_fill(fill, group);
-            while !must_stop
-                && pump.len() < window
-                && fill.next < geometry.stripes().min(fill.cursor + WINDOW)
-            {
+            while !must_stop && pump.len() < window && fill.next < steps.min(fill.cursor + WINDOW) {
                 let step = fill.next;
                 let wanted = if is_ours(step) { self.wanted(fill, step) } else { Vec::new() };
                 if wanted.is_empty() {
@@ -206,7 +213,7 @@ impl Keeper {
                 let (array, slots) = (array.clone(), fill.list());
                 pump.push(async move { Ended::Checkpoint(array.checkpoint_all(&slots).await) });
             }
-            if pump.len() == 0 && (must_stop || fill.next == geometry.stripes()) {
+            if pump.len() == 0 && (must_stop || fill.next == steps) {
                 return;
             }
             match pump.next(timer).await {
@@ -320,7 +327,7 @@ impl Keeper {
             self.filling.remove(slot);
         }
         let array = self.array().clone();
-        let is_full = fill.cursor == array.config().geometry.stripes();
+        let is_full = fill.cursor == array.fill_steps();
         if fill.error.is_none() && !is_full && !self.is_given_up(&fill) {
             if fill.kind != Kind::Replace && !fill.slots.is_empty() && !array.is_frozen() {
                 let _ = array.checkpoint_all(&fill.list()).await; // what is lost is done again

@@ -114,7 +114,7 @@ impl Keeper {
             return false;
         }
         if self.array().is_reshaping() {
-            return self.reshape().await;
+            return self.work_on_reshape().await;
         }
         if self.fill_empty().await {
             return true;

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   what is wrong ─► what is done, most urgent first
-//!     a change of shape              move window after window; slots are filled after it
+//!     a change of shape              move window after window; slots are filled after it, or before it goes on when it
+//!                                    has met an error or no redundancy is left
 //!     slots without a live member    fill them, those of one group in one pass: devices that were given for them, spares
 //!                                    of the array's, global spares
 //!     a live member to be replaced   copy it, then let it go: one that a device was given for, or one with more

@@ -4,8 +4,22 @@ use super::keeper::Keeper;
 use super::status::{Kind, Meter};
 
 impl Keeper {
-    /// Goes on with a change of shape to its end, or until the keeper must stop; whether there was anything to do.
-    pub(super) async fn reshape(&mut self) -> bool {
+    /// Works on an array that changes its shape; whether there was anything to do. Empty slots are filled when it cannot go
+    /// on, or has no redundancy left. It stands still until they are full.
+    pub(super) async fn work_on_reshape(&mut self) -> bool {
+        let is_filling = self.array().members().is_any_filling();
+        if !is_filling && !self.must_fill_first() && self.reshape().await {
+            return true;
+        }
+        let has_filled = self.fill_empty().await;
+        if has_filled && !self.array().members().is_any_filling() {
+            self.is_reshape_blocked = false;
+        }
+        has_filled
+    }
+
+    /// Goes on with a change of shape to its end, or until something else comes first; whether there was anything to do.
+    async fn reshape(&mut self) -> bool {
         if self.is_reshape_blocked {
             return false;
         }
@@ -17,7 +31,7 @@ impl Keeper {
         while let Some(moved) = array.moved() {
             let done_bytes = member_bytes(moved.done);
             self.show(Kind::Reshape, None, done_bytes, meter.rate(self.core.now_ns(), done_bytes));
-            if self.must_stop() {
+            if self.must_stop() || self.must_fill_first() {
                 return true;
             }
             if let Err(sleep) = self.begin(member_bytes(window)) {

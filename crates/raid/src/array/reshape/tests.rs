@@ -1,8 +1,11 @@
 //! Arrays on memory that change their shape. Power loss meanwhile is the simulator's (`sim --shapes`).
 
 use super::*;
-use crate::array::{Array, Start};
+use crate::array::members::Attached;
+use crate::array::{Array, Before, Start, Wanted};
 use crate::config::Consistency;
+use crate::jobs::{self, Jobs};
+use crate::metadata::region_map::WRITTEN;
 use crate::metadata::{
     AssembleOptions, Found, Label, Layout, Member, Reshape, Store, Target, assemble, read_superblock, testing,
 };
@@ -82,7 +85,9 @@ impl Bench {
 
     async fn create(&self) -> Arc<Array> {
         let targets = self.targets(0, self.old.geometry.members());
-        let results = Store::new(targets.len()).commit(&targets, &testing::table(&self.old)).await;
+        // Every region is written when a change of shape begins.
+        let table = Table { initial_region: WRITTEN, ..testing::table(&self.old) };
+        let results = Store::new(targets.len()).commit(&targets, &table).await;
         assert!(results.iter().all(|(_, result)| result.is_ok()));
         self.start(&[]).await
     }
@@ -354,5 +359,133 @@ fn two_lost_members_freeze_an_array_that_gets_its_second_parity() {
         while array.move_window(1 << 20).await.unwrap() {}
         array.end_reshape().await.unwrap();
         assert_eq!(array.fail(1).await, Err(IoError::Invalid), "two are out already");
+    });
+}
+
+impl Bench {
+    /// A blank disk takes the place of the one in a slot; the disk as a newcomer for the array.
+    fn renew(&mut self, array: &Array, slot: usize) -> Attached {
+        let disk = MemDevice::new(&Options::new(self.member_bytes)).unwrap();
+        self.faults[slot] = Arc::new(Fault::new(Arc::new(disk)));
+        let config = ArrayConfig { lanes: array.log_lanes(), ..ArrayConfig::clone(array.config()) };
+        let layout = Layout::new(self.member_bytes, &config).unwrap();
+        Attached { device: self.faults[slot].clone(), layout }
+    }
+}
+
+async fn move_to_the_end(array: &Array) {
+    while array.move_window(1 << 20).await.unwrap() {}
+    array.end_reshape().await.unwrap();
+}
+
+#[test]
+fn a_slot_is_filled_in_both_shapes_while_a_change_stands_still() {
+    for (old, new) in CASES {
+        for (windows, slot) in [(0, 1), (4, 1), (4, new.0 + new.1 - 1)] {
+            reactor::run(async move {
+                let mut bench = Bench::new(old, new, Consistency::Ppl);
+                let (mut array, mut pattern) = bench.begun().await;
+                for _ in 0..windows {
+                    array.move_window(3 * STRIP).await.unwrap();
+                }
+                array.fail(slot).await.unwrap();
+                let (newcomer, uuid) = (bench.renew(&array, slot), testing::member_uuid(40));
+                array.start_filling(slot, uuid, newcomer).await.unwrap();
+                assert_eq!(array.move_window(STRIP).await, Err(IoError::Invalid));
+                let steps = array.fill_steps();
+                let mut step = 0;
+                while step < steps {
+                    let wanted = vec![Wanted { slot, before: Before::Anything }];
+                    let filled = array.fill_step(step, wanted).await.unwrap();
+                    assert!(filled.iter().all(|(_, result)| result.is_ok()), "{filled:?}");
+                    step += 1;
+                    array.advance(slot, step);
+                    let channel = array.open_channel().unwrap();
+                    for block in [step * 53, step * 11 + 5].map(|block| block % pattern.len() as u64) {
+                        pattern[block as usize] = (step % 250) as u8 + 1;
+                        write(&*channel, block, pattern[block as usize]).await;
+                    }
+                    drop(channel);
+                    if step == steps / 2 {
+                        array.checkpoint(slot).await.unwrap();
+                        drop(array); // as a crash does
+                        array = bench.start(&[]).await;
+                        assert_eq!((array.members().cursor(slot), array.fill_steps()), (step, steps));
+                        check(&array, &pattern).await;
+                    }
+                }
+                array.finish_filling(slot, uuid).await.unwrap();
+                for other in (0..new.0 + new.1).filter(|other| *other != slot).take(old.1.min(new.1)) {
+                    array.fail(other).await.unwrap();
+                }
+                check(&array, &pattern).await;
+                move_to_the_end(&array).await;
+                check(&array, &pattern).await;
+            });
+        }
+    }
+}
+
+fn says(jobs: &Jobs, text: &str) -> Option<usize> {
+    jobs.status().events.iter().position(|event| event.text.contains(text))
+}
+
+#[test]
+fn a_spare_is_filled_while_a_change_cannot_go_on() {
+    reactor::run_simulated(7, |_| async {
+        let bench = Bench::new((3, 2), (4, 2), Consistency::Ppl);
+        let (array, pattern) = bench.begun().await;
+        for _ in 0..2 {
+            array.move_window(3 * STRIP).await.unwrap();
+        }
+        let owner = array.owner();
+        let range = |i: u64| BadRange { stripe: (1 << 40) + 2 * i, strips: 1, offset: 0, len: BLOCK as u32 };
+        let mut ranges = 0;
+        while array.shared.bad.add(range(ranges), &*owner).await.is_ok() {
+            ranges += 1;
+        }
+        drop(owner);
+        // The next row cannot be moved: it is lost, and there is no room to note that.
+        let stripe = array.moved().unwrap().done / bench.old.geometry.stripe_bytes();
+        let at = bench.targets(0, 1)[0].layout.data_offset + bench.old.geometry.member_offset(stripe);
+        for slot in [0, 2, 4] {
+            let lost = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + BLOCK);
+            bench.faults[slot].add(lost);
+        }
+        let jobs = array.keep(jobs::Options::default()).unwrap();
+        jobs.add(Arc::new(MemDevice::new(&Options::new(bench.member_bytes)).unwrap())).await.unwrap();
+        while says(&jobs, "the change of shape stops").is_none() {
+            reactor::current().sleep(1_000_000).await;
+        }
+        bench.faults.iter().for_each(|fault| fault.clear());
+        bench.faults[3].add(Rule::new(Action::Error(IoError::DeviceGone)));
+        let channel = array.open_channel().unwrap();
+        for (block, byte) in pattern.iter().enumerate() {
+            write(&*channel, block as u64, *byte).await;
+        }
+        reactor::current().sleep(60_000_000_000).await;
+        assert!(array.members().is_healthy(), "{:#?}", jobs.status());
+        assert!(!array.is_reshaping(), "it was tried again: {:#?}", jobs.status());
+        check(&array, &pattern).await;
+        jobs.stop().await;
+    });
+}
+
+#[test]
+fn without_redundancy_a_spare_is_filled_before_a_change_goes_on() {
+    reactor::run_simulated(7, |_| async {
+        let bench = Bench::new((3, 1), (4, 1), Consistency::Ppl);
+        let (array, pattern) = bench.begun().await;
+        let jobs = array.keep(jobs::Options::default()).unwrap();
+        jobs.pause();
+        array.fail(1).await.unwrap();
+        jobs.add(Arc::new(MemDevice::new(&Options::new(bench.member_bytes)).unwrap())).await.unwrap();
+        jobs.resume();
+        jobs.idle().await;
+        let (full, changed) = (says(&jobs, "slot 1 is full"), says(&jobs, "its new shape"));
+        assert!(full.is_some() && full < changed, "{:#?}", jobs.status());
+        array.fail(0).await.unwrap();
+        check(&array, &pattern).await;
+        jobs.stop().await;
     });
 }
