@@ -12,6 +12,7 @@ use reactor::{CoreConfig, Cores};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -192,6 +193,106 @@ fn a_configuration_with_a_mistake_makes_nothing() {
         for member in &members {
             assert!(std::fs::read(member).unwrap().iter().all(|byte| *byte == 0), "{mistake}: {member}");
         }
+    }
+}
+
+/// Devices whose files are served to the daemon by this program, which lets their writes fail.
+struct Failing {
+    faults: [Arc<Fault>; 2],
+    _served: Vec<Nbd>,
+    _cores: Cores,
+}
+
+impl Failing {
+    /// Registers `data` and `bare`, the second with a file system.
+    fn new(daemon: &Daemon) -> Failing {
+        let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+        let mut served = Vec::new();
+        let faults = ["data", "bare"].map(|name| {
+            let path = daemon.file(name, 24 * MIB);
+            if name == "bare" {
+                let file = std::fs::File::options().write(true).open(&path).unwrap();
+                file.write_all_at(&vec![0x5a; 4 << 20], 0).unwrap();
+                file.write_all_at(&[0x53, 0xef], 1024 + 56).unwrap();
+            }
+            let file = member(&path, false, false).unwrap().open().unwrap();
+            let fault = Arc::new(Fault::new(file));
+            let socket = daemon.path(&format!("{name}.served"));
+            let config = Config::new(Address::Unix { path: socket.clone(), permissions: 0o600 });
+            served.push(Nbd::start(fault.clone() as Arc<dyn Device>, &[cores.get(0)], config).unwrap());
+            let spec = format!("nbd:path={}", socket.display());
+            daemon.post("/v1/devices", &json!({ "name": name, "spec": spec }));
+            fault
+        });
+        Failing { faults, _served: served, _cores: cores }
+    }
+
+    /// From now on the write, zeroing or flush after `done` of them fails, once.
+    fn fail_after(&self, done: u64) {
+        let rule = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write, Op::WriteZeroes, Op::Flush]);
+        self.faults.iter().for_each(|fault| {
+            fault.add(Rule { after: done, ..rule.clone() }.once());
+        });
+    }
+
+    /// How many failed.
+    fn end(&self) -> u64 {
+        let hits = self.faults.iter().flat_map(|fault| fault.rules()).map(|(.., hits)| hits).sum();
+        self.faults.iter().for_each(|fault| fault.clear());
+        hits
+    }
+}
+
+/// Each write that a change makes fails once. The change is refused and has changed nothing, also for the next start; or
+/// it is acknowledged, when nothing depended on that write.
+#[test]
+fn a_change_whose_device_fails_has_changed_nothing() {
+    let mut daemon = Daemon::new();
+    let failing = Failing::new(&daemon);
+    let begin = |daemon: &Daemon| std::fs::read(daemon.path("bare")).unwrap()[..4 << 20].to_vec();
+    daemon.volume("v1", MIB);
+    let limits = json!({ "iops": { "per_second": 70 } });
+    let change = json!({ "name": "renamed", "qos": limits, "size": 2 * MIB });
+    let volume = |on: &str| json!({ "name": on.to_owned() + "2", "on": on, "size": MIB, "force": true, "qos": limits });
+    for (method, path, body) in [
+        (Method::POST, "/v1/volumes", volume("data")),
+        (Method::PATCH, "/v1/volumes/v1", change),
+        (Method::DELETE, "/v1/volumes/data2", Value::Null),
+        (Method::POST, "/v1/volumes", volume("bare")),
+    ] {
+        let request = format!("{method} {path} {body}");
+        let bare = begin(&daemon);
+        let mut refused = 0;
+        for done in 0.. {
+            let before = Everything::of(&daemon);
+            failing.fail_after(done);
+            let answer = daemon.send(method.clone(), path, &body);
+            let is_done = answer.status().is_success();
+            if failing.end() == 0 {
+                assert!(is_done, "{request}: {}", answer.text().unwrap());
+                break;
+            }
+            if is_done {
+                break;
+            }
+            refused += 1;
+            let check = |daemon: &Daemon| {
+                let after = Everything::of(daemon);
+                assert_eq!((&before.shown, &before.state), (&after.shown, &after.state), "{request} {done}");
+                assert!(begin(daemon) == bare || path != "/v1/volumes", "{request} {done}");
+                let damaged = daemon.get("/v1/pools/data")["damaged"].clone();
+                assert_eq!(damaged, json!(0), "{request} {done}");
+            };
+            check(&daemon);
+            let events = daemon.get("/v1/events").to_string();
+            assert!(!events.contains("changed in part"), "{request} {done}: {events}");
+            daemon.restart("-KILL");
+            daemon.wait_for("the devices", || {
+                daemon.get("/v1/devices").as_array().unwrap().iter().all(|device| device["error"].is_null())
+            });
+            check(&daemon);
+        }
+        assert!(refused > 3, "{request}: {refused}");
     }
 }
 
