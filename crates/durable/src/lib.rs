@@ -2,7 +2,7 @@
 //! new, and once [`replace`] has returned it is the new.
 //!
 //! ```text
-//!   write NAME.new ─ sync it ─ (link NAME to the backup's name) ─ rename NAME.new to NAME ─ sync the folder
+//!   write NAME.new ─ sync it ─ (copy NAME to the backup) ─ rename NAME.new to NAME ─ sync the folder
 //! ```
 //!
 //! POSIX promises that a rename within a folder is atomic, and nothing about the order in which what was not synced
@@ -133,14 +133,25 @@ pub fn replace(folder: &dyn Folder, name: &str, bytes: &[u8], backup: Option<&st
     folder.sync_names()
 }
 
-/// Gives the file `name`, if there is one, the name `backup` as well.
+/// Copies the file `name`, if there is one, to `backup`. It is no second name of the same file: a crash before `name` is
+/// replaced would leave both on the same sectors, of which one may become bad.
 fn keep(folder: &dyn Folder, name: &str, backup: &str) -> io::Result<()> {
+    // What cannot be read is not kept. The backup before it stays.
+    let Ok(Some(bytes)) = folder.read(name, u64::MAX) else { return Ok(()) };
     let new = format!("{backup}.new");
+    folder.write(&new, &bytes)?;
+    folder.sync(&new)?;
+    folder.rename(&new, backup)
+}
+
+/// Gives the file `name`, if there is one, the name `aside` as well.
+fn put_aside(folder: &dyn Folder, name: &str, aside: &str) -> io::Result<()> {
+    let new = format!("{aside}.new");
     accept(ErrorKind::NotFound, folder.remove(&new))?;
     match folder.link(name, &new) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         // When the two are one file already, renaming leaves both names.
-        linked => linked.and_then(|()| folder.rename(&new, backup)),
+        linked => linked.and_then(|()| folder.rename(&new, aside)),
     }
 }
 
@@ -218,7 +229,7 @@ pub fn recover<T>(
         Meaning::Later(format) => return Err(RecoverError::Later(backup.into(), format)),
         Meaning::Damaged(error) => return Err(damaged(error)),
     };
-    keep(folder, name, aside).and_then(|()| folder.sync_names()).map_err(io(aside))?;
+    put_aside(folder, name, aside).and_then(|()| folder.sync_names()).map_err(io(aside))?;
     replace(folder, name, &before, None).map_err(io(name))?;
     Ok(Recovered::Previous { value, damage })
 }

@@ -184,6 +184,10 @@ proptest! {
             let new = format!("state {number}").into_bytes();
             let (after, result) =
                 run(disk, calls, |folder| replace(folder, "state", &new, Some("state.previous")));
+            let shares = |names: &BTreeMap<String, usize>| {
+                names.contains_key("state") && names.get("state") == names.get("state.previous")
+            };
+            prop_assert!(!shares(&after.names), "one bad sector is in both files");
             disk = after.restarted(kept);
             let found = disk.read("state");
             match result {
