@@ -147,6 +147,6 @@ async fn touch(array: &Arc<Array>) {
 /// Bytes of a member that the running rebuild has done.
 fn rebuilt(jobs: &Jobs) -> u64 {
     let status = jobs.status();
-    let rebuild = status.running.filter(|job| job.kind == Kind::Rebuild);
+    let rebuild = status.running.into_iter().find(|job| job.kind == Kind::Rebuild);
     rebuild.expect("a rebuild that lasts longer than it is measured").done_bytes
 }

@@ -543,7 +543,9 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             }
             judge(world, "add", result);
         }
-        Action::ReplaceLost(slot) => pairs::replace_lost(world, running, slot).await,
+        Action::ReplaceLost { slot, killed, kill_ns } => {
+            pairs::replace_lost(world, running, slot, (killed, kill_ns)).await;
+        }
         Action::Grow(bytes) => growth::run(world, running, bytes).await,
         Action::Reshape => {
             let result = running.reshape().await;

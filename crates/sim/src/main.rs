@@ -60,7 +60,7 @@ struct Args {
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
     faults: bool,
     /// Two members of a group are lost and replaced together, under the keeper
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
     pairs: bool,
     /// Pools of volumes instead of arrays
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "pairs", "level", "consistency", "cores"])]

@@ -7,14 +7,16 @@ use crate::rng::Rng;
 use crate::subject::Running;
 use crate::world::World;
 use raid::Level;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::rc::Rc;
 
 /// Levels of which arrays can lose two members of a group.
 pub const LEVELS: [Level; 6] =
     [Level::Raid1, Level::Raid6, Level::Raid7, Level::Raid10, Level::Raid60, Level::NPlusM];
 
-/// Adds losses of two members, and their replacement, to three of four boots.
-pub fn draw(plan: &mut Plan) {
+/// Adds losses of two members, and their replacement, to three of four boots. `worker` does everything that is not I/O.
+pub fn draw(plan: &mut Plan, worker: usize) {
     let geometry = plan.shape.geometry;
     if geometry.parity < 2 {
         return;
@@ -27,7 +29,6 @@ pub fn draw(plan: &mut Plan) {
         if rng.one_in(4) {
             continue;
         }
-        let worker = boot.steps.iter().map(|step| step.worker + 1).max().unwrap_or(1);
         let first = rng.below(geometry.groups as u64) as usize * size;
         let one = rng.below(size as u64) as usize;
         let other = (one + 1 + rng.below(size as u64 - 1) as usize) % size;
@@ -35,25 +36,30 @@ pub fn draw(plan: &mut Plan) {
             true => Action::Kill(first + slot),
             false => Action::Fail(first + slot),
         };
-        let mut actions = vec![lose(&mut rng, one), lose(&mut rng, other), Action::ReplaceLost(first + one)];
+        let mut actions = vec![lose(&mut rng, one), lose(&mut rng, other)];
         // While they are filled, sometimes one of them is lost again, or another member.
-        let mut beside = Vec::new();
         if rng.one_in(3) {
-            beside.push(Action::Kill(first + rng.below(size as u64) as usize));
-            actions.push(Action::ReplaceLost(first + one));
+            let kill_ns = 1 + rng.log_uniform(40 * latency_ns);
+            let killed = first + rng.below(size as u64) as usize;
+            actions.push(Action::ReplaceLost { slot: first + one, killed, kill_ns });
         }
-        for (worker, actions) in [(worker, actions), (worker + 1, beside)] {
-            for action in actions {
-                let id = ids.next().expect("numbers do not end");
-                let delay_ns = rng.log_uniform(20 * latency_ns);
-                boot.steps.push(Step { id, worker, delay_ns, action });
-            }
+        actions.push(Action::ReplaceLost { slot: first + one, killed: 0, kill_ns: 0 });
+        for action in actions {
+            let id = ids.next().expect("numbers do not end");
+            let delay_ns = rng.log_uniform(20 * latency_ns);
+            boot.steps.push(Step { id, worker, delay_ns, action });
         }
     }
 }
 
-/// Replaces the lost disks of a slot's group with blank ones, all at once.
-pub(crate) async fn replace_lost(world: &Rc<World>, running: &Rc<dyn Running>, slot: usize) {
+/// Replaces the lost disks of a slot's group with blank ones, all at once. The disk of slot `killed` dies meanwhile, after
+/// `kill_ns` nanoseconds; 0 for never.
+pub(crate) async fn replace_lost(
+    world: &Rc<World>,
+    running: &Rc<dyn Running>,
+    slot: usize,
+    (killed, kill_ns): (usize, u64),
+) {
     let group = world.shape.group_of(slot);
     if world.is_beyond(group) {
         return;
@@ -71,7 +77,19 @@ pub(crate) async fn replace_lost(world: &Rc<World>, running: &Rc<dyn Running>, s
         return;
     }
     world.note_logging(true); // from some moment on, if these were the last that were missing
-    let result = running.add_all(&disks).await;
+    let mut timer = (kill_ns > 0).then(|| reactor::current().sleep(kill_ns));
+    let mut added = running.add_all(&disks);
+    let result = poll_fn(|cx| {
+        if timer.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready()) {
+            timer = None;
+            if !world.disk(killed).is_dead() && world.may_lose(killed) {
+                world.disk(killed).kill();
+                world.note_loss(killed, true);
+            }
+        }
+        added.as_mut().poll(cx)
+    });
+    let result = result.await;
     if world.machine.is_on() {
         world.note_logging_with(&running.live());
     }

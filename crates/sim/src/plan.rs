@@ -138,7 +138,14 @@ pub enum Action {
     /// An empty slot gets a blank disk.
     Replace(usize),
     /// All empty slots of a slot's group get blank disks at the same time.
-    ReplaceLost(usize),
+    ReplaceLost {
+        /// A slot of the group.
+        slot: usize,
+        /// The slot whose disk dies meanwhile.
+        killed: usize,
+        /// When it dies, in nanoseconds; 0 for never.
+        kill_ns: u64,
+    },
     /// Data and parity are compared.
     Scrub,
     /// All disks become larger by so many bytes, and the array with them.
@@ -171,7 +178,7 @@ impl Action {
             | Action::FailWrite(slot, _)
             | Action::Return(slot)
             | Action::Replace(slot)
-            | Action::ReplaceLost(slot) => Some(slot),
+            | Action::ReplaceLost { slot, .. } => Some(slot),
             _ => None,
         }
     }
@@ -433,7 +440,7 @@ impl Plan {
             crate::faults::draw(&mut plan);
         }
         if filter.pairs {
-            crate::pairs::draw(&mut plan);
+            crate::pairs::draw(&mut plan, workers);
         }
         plan
     }
