@@ -67,7 +67,8 @@ impl Owner {
         let compared = Compared { readable, replaced: 0, checks };
         let unknown = self.read_compared(scratch, place, strips, compared, unreadable).await?;
         let has_all_data = strips.data_mask() & !readable == 0;
-        if !unknown.is_empty() && !(strip >= strips.data && has_all_data) {
+        let follows_data = strip >= strips.data && has_all_data;
+        if !unknown.is_empty() && !follows_data {
             return Err(Stop::Error(IoError::Medium));
         }
         let target = scratch.strip_mut(strip);
