@@ -24,6 +24,7 @@ ARRAY, VOLUME, OTHER = "data", "v1", "other"
 SURVIVALS = ("none", "any", "half", "all")
 WORD = struct.Struct("<QQ")
 NEVER_WRITTEN = (None, 0)
+POOL_MAGIC = b"FsPool\0\0"  # docs/on-disk-formats.md
 
 
 def sector_of(tag, sector):
@@ -80,6 +81,10 @@ class Moment:
             if not self._is_lie(write):
                 self.disks[write.disk][write.offset:write.offset + write.length] = _bytes(write)
         return bool(numbers)
+
+    def writes_pool_table(self):
+        """Whether a copy of the pool's table is written and not durable. A copy begins where a strip does."""
+        return any(entry.write.data is not None and entry.write.data.startswith(POOL_MAGIC) for entry in self.pending.values())
 
     def _is_lie(self, write):
         """Whether the disk loses this write. Metadata stays: an array that is not assembled would show nothing else."""
@@ -157,9 +162,16 @@ def _survivors(sectors, survival, draw):
 
 
 def points(events, count, size):
-    """The numbers of the events after which more is durable than before, once the disks are ready."""
-    moment = Moment(count, size)
-    return [number for number, event in enumerate(events) if moment.advance(event) and moment.is_ready]
+    """The numbers of the events after which more is durable than before, once the disks are ready; and those among them
+    at which a copy of the pool's table has just become durable, or is under way."""
+    moment, found, at_table = Moment(count, size), [], []
+    for number, event in enumerate(events):
+        was_under_way = moment.writes_pool_table()
+        if moment.advance(event) and moment.is_ready:
+            found.append(number)
+            if was_under_way:
+                at_table.append(number)
+    return found, at_table
 
 
 class Replay:
@@ -265,7 +277,7 @@ def _first(content):
 
 def spread(found, count):
     """At most `count` of the points, evenly spread, the last one among them."""
-    if count is None or count >= len(found):
+    if count >= len(found):
         return found
     return sorted({found[(i + 1) * len(found) // count - 1] for i in range(count)})
 
