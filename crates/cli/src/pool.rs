@@ -45,10 +45,10 @@ struct Place {
     /// The socket of freestoned
     #[arg(long, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// The device of a pool that no daemon has open
+    /// The device of a pool that no daemon has open; several for a layer over them
     #[arg(long, value_name = "KIND:KEY=VALUE,…")]
-    device: Option<String>,
-    /// A layer over the device
+    device: Vec<String>,
+    /// A layer over the devices given before it
     #[arg(long, value_name = "KIND:KEY=VALUE,…", requires = "device")]
     layer: Vec<String>,
 }
@@ -99,8 +99,7 @@ fn with_device(
     matches: &ArgMatches,
     work: impl FnOnce(&Arc<dyn Device>, &CoreRef) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let devices = place.device.iter().cloned().collect();
-    let plan = StackArgs::new(devices, place.layer.clone()).plan(matches)?;
+    let plan = StackArgs::new(place.device.clone(), place.layer.clone()).plan(matches)?;
     let stacks = [stack::only(&plan)?.open()?];
     let cores = Cores::start(&[CoreConfig::default()]).map_err(|error| Error::Runtime(error.to_string()))?;
     let core = cores.get(0);
