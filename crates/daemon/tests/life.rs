@@ -5,7 +5,7 @@ mod common;
 use common::{Daemon, MIB, names};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn what_was_acknowledged_is_there_after_a_kill_and_after_an_orderly_end() {
@@ -128,7 +128,8 @@ fn arrays_and_volumes_are_found_again_without_the_state() {
 
 #[test]
 fn a_missing_member_is_waited_for_and_a_known_loss_is_not() {
-    let mut daemon = Daemon::prepare(&["--patience", "3"]);
+    let mut daemon = Daemon::prepare(&["--patience", "3600"]);
+    let wait = |daemon: &mut Daemon, seconds: &str| daemon.args[1] = seconds.into();
     daemon.start();
     let members = daemon.array();
     daemon.volume("v1", MIB);
@@ -148,16 +149,16 @@ fn a_missing_member_is_waited_for_and_a_known_loss_is_not() {
     assert_eq!(daemon.get("/v1/arrays/data")["state"], "optimal");
     // It does not come back.
     daemon.end("-TERM");
+    wait(&mut daemon, "1");
     std::fs::rename(&members[1], &away).unwrap();
     daemon.start();
     daemon.wait_for("the degraded array", || daemon.get("/v1/arrays/data")["state"] == "degraded");
     daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
     // Now it is known to be lost.
     daemon.end("-KILL");
-    let began = Instant::now();
+    wait(&mut daemon, "3600");
     daemon.start();
     assert_eq!(daemon.get("/v1/exports/e1")["state"], "active");
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert_eq!(daemon.get("/v1/arrays/data")["state"], "degraded");
 }
 

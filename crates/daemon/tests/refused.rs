@@ -2,19 +2,14 @@
 
 mod common;
 
-use block::{Device, IoError, Op};
-use common::{Daemon, MIB};
-use exports::nbd::{Config, Nbd};
-use exports::stream::Address;
-use graph::kinds::raid::member;
-use layers::fault::{Action, Fault, Rule};
-use reactor::{CoreConfig, Cores};
+use block::{IoError, Op};
+use common::{Daemon, MIB, Served};
+use layers::fault::{Action, Rule};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Everything that a refused request could have changed.
 struct Everything {
@@ -196,49 +191,37 @@ fn a_configuration_with_a_mistake_makes_nothing() {
     }
 }
 
-/// Devices whose files are served to the daemon by this program, which lets their writes fail.
-struct Failing {
-    faults: [Arc<Fault>; 2],
-    _served: Vec<Nbd>,
-    _cores: Cores,
-}
+/// Devices whose writes fail when the test wants it.
+struct Failing([Served; 2]);
 
 impl Failing {
     /// Registers `data` and `bare`, the second with a file system.
     fn new(daemon: &Daemon) -> Failing {
-        let cores = Cores::start(&[CoreConfig::default()]).unwrap();
-        let mut served = Vec::new();
-        let faults = ["data", "bare"].map(|name| {
+        Failing(["data", "bare"].map(|name| {
             let path = daemon.file(name, 24 * MIB);
             if name == "bare" {
                 let file = std::fs::File::options().write(true).open(&path).unwrap();
                 file.write_all_at(&vec![0x5a; 4 << 20], 0).unwrap();
                 file.write_all_at(&[0x53, 0xef], 1024 + 56).unwrap();
             }
-            let file = member(&path, false, false).unwrap().open().unwrap();
-            let fault = Arc::new(Fault::new(file));
-            let socket = daemon.path(&format!("{name}.served"));
-            let config = Config::new(Address::Unix { path: socket.clone(), permissions: 0o600 });
-            served.push(Nbd::start(fault.clone() as Arc<dyn Device>, &[cores.get(0)], config).unwrap());
-            let spec = format!("nbd:path={}", socket.display());
-            daemon.post("/v1/devices", &json!({ "name": name, "spec": spec }));
-            fault
-        });
-        Failing { faults, _served: served, _cores: cores }
+            let served = daemon.served(name);
+            daemon.post("/v1/devices", &json!({ "name": name, "spec": served.spec }));
+            served
+        }))
     }
 
     /// From now on the write, zeroing or flush after `done` of them fails, once.
     fn fail_after(&self, done: u64) {
         let rule = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write, Op::WriteZeroes, Op::Flush]);
-        self.faults.iter().for_each(|fault| {
+        self.0.iter().for_each(|Served { fault, .. }| {
             fault.add(Rule { after: done, ..rule.clone() }.once());
         });
     }
 
     /// How many failed.
     fn end(&self) -> u64 {
-        let hits = self.faults.iter().flat_map(|fault| fault.rules()).map(|(.., hits)| hits).sum();
-        self.faults.iter().for_each(|fault| fault.clear());
+        let hits = self.0.iter().flat_map(|served| served.fault.rules()).map(|(.., hits)| hits).sum();
+        self.0.iter().for_each(|served| served.fault.clear());
         hits
     }
 }
@@ -300,21 +283,16 @@ fn a_change_whose_device_fails_has_changed_nothing() {
 #[test]
 fn an_array_that_cannot_be_made_leaves_no_superblock_and_no_record() {
     let daemon = with_everything();
-    let cores = Cores::start(&[CoreConfig::default()]).unwrap();
-    let other = member(&daemon.path("other").display().to_string(), false, false).unwrap().open().unwrap();
-    let failing = Arc::new(Fault::new(other));
-    let socket = daemon.path("failing.sock");
-    let config = Config::new(Address::Unix { path: socket.clone(), permissions: 0o600 });
-    let _served = Nbd::start(failing.clone() as Arc<dyn Device>, &[cores.get(0)], config).unwrap();
-    failing.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]));
+    let other = daemon.served("other");
+    other.fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]));
     let before = Everything::of(&daemon);
-    let members = [daemon.path("n0").display().to_string(), format!("nbd:path={}", socket.display())];
+    let members = [daemon.path("n0").display().to_string(), other.spec.clone()];
     let new = json!({ "name": "made", "level": "1", "members": members });
     let (_, _, detail) = daemon.refusal(Method::POST, "/v1/arrays", &new);
     assert!(detail.contains("cannot write the superblock"), "{detail}");
     let after = Everything::of(&daemon);
     assert_eq!((&before.shown, &before.state), (&after.shown, &after.state));
-    failing.clear();
+    other.fault.clear();
     // Without `force`: nothing is found on the members.
     daemon.post("/v1/arrays", &new);
 }

@@ -2,12 +2,19 @@
 
 #![allow(dead_code, missing_docs)] // each test program uses its part
 
+use block::Device;
+use exports::nbd::{Config, Nbd};
+use exports::stream::Address;
+use graph::kinds::raid::member;
+use layers::fault::Fault;
+use reactor::{CoreConfig, Cores};
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
@@ -149,6 +156,16 @@ impl Daemon {
         path.to_str().unwrap().to_owned()
     }
 
+    /// The file `name`, served by this program.
+    pub fn served(&self, name: &str) -> Served {
+        let file = member(self.path(name).to_str().unwrap(), false, false).unwrap().open().unwrap();
+        let (fault, cores) = (Arc::new(Fault::new(file)), Cores::start(&[CoreConfig::default()]).unwrap());
+        let socket = self.path(&format!("{name}.served"));
+        let config = Config::new(Address::Unix { path: socket.clone(), permissions: 0o600 });
+        let nbd = Nbd::start(fault.clone() as Arc<dyn Device>, &[cores.get(0)], config).unwrap();
+        Served { fault, spec: format!("nbd:path={}", socket.display()), _nbd: nbd, _cores: cores }
+    }
+
     /// A RAID 5 called `data` over four files.
     pub fn array(&self) -> Vec<String> {
         let members: Vec<String> = (0..4).map(|slot| self.file(&format!("m{slot}"), 32 * MIB)).collect();
@@ -169,6 +186,15 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// A file that the test serves to the daemon over NBD, and whose requests it delays or lets fail.
+pub struct Served {
+    pub fault: Arc<Fault>,
+    /// How the daemon opens it.
+    pub spec: String,
+    _nbd: Nbd,
+    _cores: Cores,
 }
 
 impl Drop for Daemon {
