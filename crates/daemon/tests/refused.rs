@@ -297,6 +297,31 @@ fn an_array_that_cannot_be_made_leaves_no_superblock_and_no_record() {
     daemon.post("/v1/arrays", &new);
 }
 
+/// The daemon is killed while it writes superblocks. What it leaves is listed, does not run, and can be deleted.
+#[test]
+fn an_array_whose_making_was_cut_off_is_deleted_and_made_again() {
+    let mut daemon = Daemon::new();
+    let members = ["n0", "n1"].map(|name| daemon.file(name, 24 * MIB));
+    // Its end would wait for the request that is late.
+    let late = std::mem::ManuallyDrop::new(daemon.served("n1"));
+    let hour = std::time::Duration::from_secs(3600).as_nanos() as u64;
+    late.fault.add(Rule::new(Action::Delay(hour)).on(&[Op::Write]));
+    let new = json!({ "name": "made", "level": "1", "members": [members[0], late.spec] });
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| daemon.request(Method::POST, "/v1/arrays").json(&new).send());
+        daemon.wait_for("a superblock", || std::fs::read(&members[0]).unwrap().iter().any(|byte| *byte != 0));
+        let killed = std::process::Command::new("kill").args(["-KILL", &daemon.pid().to_string()]).status();
+        assert!(killed.unwrap().success() && asked.join().unwrap().is_err());
+    });
+    daemon.wait();
+    late.fault.clear();
+    daemon.start();
+    assert_eq!(daemon.get("/v1/arrays/made")["state"], "offline");
+    assert_eq!(daemon.refusal(Method::POST, "/v1/arrays", &new).1, "exists");
+    daemon.delete("/v1/arrays/made");
+    daemon.post("/v1/arrays", &new);
+}
+
 #[test]
 fn an_action_on_several_devices_is_refused_before_the_first() {
     let daemon = with_everything();
