@@ -6,6 +6,7 @@
 
 use api::{Floor, Qos};
 use durable::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
+pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
@@ -75,20 +76,6 @@ pub struct VolumeRecord {
     /// What it gets of them.
     #[serde(default)]
     pub floor: Floor,
-}
-
-/// A move of a volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MoveRecord {
-    /// The array or device that the volume was on.
-    pub from: String,
-    /// The one that it moves to.
-    pub to: String,
-    /// The UUID of its copy there, until that is the volume.
-    pub copy: String,
-    /// From now on only what is at the new place counts.
-    pub is_done: bool,
 }
 
 /// An export.

@@ -29,11 +29,25 @@ pub enum Mutant {
     ReservedIsFree,
     /// A volume is deleted although it is in use.
     DeleteInUse,
+    /// What a copy has behind its end in its last unit is not zeroed: a growth shows it.
+    CopyEndNotZeroed,
+    /// The rest of a volume that moves is copied while its users still write.
+    CopyBeforeHold,
+    /// A move is done by its record before the copy has the volume's identity.
+    DoneBeforeSwitch,
+    /// A record that says that a move is not done counts more than the pool that says it is.
+    OlderRecordCounts,
+    /// The copy of a move that failed at its end keeps the volume's identity.
+    IdentityKept,
+    /// Copies that no move will finish stay.
+    LeftoversStay,
+    /// The record of a move does not stand in the older state file when the copy becomes the volume.
+    RecordOnce,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 11] = [
+    pub const ALL: [Mutant; 18] = [
         Mutant::OneCopy,
         Mutant::CopiesAtOnce,
         Mutant::BothSets,
@@ -45,6 +59,13 @@ impl Mutant {
         Mutant::CommitNotFlushed,
         Mutant::ReservedIsFree,
         Mutant::DeleteInUse,
+        Mutant::CopyEndNotZeroed,
+        Mutant::CopyBeforeHold,
+        Mutant::DoneBeforeSwitch,
+        Mutant::OlderRecordCounts,
+        Mutant::IdentityKept,
+        Mutant::LeftoversStay,
+        Mutant::RecordOnce,
     ];
 }
 

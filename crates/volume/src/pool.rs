@@ -294,6 +294,9 @@ impl Pool {
         // The end of its last unit is nobody's until it grows.
         let unit = self.lock().table.unit;
         new.unclean = new.unclean.pop().map(|range| range.end - unit..range.end).into_iter().collect();
+        if mutant::is(Mutant::CopyEndNotZeroed) {
+            new.unclean.clear();
+        }
         new.zero(async |left| left)?;
         new.commit()
     }

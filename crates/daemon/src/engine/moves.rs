@@ -1,13 +1,4 @@
-//! Moving a volume to another array or device while it is in use.
-//!
-//! ```text
-//!   remembered ─► copy made ─► copied, and what is written meanwhile again ─► held ─► rest copied, flushed
-//!                                          remembered as done ─► the copy is the volume ─► the old place is free
-//! ```
-//!
-//! The old place alone counts until the state says that the move is done, and from then on the new one alone. A daemon that ends
-//! in between begins again with a new copy, or frees the old place, whichever it is. Until it is whole the copy has a name and an
-//! identity of its own: who finds it without a state does not take it for the volume.
+//! Moves of volumes to another array or device, as jobs: the crate `moves` says what is durable when.
 
 use super::bases::PlannedPool;
 use super::change::Effects;
@@ -16,26 +7,17 @@ use super::work::{Control, Pacer, Stop};
 use super::{Engine, Live};
 use crate::fault::{Fault, Kind};
 use crate::state::MoveRecord;
+use ::moves::{Copier, Owner, Resumed};
 use api::{ArrayAction, Job, NewPlace};
-use block::{Channel, Device, Flags, IoError, IoFuture, IoResult, Limits, Op, Request, join_all};
+use block::{Device, IoError, Limits};
 use layers::qos::Qos;
-use layers::relocate::{Dirty, Relocation, why_not};
-use reactor::{BufferPool, Core};
-use std::ops::Range;
+use layers::relocate::{Relocation, why_not};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use volume::{Info, Name, Pool, Uuid};
+use volume::{Info, Pool, Uuid};
 
-/// Chunks that are copied at the same time.
-const DEPTH: usize = 4;
-/// Bytes of a chunk at most.
-const PART: u64 = 1 << 20;
-/// What may be left to be copied while the volume's users wait. Twice as much after each [`PATIENCE`] passes: it ends even if
-/// they write as fast as it copies.
-const LAST: u64 = 8 * PART;
-const PATIENCE: u32 = 8;
 /// Between two attempts to make the state durable.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long whoever used the old place may take to close it.
@@ -65,11 +47,7 @@ impl MoveLive {
 impl Live {
     /// Whether a volume on a base is a copy that is not whole yet, or what a whole one was copied from.
     pub fn is_hidden(&self, base: &str, info: &Info) -> bool {
-        is_unfinished_copy(info)
-            || self.state.moves.iter().any(|(uuid, record)| {
-                let is_volume = *uuid == info.uuid.to_string();
-                is_volume && base == if record.is_done { &record.from } else { &record.to }
-            })
+        ::moves::is_hidden(&self.state.moves, base, info)
     }
 
     /// The move of a volume that has to do with a base.
@@ -186,31 +164,17 @@ impl Engine {
             self.remove_leftovers();
         }
         let records = self.live().state.moves.clone();
-        for (uuid, mut record) in records {
+        for (uuid, record) in records {
             if self.live().moves.contains_key(&uuid) {
                 continue;
             }
-            if !record.is_done && self.has_switched(&uuid, &record) {
-                record.is_done = true;
-                if let Err(fault) =
-                    self.commit(|state| drop(state.moves.insert(uuid.clone(), record.clone())))
-                {
-                    tracing::error!(uuid, %fault, "a volume has moved, and the state cannot say so");
+            match ::moves::resume(self, &uuid, &record) {
+                Ok(Resumed::Open) => {}
+                Ok(Resumed::Ended) => continue,
+                Err(fault) => {
+                    tracing::error!(uuid, %fault, "a volume has moved, and its move cannot end yet");
                     continue;
                 }
-                tracing::warn!(
-                    uuid,
-                    to = record.to,
-                    "the volume's pool says that it has moved: the new place counts"
-                );
-            }
-            if record.is_done {
-                if self.live().pool(&record.from).is_ok()
-                    && let Err(fault) = self.free_old_place(&uuid, &record)
-                {
-                    tracing::error!(uuid, %fault, "a volume has moved, and its old place is not free yet");
-                }
-                continue;
             }
             let size = self.live().volume(&uuid).map(|(_, _, info)| info.size);
             if let Ok(size) = size
@@ -222,35 +186,15 @@ impl Engine {
         }
     }
 
-    /// Whether the new place has the volume itself, not a copy of another identity. The pool says that durably before the
-    /// state does, and no user writes in between: both places hold the same then, and later only the new one is current. So
-    /// a state that is older than the switch, restored after damage, deletes nothing.
-    fn has_switched(&self, uuid: &str, record: &MoveRecord) -> bool {
-        let to = self.live().pool(&record.to);
-        to.is_ok_and(|pool| pool.volumes().iter().any(|info| info.uuid.to_string() == uuid))
-    }
-
-    /// Deletes copies that no move will finish: a move failed, and its copy could not be removed. They hold what their
-    /// room held before. Looked for after a pool was opened or a move has failed. Within a change.
+    /// Deletes copies that no move will finish. Looked for after a pool was opened or a move has failed. Within a change.
     fn remove_leftovers(&self) {
-        let pools: Vec<Arc<Pool>> = {
+        let (pools, records) = {
             let live = self.live();
-            live.bases.values().filter_map(|base| base.as_ref().ok()?.pool.clone()).collect()
+            let pools = live.bases.values().filter_map(|base| base.as_ref().ok()?.pool.clone());
+            (pools.collect::<Vec<Arc<Pool>>>(), live.state.moves.clone())
         };
-        for pool in pools {
-            for info in pool.volumes().iter().filter(|info| is_unfinished_copy(info)) {
-                let uuid = info.uuid.to_string();
-                if self.live().state.moves.values().any(|record| record.copy == uuid) {
-                    continue;
-                }
-                match pool.delete_volume(&uuid) {
-                    Ok(_) => tracing::info!(volume = %info.name, "unfinished copy of a volume deleted"),
-                    Err(error) => {
-                        self.may_have_leftovers.store(true, Ordering::SeqCst);
-                        tracing::warn!(volume = %info.name, %error, "unfinished copy of a volume not deleted yet");
-                    }
-                }
-            }
+        if !::moves::remove_leftovers(&pools, &records) {
+            self.may_have_leftovers.store(true, Ordering::SeqCst);
         }
     }
 
@@ -325,7 +269,7 @@ impl Engine {
         let ended = match result {
             Ok(()) => {
                 self.events.emit("volume", &name, "moved", format!("to {}", record.to));
-                self.free_old_place(uuid, &record)
+                ::moves::free_old_place(self, uuid, &record)
             }
             Err(Stop::Later) => Ok(()),
             Err(stop) => {
@@ -334,10 +278,8 @@ impl Engine {
                     Stop::Cancelled | Stop::Later => "cancelled".into(),
                 };
                 self.events.emit("volume", &name, "not moved", format!("it stays on {}: {why}", record.from));
-                // A copy that cannot be removed is hidden, and deleted later.
                 self.may_have_leftovers.store(true, Ordering::SeqCst);
-                let removed = self.remove_copy(&record);
-                self.forget_move(uuid).and(removed)
+                ::moves::give_up(self, uuid, &record)
             }
         };
         self.live_mut().moves.remove(uuid);
@@ -348,11 +290,8 @@ impl Engine {
 
     fn copy_and_switch(&self, uuid: &str, record: &MoveRecord, control: &Arc<Control>) -> Result<(), Stop> {
         let (from, to) = (self.live().pool(&record.from)?, self.live().pool(&record.to)?);
-        // Whatever an earlier attempt has left.
-        self.remove_copy(record)?;
         let info = self.live().volume(uuid)?.2;
-        let copy = Uuid::parse(&record.copy).ok_or_else(|| Fault::not_found("volume", &record.copy))?;
-        to.create_copy(copy, Name::new(&name_of_copy(copy))?, info.size)?;
+        ::moves::make_copy(self, record, info.size)?;
         let open = {
             let _alone = self.change();
             self.open_volume(uuid)?
@@ -382,37 +321,13 @@ impl Engine {
     ) -> Result<(), Stop> {
         let _alone = self.change();
         let begin = Instant::now();
-        relocation.hold()?;
-        self.copy(&relocation, places, control, None)?;
-        // The copy's table is durable after its data: it is flushed before, and again with the table.
-        serving::flush(places[1], &self.core())?;
-        let to = self.live().pool(&record.to)?;
-        to.identify_volume(&record.copy, info.uuid, info.name.clone())?;
-        let uuid = info.uuid.to_string();
-        let done = MoveRecord { is_done: true, ..record.clone() };
-        while let Err(fault) = self.commit(|state| drop(state.moves.insert(uuid.clone(), done.clone()))) {
-            tracing::error!(volume = %info.name, %fault, "cannot remember that a volume has moved");
-            // Whether it is remembered all the same is not known. Nobody may write until it is known which place counts.
-            if self.commit(|_| {}).is_ok() {
-                self.take_identity_back(&to, info, record);
-                return Err(fault.into());
-            }
-            std::thread::sleep(RETRY);
-        }
-        relocation.complete();
+        ::moves::switch(self, info, record, relocation, |relocation| {
+            self.copy(relocation, places, control, None)?;
+            // The copy's table is durable after its data: it is flushed before, and again with the table.
+            serving::flush(places[1], &self.core()).map_err(Stop::from)
+        })?;
         tracing::info!(volume = %info.name, to = record.to, waited = ?begin.elapsed(), of = open.device.name(), "moved");
         Ok(())
-    }
-
-    /// The old place counts after all: the copy gets its own identity again before the volume's users write to the old
-    /// place, so that the pool does not say that the volume has moved.
-    fn take_identity_back(&self, to: &Pool, info: &Info, record: &MoveRecord) {
-        let Some(copy) = Uuid::parse(&record.copy) else { return };
-        let Ok(name) = Name::new(&name_of_copy(copy)) else { return };
-        while let Err(error) = to.identify_volume(&info.uuid.to_string(), copy, name.clone()) {
-            tracing::error!(volume = %info.name, %error, "the copy of a failed move keeps the volume's identity for now");
-            std::thread::sleep(RETRY);
-        }
     }
 
     /// Copies what is dirty: all of it, or beside users, who come first, until so little is left that they can wait for it.
@@ -427,50 +342,51 @@ impl Engine {
         let dirty = relocation.dirty().clone();
         let control = control.clone();
         let copied = self.core().block_on(move |core| async move {
-            let channels = [old.open_channel()?, new.open_channel()?];
-            let limits = [old.limits(), new.limits()];
-            let part = limits.iter().map(|limits| u64::from(limits.max_transfer)).fold(PART, u64::min);
-            let part = part - part % u64::from(limits[0].block_size);
-            let copier = Copier {
-                pool: BufferPool::new(DEPTH * PART as usize),
-                old: &*channels[0],
-                new: &*channels[1],
-                part,
-                zeroes: limits[1].max_write_zeroes >= PART,
+            let (copier, is_last) = (Copier::new(&old, &new)?, pacer.is_none());
+            let mut pacer = pacer;
+            let begin = async |bytes| {
+                let Some(pacer) = &mut pacer else { return Ok(()) };
+                while let Some(wait) = pacer.begin(&control, bytes)? {
+                    core.sleep(wait.as_nanos() as u64).await;
+                }
+                Ok(())
             };
-            Ok::<_, block::DeviceError>(copier.copy(&core, &dirty, &control, pacer).await)
+            let failed = |error: IoError| Stop::from(Fault::failed(format!("copying: {error}")));
+            let copied = copier.copy(&dirty, is_last, begin, |left| control.set_left(left), failed).await;
+            Ok::<_, block::DeviceError>(copied)
         });
         copied.map_err(Fault::from)??
     }
-
-    /// Removes what there is of a copy that does not count. Within a change, or by the move itself.
-    fn remove_copy(&self, record: &MoveRecord) -> Result<(), Fault> {
-        let to = self.live().pool(&record.to)?;
-        let is_copy = |info: &Info| info.uuid.to_string() == record.copy;
-        to.volumes().iter().filter(|info| is_copy(info)).try_for_each(|info| delete(&to, info))
-    }
-
-    /// The move is done: what it has moved from is free again, and it is forgotten. Within a change.
-    fn free_old_place(&self, uuid: &str, record: &MoveRecord) -> Result<(), Fault> {
-        let from = self.live().pool(&record.from)?;
-        let old = from.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
-        old.map_or(Ok(()), |info| delete(&from, &info))?;
-        self.forget_move(uuid)
-    }
-
-    fn forget_move(&self, uuid: &str) -> Result<(), Fault> {
-        self.commit(|state| drop(state.moves.remove(uuid)))
-    }
 }
 
-/// The name of a copy until it is whole.
-fn name_of_copy(copy: Uuid) -> String {
-    format!("moving-{copy}")
-}
+impl Owner for Engine {
+    type Error = Fault;
 
-/// Whether a volume is a copy that is not whole: it holds what others had in its place, and is never shown.
-fn is_unfinished_copy(info: &Info) -> bool {
-    info.name.as_str() == name_of_copy(info.uuid)
+    fn pool(&self, place: &str) -> Result<Arc<Pool>, Fault> {
+        self.live().pool(place)
+    }
+
+    fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), Fault> {
+        self.commit(|state| {
+            match record {
+                Some(record) => state.moves.insert(volume.into(), record.clone()),
+                None => state.moves.remove(volume),
+            };
+        })
+    }
+
+    fn confirm(&self) -> Result<(), Fault> {
+        self.commit(|_| {})
+    }
+
+    fn delete(&self, pool: &Pool, info: &Info) -> Result<(), Fault> {
+        delete(pool, info)
+    }
+
+    fn pause(&self) -> bool {
+        std::thread::sleep(RETRY);
+        true
+    }
 }
 
 /// Deletes a volume that cores may be about to close.
@@ -483,69 +399,5 @@ fn delete(pool: &Pool, info: &Info) -> Result<(), Fault> {
             }
             deleted => return Ok(deleted.map(drop)?),
         }
-    }
-}
-
-struct Copier<'a> {
-    pool: BufferPool,
-    old: &'a dyn Channel,
-    new: &'a dyn Channel,
-    part: u64,
-    zeroes: bool,
-}
-
-impl Copier<'_> {
-    async fn copy(
-        &self,
-        core: &Core,
-        dirty: &Dirty,
-        control: &Control,
-        mut pacer: Option<Pacer>,
-    ) -> Result<(), Stop> {
-        let (mut at, mut pass) = (0, 0u32);
-        loop {
-            let mut chunks: [Option<Range<u64>>; DEPTH] = Default::default();
-            for chunk in &mut chunks {
-                *chunk = dirty.take(at);
-                at = chunk.as_ref().map_or(at, |chunk| chunk.end);
-            }
-            if chunks[0].is_none() {
-                let last = LAST << (pass / PATIENCE).min(32);
-                if dirty.bytes() <= if pacer.is_some() { last } else { 0 } {
-                    return Ok(());
-                }
-                (at, pass) = (0, pass + 1);
-                continue;
-            }
-            let chunks = chunks.iter().flatten();
-            let bytes: u64 = chunks.clone().map(|chunk| chunk.end - chunk.start).sum();
-            if let Some(pacer) = &mut pacer {
-                while let Some(wait) = pacer.begin(control, bytes)? {
-                    core.sleep(wait.as_nanos() as u64).await;
-                }
-            }
-            join_all(chunks.map(|chunk| IoFuture::new(self.copy_chunk(chunk.clone()))))
-                .await
-                .map_err(|error: IoError| Fault::failed(format!("copying: {error}")))?;
-            control.set_left(dirty.bytes());
-        }
-    }
-
-    async fn copy_chunk(&self, chunk: Range<u64>) -> IoResult {
-        let mut at = chunk.start;
-        while at < chunk.end {
-            let len = self.part.min(chunk.end - at);
-            let buffer = self.pool.take(len as usize).await;
-            let (buffer, read) = buffer.transfer(self.old, Op::Read, Flags::NONE, at).await;
-            read?;
-            // A sum that can be computed many bytes at a time.
-            let is_zero = buffer.as_slice().iter().fold(0, |any, byte| any | byte) == 0;
-            match is_zero && self.zeroes {
-                true => self.new.submit(&Request::write_zeroes(len, Flags::NONE), at).await?,
-                false => buffer.transfer(self.new, Op::Write, Flags::NONE, at).await.1?,
-            }
-            at += len;
-        }
-        Ok(())
     }
 }

@@ -12,7 +12,10 @@
 //! oracle says, so that it never shows bytes of another volume or of a former owner of its disk.
 
 mod boot;
+mod change;
 mod damage;
+mod folder;
+mod mover;
 mod plan;
 mod user;
 mod world;
@@ -60,7 +63,7 @@ fn run_boots(plan: &Plan, world: &Rc<World>, is_tracing: bool) {
         format(world, seed(0));
     }
     // The last boot only looks.
-    let last = plan::Boot { damages: Vec::new(), steps: Vec::new(), crash: None, is_quiet: true };
+    let last = plan::Boot::default();
     for (number, boot) in plan.boots.iter().chain([&last]).enumerate() {
         if is_tracing {
             println!("boot {number}: {boot:?}");

@@ -47,6 +47,10 @@ pub enum Action {
     Work { volume: u64, requests: u64, seed: u64 },
     /// Waits until no user makes requests any more.
     Join,
+    /// Moves a volume to another pool, while its users go on.
+    Move { volume: u64, to: u64 },
+    /// A system call for the state file fails: the `number`th from now on.
+    FailState { number: u64 },
     /// A write to a disk fails: the `number`th from now on.
     FailWrite { pool: u64, number: u32 },
 }
@@ -59,14 +63,20 @@ pub struct Step {
 }
 
 /// From power on to power off.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Boot {
     /// What becomes of the tables before power comes.
     pub damages: Vec<(u32, Damage)>,
+    /// The state file is damaged, with this seed.
+    pub state_damage: Option<(u32, u64)>,
+    /// Whether moves that an earlier boot began are given up.
+    pub gives_up: bool,
     /// What is done.
     pub steps: Vec<Step>,
     /// When power goes before the steps have ended.
     pub crash: Option<CrashAt>,
+    /// Power goes at this system call for the state file; 0: at none.
+    pub state_crash: u64,
     /// Whether users have ended and caches are flushed when power goes after the last step.
     pub is_quiet: bool,
 }
@@ -100,6 +110,7 @@ impl Plan {
     pub fn ids(&self) -> BTreeSet<u32> {
         let of_boot = |boot: &Boot| {
             let damages = boot.damages.iter().map(|(id, _)| *id);
+            let damages = damages.chain(boot.state_damage.iter().map(|(id, _)| *id));
             damages.chain(boot.steps.iter().map(|step| step.id)).collect::<Vec<_>>()
         };
         self.boots.iter().flat_map(of_boot).collect()
@@ -111,6 +122,7 @@ impl Plan {
         plan.boots.truncate(boots);
         for boot in &mut plan.boots {
             boot.damages.retain(|(id, _)| keep.contains(id));
+            boot.state_damage = boot.state_damage.filter(|(id, _)| keep.contains(id));
             boot.steps.retain(|step| keep.contains(&step.id));
         }
         plan
@@ -152,14 +164,18 @@ impl Boot {
             true => (0..rng.range(1, 3)).map(|_| (id(), Damage::draw(rng))).collect(),
             false => Vec::new(),
         };
+        let state_damage = (may_damage && rng.one_in(3)).then(|| (id(), rng.draw()));
         let steps = (0..rng.range(3, 16)).map(|_| Step { id: id(), action: Action::draw(rng) }).collect();
+        let state_crash = if rng.one_in(4) { 1 + rng.log_uniform(60) } else { 0 };
         let crash = match rng.below(8) {
+            _ if state_crash > 0 => None,
             0..3 => Some(CrashAt::WriteStarted(1 + rng.log_uniform(400))),
             3..5 => Some(CrashAt::WriteEnded(1 + rng.log_uniform(400))),
             5 => Some(CrashAt::Time(rng.log_uniform(100_000_000))),
             _ => None,
         };
-        Boot { damages, steps, crash, is_quiet: rng.one_in(3) }
+        let (gives_up, is_quiet) = (rng.one_in(3), rng.one_in(3));
+        Boot { damages, state_damage, gives_up, steps, crash, state_crash, is_quiet }
     }
 }
 
@@ -167,7 +183,7 @@ impl Action {
     fn draw(rng: &mut Rng) -> Action {
         let mut any = || rng.draw();
         let (first, second) = (any(), any());
-        match rng.below(24) {
+        match rng.below(30) {
             0..5 => Action::Create { pool: first, size: second },
             5 => Action::Reserve { pool: first, size: second },
             6 => Action::EndReserved { commits: !rng.one_in(3) },
@@ -177,6 +193,8 @@ impl Action {
             13 if rng.one_in(2) => Action::Extend { pool: first, units: 1 + second % 3 },
             13 => Action::Join,
             14 => Action::FailWrite { pool: first, number: 1 + rng.log_uniform(30) as u32 },
+            15..19 => Action::Move { volume: first, to: second },
+            19 if rng.one_in(2) => Action::FailState { number: 1 + rng.log_uniform(30) },
             _ => Action::Work { volume: first, requests: 1 + rng.log_uniform(30), seed: second },
         }
     }

@@ -5,7 +5,6 @@ use crate::oracle::{ANYTHING, SECTOR, ZEROES};
 use crate::rng::Rng;
 use block::{Channel, Device, Flags, IoError, IoResult, Op, Request};
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Most sectors of a request.
 const MOST_SECTORS: u64 = 64;
@@ -20,7 +19,7 @@ pub struct User {
 
 impl User {
     /// A user on the current core; `None` when the device is gone.
-    pub fn open(world: &Rc<World>, id: u32, device: &Arc<dyn Device>) -> Option<User> {
+    pub fn open(world: &Rc<World>, id: u32, device: &dyn Device) -> Option<User> {
         match device.open_channel() {
             Ok(channel) => Some(User { world: world.clone(), id, content: world.content(id), channel }),
             Err(error) => {

@@ -1,6 +1,7 @@
 //! What outlives a boot: disks, and what the oracle knows of the volumes on them.
 
 use super::damage::Saved;
+use super::folder::SimFolder;
 use super::plan::Shape;
 use crate::disk::{DiskConfig, SimDisk};
 use crate::gate::Gate;
@@ -60,6 +61,8 @@ pub struct World {
     pub machine: Arc<Machine>,
     pub disks: Vec<SimDisk>,
     pub stats: Cell<Stats>,
+    /// Where the state file is.
+    pub folder: SimFolder,
     /// Pools that have been made, so that they must be there.
     pub is_made: RefCell<Vec<bool>>,
     /// Copies of tables that were damaged since their pool was last open.
@@ -94,6 +97,7 @@ impl World {
         let pools = disks.len();
         disks[0].poke(RESERVED, &vec![0; (shape.crowd * shape.unit) as usize]);
         let world = Rc::new(World {
+            folder: SimFolder::new(&machine),
             machine,
             disks,
             stats: Cell::default(),
@@ -161,7 +165,7 @@ impl World {
             disk.forgive();
             self.count(|stats| stats.failed_writes += 1);
         }
-        failed.is_some()
+        failed.is_some() || self.folder.take_failure()
     }
 
     /// A number for a new volume, whose content is all zeroes.
@@ -192,6 +196,7 @@ impl World {
     /// Power has gone, and every request has ended.
     pub fn lose_power(&self) {
         self.disks.iter().for_each(SimDisk::lose_cache);
+        self.folder.lose_power(&mut Rng::new(self.seed).fork(self.machine.boot()));
         for disk in &self.disks {
             disk.revive();
             disk.forgive();

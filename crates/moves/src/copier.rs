@@ -1,0 +1,99 @@
+//! Copies what is dirty of a volume to its new place.
+
+use block::{Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Op, Request, join_all};
+use layers::relocate::Dirty;
+use reactor::BufferPool;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Chunks that are copied at the same time.
+const DEPTH: usize = 4;
+/// Bytes of a chunk at most.
+const PART: u64 = 1 << 20;
+/// What may be left to be copied while the volume's users wait. Twice as much after each [`PATIENCE`] passes: it ends even if
+/// they write as fast as it copies.
+const LAST: u64 = 8 * PART;
+const PATIENCE: u32 = 8;
+
+/// A copier on one core.
+pub struct Copier {
+    pool: BufferPool,
+    old: Rc<dyn Channel>,
+    new: Rc<dyn Channel>,
+    part: u64,
+    zeroes: bool,
+}
+
+impl Copier {
+    /// A copier on the current core.
+    ///
+    /// # Errors
+    /// When a place cannot be opened there.
+    pub fn new(old: &Arc<dyn Device>, new: &Arc<dyn Device>) -> Result<Copier, DeviceError> {
+        let limits = [old.limits(), new.limits()];
+        let part = limits.iter().map(|limits| u64::from(limits.max_transfer)).fold(PART, u64::min);
+        Ok(Copier {
+            pool: BufferPool::new(DEPTH * PART as usize),
+            old: old.open_channel()?,
+            new: new.open_channel()?,
+            part: part - part % u64::from(limits[0].block_size),
+            zeroes: limits[1].max_write_zeroes >= PART,
+        })
+    }
+
+    /// Copies all that is dirty, if it `is_last`; else until so little is left that users can wait for it. `begin` is
+    /// asked before each few chunks, with their bytes, and `left` gets how many are left after them.
+    ///
+    /// # Errors
+    /// The error of `begin`, or what `failed` makes of a place's.
+    pub async fn copy<E>(
+        &self,
+        dirty: &Dirty,
+        is_last: bool,
+        mut begin: impl AsyncFnMut(u64) -> Result<(), E>,
+        left: impl Fn(u64),
+        failed: impl Fn(IoError) -> E,
+    ) -> Result<(), E> {
+        let (mut at, mut pass) = (0, 0u32);
+        loop {
+            let mut chunks: [Option<Range<u64>>; DEPTH] = Default::default();
+            for chunk in &mut chunks {
+                *chunk = dirty.take(at);
+                at = chunk.as_ref().map_or(at, |chunk| chunk.end);
+            }
+            if chunks[0].is_none() {
+                let last = LAST << (pass / PATIENCE).min(32);
+                if dirty.bytes() <= if is_last { 0 } else { last } {
+                    return Ok(());
+                }
+                (at, pass) = (0, pass + 1);
+                continue;
+            }
+            let chunks = chunks.iter().flatten();
+            begin(chunks.clone().map(|chunk| chunk.end - chunk.start).sum()).await?;
+            join_all(chunks.map(|chunk| IoFuture::new(self.copy_chunk(chunk.clone()))))
+                .await
+                .map_err(&failed)?;
+            left(dirty.bytes());
+        }
+    }
+
+    async fn copy_chunk(&self, chunk: Range<u64>) -> IoResult {
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let len = self.part.min(chunk.end - at);
+            let buffer = self.pool.take(len as usize).await;
+            let (buffer, read) = buffer.transfer(&*self.old, Op::Read, Flags::NONE, at).await;
+            read?;
+            // A sum that can be computed many bytes at a time.
+            let is_zero = buffer.as_slice().iter().fold(0, |any, byte| any | byte) == 0;
+            match is_zero && self.zeroes {
+                true => self.new.submit(&Request::write_zeroes(len, Flags::NONE), at).await?,
+                false => buffer.transfer(&*self.new, Op::Write, Flags::NONE, at).await.1?,
+            }
+            at += len;
+        }
+        Ok(())
+    }
+}

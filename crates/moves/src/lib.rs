@@ -1,0 +1,269 @@
+//! Moving a volume from one pool to another while it is in use: what is durable when, and what a start makes of it.
+//!
+//! ```text
+//!   record set ─► copy made ─► copied, and what is written meanwhile again ─► record set again ─► users wait
+//!       ─► rest copied, flushed ─► the copy gets the volume's identity ─► record: done ─► users use the copy
+//!       ─► the old place is deleted ─► record removed
+//! ```
+//!
+//! - The old place alone counts until the copy has the volume's identity, and from then on the new one alone. Both are
+//!   the same at that moment, because users wait.
+//! - Until then the copy has a name and an identity of its own: a start that knows no record of it deletes it.
+//! - Whoever keeps the records keeps the set of them before the last change, too. The record is set twice before the
+//!   switch, so that it stands in both: a start that has to use the older one finishes the move all the same.
+//!
+//! The daemon drives this with its state file and its threads, the simulator (`sim --pools`) with simulated ones.
+#![forbid(unsafe_code)]
+
+mod copier;
+
+pub use copier::Copier;
+
+use block::DeviceError;
+use layers::relocate::Relocation;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use volume::mutant::{self, Mutant};
+use volume::{Info, Name, Pool, PoolError, Uuid};
+
+/// A move of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRecord {
+    /// The array or device that the volume was on.
+    pub from: String,
+    /// The one that it moves to.
+    pub to: String,
+    /// The UUID of its copy there, until that is the volume.
+    pub copy: String,
+    /// From now on only what is at the new place counts.
+    pub is_done: bool,
+}
+
+/// Moves by the UUID of their volume.
+pub type Records = BTreeMap<String, MoveRecord>;
+
+/// The keeper of pools and records. Its methods wait: they are for threads that may.
+pub trait Owner {
+    /// Why something failed.
+    type Error: From<PoolError> + From<DeviceError> + std::fmt::Display;
+
+    /// The pool on an array or device.
+    ///
+    /// # Errors
+    /// When it is not open.
+    fn pool(&self, place: &str) -> Result<Arc<Pool>, Self::Error>;
+
+    /// Sets the record of a volume's move, or removes it, durably.
+    ///
+    /// # Errors
+    /// When that fails: then it may be durable or not.
+    fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), Self::Error>;
+
+    /// Makes the records durable as they are, once more: the older set of them is the same then.
+    ///
+    /// # Errors
+    /// When that fails.
+    fn confirm(&self) -> Result<(), Self::Error>;
+
+    /// Deletes a volume that cores may be about to close.
+    ///
+    /// # Errors
+    /// When its pool refuses.
+    fn delete(&self, pool: &Pool, info: &Info) -> Result<(), Self::Error>;
+
+    /// Waits before another attempt. Returns whether to make one.
+    fn pause(&self) -> bool;
+}
+
+/// What a start has to do with a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// The volume has moved, and its old place is free, or is not there yet.
+    Ended,
+    /// The move begins again with a new copy, or is given up.
+    Open,
+}
+
+/// The name of a copy until it is whole.
+fn name_of_copy(copy: Uuid) -> String {
+    format!("moving-{copy}")
+}
+
+/// Whether a volume is a copy that is not whole: it holds what others had in its place, and is never shown.
+pub fn is_unfinished_copy(info: &Info) -> bool {
+    info.name.as_str() == name_of_copy(info.uuid)
+}
+
+/// Whether a volume at a place is a copy that is not whole yet, or what a whole one was copied from.
+pub fn is_hidden(records: &Records, place: &str, info: &Info) -> bool {
+    let counts_not = |record: &MoveRecord| place == if record.is_done { &record.from } else { &record.to };
+    is_unfinished_copy(info) || records.get(&info.uuid.to_string()).is_some_and(counts_not)
+}
+
+/// Whether the new place has the volume itself, not a copy of another identity. The pool says that durably before the
+/// record does, and no user writes in between: both places hold the same then, and later only the new one is current. So
+/// records that are older than the switch, restored after damage, delete nothing.
+fn has_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> bool {
+    let to = owner.pool(&record.to);
+    to.is_ok_and(|pool| pool.volumes().iter().any(|info| info.uuid.to_string() == uuid))
+}
+
+/// Deletes copies in these pools that no move will finish: a move failed, and its copy could not be removed. They hold
+/// what their room held before. Returns whether none is left.
+pub fn remove_leftovers(pools: &[Arc<Pool>], records: &Records) -> bool {
+    let mut is_none_left = true;
+    for pool in pools {
+        for info in pool.volumes().iter().filter(|info| is_unfinished_copy(info)) {
+            let uuid = info.uuid.to_string();
+            if records.values().any(|record| record.copy == uuid) || mutant::is(Mutant::LeftoversStay) {
+                continue;
+            }
+            match pool.delete_volume(&uuid) {
+                Ok(_) => tracing::info!(volume = %info.name, "unfinished copy of a volume deleted"),
+                Err(error) => {
+                    is_none_left = false;
+                    tracing::warn!(volume = %info.name, %error, "unfinished copy of a volume not deleted yet");
+                }
+            }
+        }
+    }
+    is_none_left
+}
+
+/// Finishes a move that a start finds, as far as it was done: marks it as done if its pool says so, and frees the old
+/// place.
+///
+/// # Errors
+/// When a pool or the records cannot be changed; a later start tries again.
+pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Resumed, O::Error> {
+    let mut record = record.clone();
+    if !record.is_done && has_switched(owner, uuid, &record) {
+        record.is_done = true;
+        if mutant::is(Mutant::OlderRecordCounts) {
+            remove_switched(owner, uuid, &record)?;
+            return Ok(Resumed::Open);
+        }
+        owner.set(uuid, Some(&record))?;
+        tracing::warn!(
+            uuid,
+            to = record.to,
+            "the volume's pool says that it has moved: the new place counts"
+        );
+    }
+    if !record.is_done {
+        return Ok(Resumed::Open);
+    }
+    if owner.pool(&record.from).is_ok() {
+        free_old_place(owner, uuid, &record)?;
+    }
+    Ok(Resumed::Ended)
+}
+
+/// Of a broken variant: the new place is taken for a copy that does not count.
+fn remove_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    let to = owner.pool(&record.to)?;
+    let copy = to.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
+    copy.map_or(Ok(()), |info| owner.delete(&to, &info))
+}
+
+/// Makes the copy of a volume of `size` bytes, after what an earlier attempt has left of one is removed.
+///
+/// # Errors
+/// When the new place is not open, has no room, or fails.
+pub fn make_copy<O: Owner>(owner: &O, record: &MoveRecord, size: u64) -> Result<(), O::Error> {
+    remove_copy(owner, record)?;
+    let copy = Uuid::parse(&record.copy).ok_or_else(|| PoolError::NoVolume(record.copy.clone()))?;
+    let name = Name::new(&name_of_copy(copy)).map_err(|error| PoolError::TooMany(error.to_string()))?;
+    owner.pool(&record.to)?.create_copy(copy, name, size)?;
+    Ok(())
+}
+
+/// Removes what there is of a copy that does not count.
+fn remove_copy<O: Owner>(owner: &O, record: &MoveRecord) -> Result<(), O::Error> {
+    let to = owner.pool(&record.to)?;
+    let is_copy = |info: &Info| info.uuid.to_string() == record.copy;
+    to.volumes().iter().filter(|info| is_copy(info)).try_for_each(|info| owner.delete(&to, info))
+}
+
+/// The last part, while the volume's users wait. `finish` copies what is left, and flushes the copy.
+///
+/// # Errors
+/// When something fails before the new place counts; the volume stays where it is.
+pub fn switch<O: Owner, E: From<O::Error>>(
+    owner: &O,
+    info: &Info,
+    record: &MoveRecord,
+    relocation: Relocation,
+    finish: impl FnOnce(&Relocation) -> Result<(), E>,
+) -> Result<(), E> {
+    if !mutant::is(Mutant::RecordOnce) {
+        owner.confirm()?;
+    }
+    let hold = |relocation: &Relocation| relocation.hold().map_err(|error| E::from(O::Error::from(error)));
+    if mutant::is(Mutant::CopyBeforeHold) {
+        finish(&relocation)?;
+        hold(&relocation)?;
+    } else {
+        hold(&relocation)?;
+        finish(&relocation)?;
+    }
+    let uuid = info.uuid.to_string();
+    let done = MoveRecord { is_done: true, ..record.clone() };
+    if mutant::is(Mutant::DoneBeforeSwitch) {
+        owner.set(&uuid, Some(&done))?;
+    }
+    let to = owner.pool(&record.to)?;
+    to.identify_volume(&record.copy, info.uuid, info.name.clone()).map_err(O::Error::from)?;
+    while let Err(error) = owner.set(&uuid, Some(&done)) {
+        tracing::error!(volume = %info.name, %error, "cannot remember that a volume has moved");
+        // Whether it is remembered all the same is not known. No user may write until it is known which place counts.
+        if owner.confirm().is_ok() {
+            take_identity_back(owner, &to, info, record);
+            return Err(error.into());
+        }
+        if !owner.pause() {
+            return Err(error.into());
+        }
+    }
+    relocation.complete();
+    Ok(())
+}
+
+/// The old place counts after all: the copy gets its own identity again before the volume's users write to the old
+/// place, so that the pool does not say that the volume has moved.
+fn take_identity_back<O: Owner>(owner: &O, to: &Pool, info: &Info, record: &MoveRecord) {
+    let Some(copy) = Uuid::parse(&record.copy) else { return };
+    let Ok(name) = Name::new(&name_of_copy(copy)) else { return };
+    if mutant::is(Mutant::IdentityKept) {
+        return;
+    }
+    while let Err(error) = to.identify_volume(&info.uuid.to_string(), copy, name.clone()) {
+        tracing::error!(volume = %info.name, %error, "the copy of a failed move keeps the volume's identity for now");
+        if !owner.pause() {
+            return;
+        }
+    }
+}
+
+/// The move is done: the place that it has moved from is free again, and the record is removed.
+///
+/// # Errors
+/// When the old place is not open or fails; a later start tries again.
+pub fn free_old_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    let from = owner.pool(&record.from)?;
+    let old = from.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
+    old.map_or(Ok(()), |info| owner.delete(&from, &info))?;
+    owner.set(uuid, None)
+}
+
+/// The move failed or is cancelled: the volume stays where it is. A copy that cannot be removed is hidden, and deleted
+/// by a later [`remove_leftovers`].
+///
+/// # Errors
+/// When the copy or the record stays for now.
+pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    let removed = remove_copy(owner, record);
+    owner.set(uuid, None).and(removed)
+}
