@@ -190,12 +190,13 @@ impl Home {
         }
     }
 
-    /// Commits a table with a change while no stripe operation runs, with a new log; then runs `apply`.
+    /// Commits a table with a change while no stripe operation runs, with a new log; then runs `apply`, before
+    /// operations run again.
     pub(super) async fn quietly(
         &self,
         prepare: impl AsyncFnOnce() -> IoResult,
         change: impl Fn(&mut Table),
-        apply: impl FnOnce(),
+        apply: impl AsyncFnOnce(),
         newcomer: Option<CoreRef>,
     ) -> IoResult {
         let _quiet = Turn::take(&self.quiet).await;
@@ -218,7 +219,7 @@ impl Home {
                 self.each_owner(&[core], reset).await;
             }
             self.each_owner(&cores, reset).await;
-            apply();
+            apply().await;
         }
         self.each_owner(&cores, |owner| Box::pin(async move { owner.open_gates() })).await;
         result
@@ -227,7 +228,7 @@ impl Home {
     /// Lets another core own stripes.
     pub async fn join(&self, core: CoreRef) -> IoResult {
         let shared = self.shared.clone();
-        let apply = || {
+        let apply = async || {
             let mut cores = Vec::clone(&shared.owner_cores());
             cores.push(core.clone());
             shared.set_owner_cores(cores);
@@ -244,7 +245,7 @@ impl Home {
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
         let shared = self.shared.clone();
         let here = owner.core.remote();
-        let apply = || {
+        let apply = async || {
             let mut cores = Vec::clone(&shared.owner_cores());
             cores.retain(|core| !core.is_stopped());
             if cores.is_empty() {
@@ -287,7 +288,7 @@ impl Home {
                 false => Ok(()),
             }
         };
-        let result = self.quietly(prepare, change, || (), None).await;
+        let result = self.quietly(prepare, change, async || (), None).await;
         if result.is_err() || !shared.members.is_filling(slot) {
             shared.members.stop_filling(slot);
             return result.and(Err(IoError::DeviceGone));
@@ -309,7 +310,7 @@ impl Home {
             members.finish_filling(slot);
             Ok(())
         };
-        let apply = || {
+        let apply = async || {
             self.shared.read_errors.reset(slot);
             // Nobody lacks anything any more. No operation that could mark a region runs now.
             if members.is_healthy() {

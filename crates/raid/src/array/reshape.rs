@@ -221,7 +221,7 @@ impl Home {
                 }
             }
         };
-        let apply = || {
+        let apply = async || {
             let Some(crossing) = &shared.crossing else { return };
             crossing.end();
             shared.limits.set_capacity(crossing.new_bytes);

@@ -22,6 +22,7 @@ mod budget;
 mod contradictions;
 mod fill;
 mod keeper;
+mod logs;
 mod pump;
 mod reshape;
 mod scrub;

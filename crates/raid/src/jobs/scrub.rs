@@ -79,6 +79,9 @@ impl Keeper {
         let array = self.array().clone();
         let geometry = &array.config().geometry;
         let is_over = scrub.cursor == geometry.stripes();
+        if is_over {
+            self.check_logs().await;
+        }
         let is_scheduled = scrub.is_scheduled;
         scrub.report.is_complete = is_over;
         self.log(|log| log.scrub = Some(scrub.report.clone()));

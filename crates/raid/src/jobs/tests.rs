@@ -786,3 +786,47 @@ fn contradictions_are_an_event_at_most_once_a_minute_with_the_rows_since() {
         rig.jobs.stop().await;
     });
 }
+
+#[test]
+fn a_scrub_writes_unreadable_blocks_of_the_log_anew_while_requests_go_on() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
+        let mut bytes = rig.fill(0, 1 << 20, 3).await;
+        let nonce = rig.array.table().nonce;
+        // The first block of a lane, where entries are written, and the last of the log.
+        let blocks = [(2, layout.log_offset), (5, layout.log_offset + layout.log_bytes - 4096)];
+        for (slot, at) in blocks {
+            let rule = |action, op| Rule::new(action).on(&[op]).within(at..at + 4096);
+            rig.disks[slot].fault.add(rule(Action::Error(IoError::Medium), Op::Read));
+        }
+        let zeroed = |slot: usize, at: u64| {
+            let rule = Rule::new(Action::Delay(0)).on(&[Op::Write]).within(at..at + 4096);
+            rig.disks[slot].fault.add(rule)
+        };
+        let counted = zeroed(5, blocks[1].1);
+        rig.jobs.scrub(false);
+        for i in 0..200 {
+            let at = i % 64 * 4096;
+            rig.write(at as u64, i as u8, 4096).await.unwrap();
+            bytes[at..at + 4096].fill(i as u8);
+        }
+        rig.jobs.idle().await;
+        let events: Vec<String> = rig.jobs.status().events.into_iter().map(|event| event.text).collect();
+        for slot in [2, 5] {
+            let text = format!("slot {slot}: 1 unreadable blocks of the log were written anew");
+            assert!(events.contains(&text), "{events:?}");
+        }
+        assert_eq!(rig.disks[5].fault.remove(counted), Some(1), "the block is written once");
+        assert_ne!(rig.array.table().nonce, nonce, "older entries are void");
+        assert!(rig.is_whole());
+        for at in (0..64 * 4096).step_by(4096) {
+            rig.write(at as u64, 77, 4096).await.unwrap();
+            bytes[at..at + 4096].fill(77);
+        }
+        rig.disks.iter().for_each(|disk| disk.fault.clear());
+        let rig = rig.crash(&[0, 3]).await;
+        assert!(rig.read_all(1 << 20).await == bytes);
+        rig.jobs.stop().await;
+    });
+}

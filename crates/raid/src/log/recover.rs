@@ -23,6 +23,8 @@
 //!   and there some live target is no suspect. Where a data strip of a whole group turns out to be unreadable and every live
 //!   target is a suspect, the entry is not replayed: the region is open, and the blocks are errors until they are written.
 //!
+//! A scrub reads the log, too, and has unreadable units written anew while the array runs (`array/log_check.rs`).
+//!
 //! One risk is left: with members missing, and as many suspects as there are parities besides, a stripe whose parities are
 //! all of these may have open parity until it is made again. A further loss there before that reads what parity says.
 
