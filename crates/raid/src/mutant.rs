@@ -59,11 +59,25 @@ pub enum Mutant {
     CrossFreely,
     /// What a crash has left in the old shape's log is replayed where bytes have the new shape.
     OldLogReplayed,
+    /// What the log's replay changes is not marked for members that are missing at the start.
+    ReplayedNotStale,
+    /// Log space is used again once its entries are retired in memory, before an entry on the member says so.
+    SpaceFreedInMemory,
+    /// Marks of the region map are cleared though writes are in flight there.
+    MarksClearedInFlight,
+    /// A block is no longer noted as bad before the write that mends it is durable.
+    BadClearedEarly,
+    /// Zeroes that miss a member do not mark their region.
+    ZeroesNotStale,
+    /// A commit that takes a member out forgets the others that are failing.
+    CommitIgnoresOthers,
+    /// A member is taken out when it cannot read one block.
+    OutForReadError,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 24] = [
+    pub const ALL: [Mutant; 31] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -88,6 +102,13 @@ impl Mutant {
         Mutant::CursorNotAwaited,
         Mutant::CrossFreely,
         Mutant::OldLogReplayed,
+        Mutant::ReplayedNotStale,
+        Mutant::SpaceFreedInMemory,
+        Mutant::MarksClearedInFlight,
+        Mutant::BadClearedEarly,
+        Mutant::ZeroesNotStale,
+        Mutant::CommitIgnoresOthers,
+        Mutant::OutForReadError,
     ];
 
     /// Whether it can only show where arrays grow.

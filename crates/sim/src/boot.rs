@@ -187,7 +187,8 @@ impl Session {
             _ => (running, client),
         };
         if !boot.is_crash_early {
-            self.arm(boot.crash);
+            let crash = boot.crash.filter(|_| boot.is_crash_of_work);
+            self.arm(crash.map(|crash| self.world.machine.from_now(crash)).or(boot.crash));
         }
         if self.world.draw().is_multiple_of(2) {
             resync(&self.world, &*running).await;
@@ -462,6 +463,7 @@ async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Ste
             Action::WriteZeroes { lba, count } => client.clear(lba, count, false).await,
             Action::Discard { lba, count } => client.clear(lba, count, true).await,
             Action::Flush => client.flush().await,
+            Action::RewriteLost => client.rewrite_lost().await,
             _ => run_event(world, running, &step.action).await,
         }
         trace("ends");
@@ -493,7 +495,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             // Strips lie in the upper part of a member: mostly there, sometimes in metadata.
             let at = (end - data + at).saturating_sub(64 << 10);
             disk.add_medium_error(at..at + 4096);
-            world.note_loss(slot, false);
+            world.note_hurt(slot);
             world.note_giving_up(slot);
         }
         Action::FailWrite(slot, number) if !world.is_lost(slot) && world.is_covered(slot) => {

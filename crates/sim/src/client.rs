@@ -134,6 +134,17 @@ impl Client {
         self.judge("a write", lba, count, result);
     }
 
+    /// Writes each block that a read has found lost.
+    pub async fn rewrite_lost(&self) {
+        let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
+        for lba in (0..self.sectors()).step_by(unit as usize) {
+            let is_lost = self.world.oracle.borrow().is_lost(lba);
+            if is_lost && self.is_on() && !self.world.has_failed() {
+                self.write(lba, unit, true, 0).await;
+            }
+        }
+    }
+
     /// Zeroes or discards.
     pub async fn clear(&self, lba: u64, count: u64, is_discard: bool) {
         let len = count * SECTOR as u64;

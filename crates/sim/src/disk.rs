@@ -258,7 +258,7 @@ impl Shared {
         }
         let latency_ns = state.draw_latency();
         drop(state);
-        self.machine.note_start(req.op.is_modifying());
+        self.machine.note_start(req.op.is_modifying(), req.len);
         Ok(latency_ns)
     }
 

@@ -17,6 +17,7 @@ mod array;
 mod boot;
 mod client;
 mod damage;
+mod directed;
 mod disk;
 mod faults;
 mod gate;
@@ -39,6 +40,7 @@ mod toys;
 mod world;
 
 pub use array::ArraySubject;
+pub use directed::Story;
 pub use disk::{DiskConfig, SimDisk};
 pub use faults::{Fault, Place};
 pub use machine::{CrashAt, Machine};

@@ -11,9 +11,14 @@ pub enum CrashAt {
     WriteStarted(u64),
     /// When the disks have ended that many writes; nobody hears of the last one's end.
     WriteEnded(u64),
+    /// When the disks have been given that many writes of more than [`LONG_BYTES`] since power came.
+    LongWriteStarted(u64),
     /// That many nanoseconds after power came.
     Time(u64),
 }
+
+/// Bytes beyond which a write counts as long.
+pub const LONG_BYTES: u64 = 8192;
 
 /// A simulated machine. All of it runs in one thread; atomics and locks are here because devices must have them.
 #[derive(Debug, Default)]
@@ -23,7 +28,9 @@ pub struct Machine {
     is_on: AtomicBool,
     writes_started: AtomicU64,
     writes_ended: AtomicU64,
+    long_started: AtomicU64,
     crash_started: AtomicU64,
+    crash_long: AtomicU64,
     crash_ended: AtomicU64,
     in_flight: AtomicU64,
     dropped: AtomicU64,
@@ -44,7 +51,7 @@ impl Machine {
     pub fn power_on(&self) {
         assert_eq!(self.in_flight(), 0, "requests of the last boot are still in flight");
         self.boot.fetch_add(1, Ordering::Relaxed);
-        for counter in [&self.writes_started, &self.writes_ended] {
+        for counter in [&self.writes_started, &self.writes_ended, &self.long_started] {
             counter.store(0, Ordering::Relaxed);
         }
         self.crash_at(None);
@@ -71,13 +78,30 @@ impl Machine {
 
     /// Lets power fail at a write. [`CrashAt::Time`] is for whoever has a clock.
     pub fn crash_at(&self, at: Option<CrashAt>) {
-        let (started, ended) = match at {
-            Some(CrashAt::WriteStarted(n)) => (n, u64::MAX),
-            Some(CrashAt::WriteEnded(n)) => (u64::MAX, n),
-            Some(CrashAt::Time(_)) | None => (u64::MAX, u64::MAX),
-        };
+        let (mut started, mut ended, mut long) = (u64::MAX, u64::MAX, u64::MAX);
+        match at {
+            Some(CrashAt::WriteStarted(n)) => started = n,
+            Some(CrashAt::WriteEnded(n)) => ended = n,
+            Some(CrashAt::LongWriteStarted(n)) => long = n,
+            Some(CrashAt::Time(_)) | None => {}
+        }
+        self.crash_long.store(long, Ordering::Relaxed);
         self.crash_started.store(started, Ordering::Relaxed);
         self.crash_ended.store(ended, Ordering::Relaxed);
+    }
+
+    /// A crash counted from now on, as one counted from when power came.
+    pub fn from_now(&self, crash: CrashAt) -> CrashAt {
+        match crash {
+            CrashAt::WriteStarted(count) => CrashAt::WriteStarted(self.writes_started() + count),
+            CrashAt::WriteEnded(count) => {
+                CrashAt::WriteEnded(self.writes_ended.load(Ordering::Relaxed) + count)
+            }
+            CrashAt::LongWriteStarted(count) => {
+                CrashAt::LongWriteStarted(self.long_started.load(Ordering::Relaxed) + count)
+            }
+            CrashAt::Time(ns) => CrashAt::Time(ns),
+        }
     }
 
     /// Wakes `waker` when power goes.
@@ -110,9 +134,15 @@ impl Machine {
         self.is_tracing.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn note_start(&self, is_write: bool) {
+    /// A request of `len` bytes is given to a disk.
+    pub(crate) fn note_start(&self, is_write: bool, len: u64) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         if is_write {
+            let is_long = len > LONG_BYTES;
+            let long = self.long_started.fetch_add(is_long.into(), Ordering::Relaxed) + 1;
+            if is_long && long == self.crash_long.load(Ordering::Relaxed) {
+                self.power_off();
+            }
             let count = self.writes_started.fetch_add(1, Ordering::Relaxed) + 1;
             if count == self.crash_started.load(Ordering::Relaxed) {
                 self.power_off();

@@ -65,6 +65,12 @@ struct Args {
     /// Pools of volumes instead of arrays
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "pairs", "level", "consistency", "cores"])]
     pools: bool,
+    /// Runs are short sequences of rare events
+    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools"])]
+    directed: bool,
+    /// With --directed: only this sequence, where the array allows it
+    #[arg(long, requires = "directed")]
+    story: Option<sim::Story>,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -141,18 +147,10 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 
 impl Args {
     fn filter(&self) -> Filter {
-        let Args { consistency, cores, grow, groups, streams, shapes, faults, pairs, .. } = *self;
-        Filter {
-            levels: self.level.clone(),
-            consistency,
-            cores,
-            grow,
-            groups,
-            streams,
-            shapes,
-            faults,
-            pairs,
-        }
+        let Args { consistency, cores, grow, groups, streams, shapes, .. } = *self;
+        let Args { faults, pairs, directed, story, .. } = *self;
+        let levels = self.level.clone();
+        Filter { levels, consistency, cores, grow, groups, streams, shapes, faults, pairs, directed, story }
     }
 
     /// The options that a replay needs, too.
@@ -161,16 +159,20 @@ impl Args {
         let mode = self.consistency.iter().map(|mode| format!(" --consistency {}", mode.name()));
         let mutant = self.mutant.iter().map(|name| format!(" --mutant {name}"));
         let cores = self.cores.iter().map(|cores| format!(" --cores {cores}"));
-        let grow = self.grow.then(|| " --grow".to_owned());
-        let groups = self.groups.then(|| " --groups".to_owned());
-        let streams = self.streams.then(|| " --streams".to_owned());
-        let shapes = self.shapes.then(|| " --shapes".to_owned());
-        let faults = self.faults.then(|| " --faults".to_owned());
-        let pairs = self.pairs.then(|| " --pairs".to_owned());
-        let pools = self.pools.then(|| " --pools".to_owned());
-        let changes = grow.into_iter().chain(groups).chain(streams).chain(shapes).chain(faults);
-        let changes = changes.chain(pairs).chain(pools);
-        levels.chain(mode).chain(cores).chain(changes).chain(mutant).collect()
+        let options = [
+            (self.grow, " --grow"),
+            (self.groups, " --groups"),
+            (self.streams, " --streams"),
+            (self.shapes, " --shapes"),
+            (self.faults, " --faults"),
+            (self.pairs, " --pairs"),
+            (self.pools, " --pools"),
+            (self.directed, " --directed"),
+        ];
+        let options = options.into_iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option.to_owned());
+        let story = self.story.iter().filter_map(clap::ValueEnum::to_possible_value);
+        let story = story.map(|story| format!(" --story {}", story.get_name()));
+        levels.chain(mode).chain(cores).chain(options).chain(story).chain(mutant).collect()
     }
 }
 
@@ -364,14 +366,19 @@ const MOST_CRASHES: u64 = 100_000;
 
 fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
     let mut survivors = Vec::new();
-    for mutant in raid::mutant::Mutant::ALL {
+    let is_chosen = |mutant: &raid::mutant::Mutant| {
+        args.mutant.as_ref().is_none_or(|name| *name == format!("{mutant:?}"))
+    };
+    for mutant in raid::mutant::Mutant::ALL.into_iter().filter(is_chosen) {
         raid::mutant::choose(Some(mutant));
         let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
         let grow = args.grow || mutant.is_about_growth();
         let groups = args.groups || mutant.is_about_groups();
         let streams = args.streams || mutant.is_about_streams();
         let shapes = args.shapes || mutant.is_about_shapes();
-        let filter = Filter { grow, groups, streams, shapes, ..args.filter() };
+        let story = args.story.or(sim::Story::of(mutant));
+        let directed = args.directed || story.is_some();
+        let filter = Filter { grow, groups, streams, shapes, directed, story, ..args.filter() };
         search.run(args.jobs, &|seed| sim::run_seed(seed, &filter, &maker()), false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {

@@ -265,6 +265,11 @@ impl Oracle {
         !self.sectors[lba as usize].more.is_empty()
     }
 
+    /// Whether the sector was unreadable when it was read last, and has not been written since.
+    pub fn is_lost(&self, lba: u64) -> bool {
+        self.sectors[lba as usize].lost.is_open()
+    }
+
     /// Sectors may be unreadable until they are written.
     pub fn excuse(&mut self, range: std::ops::Range<u64>) {
         self.sectors[range.start as usize..range.end as usize].iter_mut().for_each(|s| s.lost = Until::OPEN);

@@ -1,5 +1,6 @@
 //! What happens in a run: all of it follows from one number, and parts can be left out.
 
+use crate::directed::Story;
 use crate::faults::Fault;
 use crate::machine::CrashAt;
 use crate::oracle::SECTOR;
@@ -46,6 +47,8 @@ pub struct Shape {
     pub most_groups: usize,
     /// What the array changes to, if it changes its shape.
     pub next: Option<Next>,
+    /// A slot whose first disk is slow, and how much longer each of its requests takes, in nanoseconds.
+    pub slow: Option<(usize, u64)>,
 }
 
 /// What an array changes to.
@@ -152,6 +155,8 @@ pub enum Action {
     Grow(u64),
     /// A change of shape goes on to its end.
     Reshape,
+    /// Blocks that could not be read are written again, one after the other.
+    RewriteLost,
 }
 
 impl Action {
@@ -208,7 +213,7 @@ pub struct Newcomers {
 }
 
 /// From power on to power off.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Boot {
     /// Slots whose disk is not there from this boot on: lost while power was off.
     pub unplugged: Vec<(u32, usize)>,
@@ -218,6 +223,8 @@ pub struct Boot {
     pub crash: Option<CrashAt>,
     /// Whether the count to the crash begins before assembly.
     pub is_crash_early: bool,
+    /// Whether the count to the crash begins with the first step, not when power comes.
+    pub is_crash_of_work: bool,
     /// The array gets its new groups before anything else happens, if it is whole and lacks them.
     pub newcomers: Option<Newcomers>,
     /// Metadata that is damaged while power is off.
@@ -260,10 +267,14 @@ pub struct Filter {
     pub faults: bool,
     /// Two members are lost and replaced together.
     pub pairs: bool,
+    /// Runs are short sequences of rare events.
+    pub directed: bool,
+    /// The story of directed runs, where the array allows it; drawn if `None`.
+    pub story: Option<Story>,
 }
 
 impl Filter {
-    /// Arrays that change their shape are of levels that can, and keep a log.
+    /// Arrays that change their shape are of levels that can, and keep a log. A story has arrays that allow it.
     fn narrowed(mut self) -> Filter {
         if self.shapes && self.levels.is_empty() {
             self.levels = crate::shapes::LEVELS.to_vec();
@@ -273,6 +284,9 @@ impl Filter {
         }
         if self.shapes {
             self.consistency = Some(Consistency::Ppl);
+        }
+        if let Some(story) = self.story {
+            story.narrow(&mut self);
         }
         self
     }
@@ -305,6 +319,13 @@ impl Shape {
         self.next = Some(next);
         self.lanes = self.lanes.max(2); // each shape has a log
         self.lane_bytes = self.lane_bytes.max(least_lane_bytes(next.data, self.block_size));
+        self.disk_bytes = self.least_disk_bytes();
+    }
+
+    /// The log has one lane of so many units of 4 KiB. Blocks have 512 bytes, so that an entry of one block is a unit.
+    pub fn have_hot_lane(&mut self, units: u32) {
+        (self.lanes, self.block_size, self.geometry.strip_bytes) = (1, 512, 16384);
+        self.lane_bytes = (units * 4096).max(least_lane_bytes(self.geometry.data, 512));
         self.disk_bytes = self.least_disk_bytes();
     }
 
@@ -374,6 +395,7 @@ impl Shape {
             most_stripes: geometry.group_stripes,
             most_groups: geometry.groups,
             next: None,
+            slow: None,
         };
         shape.disk_bytes = shape.least_disk_bytes();
         shape.seeded(seed)
@@ -424,6 +446,9 @@ impl Plan {
         drawer.rng = rng.fork(5);
         boots.iter_mut().for_each(|boot| drawer.add_fault(boot));
         let mut plan = Plan { seed, shape, boots };
+        if filter.directed {
+            crate::directed::draw(&mut plan, filter.story);
+        }
         if filter.grow {
             crate::growth::draw(&mut plan);
         }
@@ -483,6 +508,7 @@ impl Drawer<'_> {
             plugged: Vec::new(),
             crash: self.crash(),
             is_crash_early: !is_first && self.rng.one_in(4),
+            is_crash_of_work: false,
             newcomers: None,
             faults: Vec::new(),
             steps: Vec::new(),
@@ -599,7 +625,8 @@ mod tests {
     #[test]
     fn a_seed_makes_one_plan_whose_ranges_lie_in_the_array() {
         for seed in 0..500 {
-            let filter = Filter { streams: seed % 2 == 1, ..Filter::default() };
+            let (streams, directed) = (seed % 2 == 1, seed % 3 == 1);
+            let filter = Filter { streams, directed, ..Filter::default() };
             let plan = Plan::draw(seed, &filter);
             assert_eq!(plan.boots, Plan::draw(seed, &filter).boots);
             let sectors = plan.shape.geometry.capacity() / SECTOR as u64;

@@ -140,6 +140,9 @@ impl World {
         let disks: Vec<SimDisk> = (0..count)
             .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), shape.disk_bytes))
             .collect();
+        if let Some((slot, extra_ns)) = shape.slow {
+            disks[slot].set_extra_latency(extra_ns);
+        }
         Rc::new(World {
             machine,
             oracle: RefCell::new(Oracle::new(seed, capacity)),
@@ -399,11 +402,16 @@ impl World {
     pub fn note_loss(&self, slot: usize, is_lost: bool) {
         let mut slots = self.slots.borrow_mut();
         slots[slot].has_reason = true;
-        self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
+        self.note_hurt(slot);
         if is_lost && !slots[slot].is_lost {
             slots[slot].is_lost = true;
             self.count(|stats| stats.losses += 1);
         }
+    }
+
+    /// Some block of the slot's member cannot be read: no reason to take it out.
+    pub fn note_hurt(&self, slot: usize) {
+        self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
     }
 
     /// The slot's member holds all data.

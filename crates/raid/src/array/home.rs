@@ -21,6 +21,7 @@ use crate::Uuid;
 use crate::config::Consistency;
 use crate::metadata::region_map::STALE;
 use crate::metadata::{Member, MemberFailures, MemberState, Reason, Table, Target, Targets};
+use crate::mutant::{self, Mutant};
 use block::{IoError, IoResult};
 use reactor::{CoreRef, Permits};
 use std::rc::{Rc, Weak};
@@ -149,7 +150,8 @@ impl Home {
             failing.iter().for_each(|slot| shared.members.stop_filling(*slot));
             // What was filled is not up to date either from now on.
             let leaving: Vec<usize> = slots.filter(|slot| shared.members.is_leaving(*slot)).collect();
-            for slot in failing.iter().chain(&leaving) {
+            let is_alone = mutant::is(Mutant::CommitIgnoresOthers);
+            for slot in failing.iter().chain(&leaving).filter(|_| !is_alone) {
                 table.take_out(*slot, Reason::WriteError);
             }
             if !table.has_live_members_of(&shared.table()) {

@@ -184,7 +184,7 @@ pub(crate) enum ReadFailure {
 /// What an error of a read says about its member.
 pub(crate) fn read_failure(error: IoError) -> ReadFailure {
     match error {
-        IoError::Medium | IoError::Corrupt => ReadFailure::Medium,
+        IoError::Medium | IoError::Corrupt if !mutant::is(Mutant::OutForReadError) => ReadFailure::Medium,
         error => ReadFailure::Fatal(error),
     }
 }

@@ -161,7 +161,9 @@ impl Owner {
         }
         let mut write = self.shared.begin_write(rect.stripe);
         let dirty = if write.is_dirty() { DIRTY } else { 0 };
-        let is_marked = strips.is_degraded() && !mutant::is(Mutant::StaleNotMarked);
+        let is_unmarked = mutant::is(Mutant::StaleNotMarked)
+            || matches!(source, Source::Zeroes) && mutant::is(Mutant::ZeroesNotStale);
+        let is_marked = strips.is_degraded() && !is_unmarked;
         let stale = if is_marked { STALE } else { 0 };
         self.set_region(rect.stripe, WRITTEN | dirty | stale).await?;
         self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
@@ -181,6 +183,9 @@ impl Owner {
             return Err(Stop::Again); // a member has gone: this can still be logged
         }
         write.change();
+        if mutant::is(Mutant::BadClearedEarly) && !is_lost && !is_in_vain {
+            self.clear_bad(rect).await?;
+        }
         self.write_new(scratch, rect, &plan, flags).await?;
         // Until then a member that was skipped may come back as a live one: recovery needs the entry.
         self.wait_until_out(rect.stripe).await?;
@@ -412,6 +417,9 @@ impl Owner {
         strips: &Strips,
     ) -> Result<Option<Ticket>, Stop> {
         let is_full = plan.method == Method::Full;
+        // Without new data in its entry replay computes a lost strip from parity as it is. After a creation without zeroes
+        // that is what a degraded read returned before, so nothing is lost. A start by force may trust parity that is wrong
+        // under written blocks: there only new data in the entry keeps a block that is being written.
         let is_whole = self.shared.is_whole(rect.stripe) && strips.is_synced;
         if strips.data == 1 || plan.parity == 0 || mutant::is(Mutant::BitmapOnly) {
             return Ok(None);

@@ -38,6 +38,7 @@
 //! Sequences and positions count up from 0 at every assembly. At 10⁹ entries a second, 64 bits last for 500 years.
 
 use crate::log::entry::UNIT;
+use crate::mutant::{self, Mutant};
 use block::IoError;
 use std::collections::VecDeque;
 
@@ -161,9 +162,7 @@ impl Lane {
         let Some(space) = self.spaces.get_mut(slot).and_then(Option::as_mut) else { return };
         debug_assert!(tail >= space.durable_tail, "tails never fall");
         space.durable_tail = space.durable_tail.max(tail);
-        while space.entries.front().is_some_and(|(sequence, _)| *sequence < space.durable_tail) {
-            space.entries.pop_front();
-        }
+        space.free_below(space.durable_tail);
     }
 
     /// A write to the member has failed: its space is given up.
@@ -176,6 +175,10 @@ impl Lane {
         self.set(sequence, State::Retired);
         while self.states.front() == Some(&State::Retired) {
             self.states.pop_front();
+        }
+        if mutant::is(Mutant::SpaceFreedInMemory) {
+            let tail = self.tail();
+            self.spaces.iter_mut().flatten().for_each(|space| space.free_below(tail));
         }
     }
 
@@ -216,6 +219,13 @@ impl Lane {
 }
 
 impl Space {
+    /// Frees the space of entries below a tail.
+    fn free_below(&mut self, tail: u64) {
+        while self.entries.front().is_some_and(|(sequence, _)| *sequence < tail) {
+            self.entries.pop_front();
+        }
+    }
+
     fn used(&self) -> u64 {
         self.entries.front().map_or(0, |(_, position)| self.head - position)
     }

@@ -8,6 +8,7 @@
 use super::io::{self, MemberFailures, Target, Targets};
 use super::layout::{Layout, MAX_REGIONS, PAGE_BYTES, REGIONS_PER_PAGE};
 use super::replicated::{Format, Replicated};
+use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, Consistency, Uuid};
 use block::IoError;
 use reactor::sync::{AtomicU8, AtomicU32, AtomicU64, is_broken};
@@ -384,7 +385,8 @@ impl RegionMap {
             // What has ended is counted first: a write in between looks as if it were in flight.
             let ended = self.ended[region].load(Ordering::SeqCst);
             let begun = self.begun[region].load(Ordering::SeqCst);
-            let is_idle = std::mem::replace(before, begun) == begun && begun == ended;
+            let has_ended = begun == ended || mutant::is(Mutant::MarksClearedInFlight);
+            let is_idle = std::mem::replace(before, begun) == begun && has_ended;
             if is_idle && self.has(region as u64, DIRTY) {
                 cleared += usize::from(self.clear_dirty(region, begun));
             }
@@ -397,7 +399,8 @@ impl RegionMap {
         let region = region as usize;
         let ended = self.ended[region].load(Ordering::SeqCst);
         let begun = self.begun[region].load(Ordering::SeqCst);
-        begun == ended && (!self.has(region as u64, DIRTY) || self.clear_dirty(region, begun))
+        let has_ended = begun == ended || mutant::is(Mutant::MarksClearedInFlight);
+        has_ended && (!self.has(region as u64, DIRTY) || self.clear_dirty(region, begun))
     }
 
     /// Clears [`DIRTY`] in a region unless a write has begun there since `begun` had; whether it did.
