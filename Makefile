@@ -33,7 +33,7 @@ unit:
 	cargo test --workspace --locked
 
 simulate: ## About a minute of simulated crashes, and the seeds that once found something
-	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..15000 --jobs 2
+	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..14000 --jobs 2
 	$(SIM) --seeds 0..3000 --grow --jobs 2
 	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
 	$(SIM) --seeds 0..3000 --streams --jobs 2
@@ -42,9 +42,10 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..1000 --pairs --jobs 2
 	$(SIM) --seeds 0..1500 --pools --jobs 2
 	$(SIM) --seeds 0..2000 --directed --jobs 2
+	$(SIM) --seeds 0..1000 --wide --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
-	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--pairs" "--pools" "--directed"; \
+	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--pairs" "--pools" "--directed" "--wide"; \
 	status=0; \
 	for options; do \
 	    $(SIM) --seconds $$(($(SOAK_SECONDS) / $$#)) --jobs 2 --keep-going $$options || status=1; \

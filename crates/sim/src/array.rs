@@ -8,7 +8,7 @@ use block::{Device, IoError};
 use raid::array::members::{Attached, SlotState};
 use raid::array::{Array, Before, Start, Wanted};
 use raid::metadata::create::Identities;
-use raid::metadata::region_map::NEED_SYNC;
+use raid::metadata::region_map::{NEED_SYNC, WRITTEN};
 use raid::metadata::{
     self, AddOptions, AssembleOptions, EpochId, Found, Goal, Label, Layout, Member, Store, Table, Target,
     read_superblock,
@@ -65,6 +65,11 @@ async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
     for (slot, disk) in disks.iter().enumerate() {
         let layout = Layout::new(disk.limits().capacity, &config).map_err(|error| error.to_string())?;
         let channel = disk.open_channel().map_err(|error| error.to_string())?;
+        if shape.is_unsynced {
+            let core = reactor::current();
+            let garbage = (0..layout.data_bytes / 8).flat_map(|_| core.random_u64().to_le_bytes());
+            disk.poke(layout.data_offset, &garbage.collect::<Vec<u8>>());
+        }
         targets.push(Target { slot, channel, layout });
     }
     let members = (0..disks.len()).map(|_| Member::live(random_uuid())).collect();
@@ -79,7 +84,7 @@ async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
         nonce: random_bytes(),
         is_clean: true,
         is_creating: false,
-        initial_region: 0,
+        initial_region: if shape.is_unsynced { WRITTEN | NEED_SYNC } else { 0 },
         members,
         resync_cursor: None,
         scrub_cursor: None,

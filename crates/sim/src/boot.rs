@@ -490,7 +490,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
         }
         Action::MediumError(slot, at) if !world.is_lost(slot) && world.may_lose(slot) => {
             let disk = world.disk(slot);
-            let end = block::Device::limits(&disk).capacity;
+            let end = block::Device::limits(&disk).capacity - world.shape.more_bytes(slot);
             let data = world.shape.geometry.group_stripes * u64::from(world.shape.geometry.strip_bytes);
             // Strips lie in the upper part of a member: mostly there, sometimes in metadata.
             let at = (end - data + at).saturating_sub(64 << 10);

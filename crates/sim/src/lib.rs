@@ -37,6 +37,7 @@ mod streams;
 mod subject;
 #[cfg(test)]
 mod toys;
+mod wide;
 mod world;
 
 pub use array::ArraySubject;

@@ -71,6 +71,9 @@ struct Args {
     /// With --directed: only this sequence, where the array allows it
     #[arg(long, requires = "directed")]
     story: Option<sim::Story>,
+    /// Members are of different sizes, arrays start unsynced, region maps have several pages
+    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
+    wide: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -148,9 +151,22 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 impl Args {
     fn filter(&self) -> Filter {
         let Args { consistency, cores, grow, groups, streams, shapes, .. } = *self;
-        let Args { faults, pairs, directed, story, .. } = *self;
+        let Args { faults, pairs, directed, story, wide, .. } = *self;
         let levels = self.level.clone();
-        Filter { levels, consistency, cores, grow, groups, streams, shapes, faults, pairs, directed, story }
+        Filter {
+            levels,
+            consistency,
+            cores,
+            grow,
+            groups,
+            streams,
+            shapes,
+            faults,
+            pairs,
+            directed,
+            story,
+            wide,
+        }
     }
 
     /// The options that a replay needs, too.
@@ -168,6 +184,7 @@ impl Args {
             (self.pairs, " --pairs"),
             (self.pools, " --pools"),
             (self.directed, " --directed"),
+            (self.wide, " --wide"),
         ];
         let options = options.into_iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option.to_owned());
         let story = self.story.iter().filter_map(clap::ValueEnum::to_possible_value);

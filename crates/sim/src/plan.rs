@@ -47,8 +47,12 @@ pub struct Shape {
     pub most_groups: usize,
     /// What the array changes to, if it changes its shape.
     pub next: Option<Next>,
+    /// Bytes that the disk of each slot has beyond `disk_bytes`; none when empty.
+    pub more_bytes: Vec<u64>,
     /// A slot whose first disk is slow, and how much longer each of its requests takes, in nanoseconds.
     pub slow: Option<(usize, u64)>,
+    /// Members hold garbage when the array is made, and parity was never made.
+    pub is_unsynced: bool,
 }
 
 /// What an array changes to.
@@ -271,6 +275,8 @@ pub struct Filter {
     pub directed: bool,
     /// The story of directed runs, where the array allows it; drawn if `None`.
     pub story: Option<Story>,
+    /// Members are of different sizes, arrays start unsynced, the region map has several pages.
+    pub wide: bool,
 }
 
 impl Filter {
@@ -319,6 +325,19 @@ impl Shape {
         self.next = Some(next);
         self.lanes = self.lanes.max(2); // each shape has a log
         self.lane_bytes = self.lane_bytes.max(least_lane_bytes(next.data, self.block_size));
+        self.disk_bytes = self.least_disk_bytes();
+    }
+
+    /// Bytes that the disk of a slot has beyond `disk_bytes`.
+    pub fn more_bytes(&self, slot: usize) -> u64 {
+        self.more_bytes.get(slot).copied().unwrap_or(0)
+    }
+
+    /// A group has so many stripes of short strips, each a region of its own.
+    pub fn have_pages(&mut self, stripes: u64) {
+        let data = self.geometry.data.min(2);
+        self.geometry = Geometry { data, strip_bytes: 4096, group_stripes: stripes, ..self.geometry };
+        (self.region_strips, self.most_stripes) = (1, stripes);
         self.disk_bytes = self.least_disk_bytes();
     }
 
@@ -395,7 +414,9 @@ impl Shape {
             most_stripes: geometry.group_stripes,
             most_groups: geometry.groups,
             next: None,
+            more_bytes: Vec::new(),
             slow: None,
+            is_unsynced: false,
         };
         shape.disk_bytes = shape.least_disk_bytes();
         shape.seeded(seed)
@@ -433,6 +454,9 @@ impl Plan {
         let mut shape = Shape::draw(seed, &mut own, filter);
         shape.cores = filter.cores.unwrap_or(shape.cores);
         shape.has_keeper = rng.fork(6).one_in(3);
+        if filter.wide {
+            crate::wide::widen(&mut shape, &mut rng.fork(14), filter);
+        }
         let sectors = shape.geometry.capacity() / SECTOR as u64;
         let workers = own.range(1, MAX_WORKERS as u64 + 1) as usize;
         let boots = own.range(2, 6);
@@ -448,6 +472,9 @@ impl Plan {
         let mut plan = Plan { seed, shape, boots };
         if filter.directed {
             crate::directed::draw(&mut plan, filter.story);
+        }
+        if filter.wide {
+            crate::wide::draw(&mut plan);
         }
         if filter.grow {
             crate::growth::draw(&mut plan);
@@ -625,8 +652,8 @@ mod tests {
     #[test]
     fn a_seed_makes_one_plan_whose_ranges_lie_in_the_array() {
         for seed in 0..500 {
-            let (streams, directed) = (seed % 2 == 1, seed % 3 == 1);
-            let filter = Filter { streams, directed, ..Filter::default() };
+            let (streams, directed, wide) = (seed % 2 == 1, seed % 3 == 1, seed % 5 == 1);
+            let filter = Filter { streams, directed, wide, ..Filter::default() };
             let plan = Plan::draw(seed, &filter);
             assert_eq!(plan.boots, Plan::draw(seed, &filter).boots);
             let sectors = plan.shape.geometry.capacity() / SECTOR as u64;

@@ -2,7 +2,7 @@
 
 use crate::disk::{DiskConfig, SimDisk};
 use crate::machine::Machine;
-use crate::oracle::{Oracle, SECTOR};
+use crate::oracle::{ANYTHING, Oracle, SECTOR};
 use crate::plan::Shape;
 use crate::rng::Rng;
 use raid::Geometry;
@@ -138,14 +138,22 @@ impl World {
         let mut rng = Rng::new(seed).fork(3);
         let count = shape.most_members();
         let disks: Vec<SimDisk> = (0..count)
-            .map(|slot| new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), shape.disk_bytes))
+            .map(|slot| {
+                let capacity = shape.disk_bytes + shape.more_bytes(slot);
+                new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), capacity)
+            })
             .collect();
         if let Some((slot, extra_ns)) = shape.slow {
             disks[slot].set_extra_latency(extra_ns);
         }
+        let mut oracle = Oracle::new(seed, capacity);
+        if shape.is_unsynced {
+            let garbage = oracle.begin_write(0, oracle.sectors(), ANYTHING);
+            oracle.end_write(0, oracle.sectors(), garbage, true, true);
+        }
         Rc::new(World {
             machine,
-            oracle: RefCell::new(Oracle::new(seed, capacity)),
+            oracle: RefCell::new(oracle),
             stats: Cell::default(),
             slots: RefCell::new(vec![SlotFate::default(); disks.len()]),
             disks: RefCell::new(disks),
@@ -211,7 +219,8 @@ impl World {
     /// The slot gets a blank disk.
     pub fn replace(&self, slot: usize) -> SimDisk {
         let name = format!("disk{slot}.{}", self.replacements.replace(self.replacements.get() + 1));
-        let disk = new_disk(&self.shape, &self.machine, name, self.draw(), self.disk_bytes.get());
+        let capacity = self.disk_bytes.get() + self.shape.more_bytes(slot);
+        let disk = new_disk(&self.shape, &self.machine, name, self.draw(), capacity);
         self.disks.borrow()[slot].kill();
         self.disks.borrow_mut()[slot] = disk.clone();
         self.may_be_ahead.borrow_mut().remove(&slot);
