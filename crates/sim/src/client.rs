@@ -1,6 +1,6 @@
 //! One core's user of the array: every request is told to the oracle.
 
-use crate::oracle::{ANYTHING, SECTOR, ZEROES};
+use crate::oracle::{SECTOR, ZEROES};
 use crate::world::World;
 use block::{Channel, Flags, IoError, IoResult, Op, Request};
 use std::pin::Pin;
@@ -149,8 +149,10 @@ impl Client {
     pub async fn clear(&self, lba: u64, count: u64, is_discard: bool) {
         let len = count * SECTOR as u64;
         let req = if is_discard { Request::discard(len) } else { Request::write_zeroes(len, Flags::NONE) };
-        let version = if is_discard { ANYTHING } else { ZEROES };
-        let ticket = self.world.oracle.borrow_mut().begin_write(lba, count, version);
+        let ticket = match is_discard {
+            true => self.world.oracle.borrow_mut().begin_discard(lba, count),
+            false => self.world.oracle.borrow_mut().begin_write(lba, count, ZEROES),
+        };
         self.world.count(|stats| stats.operations += 1);
         self.world.note_write(lba, count);
         let result = self.channel.submit(&req, lba * SECTOR as u64).await;
@@ -159,7 +161,12 @@ impl Client {
         }
         self.world.note_written(lba, count);
         let is_durable = !self.has_volatile_cache;
-        self.world.oracle.borrow_mut().end_write(lba, count, ticket, result.is_ok(), is_durable);
+        match is_discard {
+            true => self.world.oracle.borrow_mut().end_discard(lba, count, ticket, is_durable),
+            false => {
+                self.world.oracle.borrow_mut().end_write(lba, count, ticket, result.is_ok(), is_durable);
+            }
+        }
         if result != Err(IoError::Unsupported) {
             self.judge(req.op.name(), lba, count, result);
         }

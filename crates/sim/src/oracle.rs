@@ -15,7 +15,7 @@ use block::IoError;
 pub const SECTOR: usize = 512;
 /// The content of a disk that was never written: zeroes.
 pub const ZEROES: u32 = 0;
-/// Anything may be there: the sector was discarded.
+/// Anything may be there: the sector was given up.
 pub const ANYTHING: u32 = u32::MAX;
 
 /// A moment that has not come.
@@ -33,11 +33,21 @@ struct Write {
     is_gone: bool,
     /// Ended, and not yet known to be durable.
     is_cached: bool,
+    /// It was acknowledged, so it has happened. One that failed, or a discard, may have happened or not.
+    has_happened: bool,
 }
 
 impl Write {
     fn settled(version: u32) -> Write {
-        Write { version, began: 0, ended: 0, replaced: NEVER, is_gone: false, is_cached: false }
+        Write {
+            version,
+            began: 0,
+            ended: 0,
+            replaced: NEVER,
+            is_gone: false,
+            is_cached: false,
+            has_happened: false,
+        }
     }
 }
 
@@ -147,24 +157,30 @@ impl Oracle {
         let now = self.tick();
         let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
         for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
-            let mut all = std::iter::once(&mut sector.first).chain(&mut sector.more);
-            let mut is_discard = false;
-            for write in all.by_ref().filter(|write| write.began == ticket.0) {
+            let all = std::iter::once(&mut sector.first).chain(&mut sector.more);
+            for write in all.filter(|write| write.began == ticket.0) {
                 write.ended = now;
                 write.is_cached = !is_durable;
-                is_discard |= write.version == ANYTHING;
+                write.has_happened = is_ok;
             }
             if is_ok {
                 sector.replace_before(ticket.0, now, is_durable);
-                // What was discarded need not have been written: a bad block may stay bad.
-                if !is_discard {
-                    sector.cut_off.end(now);
-                    sector.lost.end(now);
-                    sector.written = now;
-                }
+                sector.cut_off.end(now);
+                sector.lost.end(now);
+                sector.written = now;
                 sector.prune(oldest_read);
             }
         }
+    }
+
+    /// A discard of `count` sectors begins.
+    pub fn begin_discard(&mut self, lba: u64, count: u64) -> Ticket {
+        self.begin_write(lba, count, ZEROES)
+    }
+
+    /// A discard has ended, well or not: a sector holds zeroes, or what it held before. A bad block may stay bad.
+    pub fn end_discard(&mut self, lba: u64, count: u64, ticket: Ticket, is_durable: bool) {
+        self.end_write(lba, count, ticket, false, is_durable);
     }
 
     /// A flush begins.
@@ -178,12 +194,17 @@ impl Oracle {
         let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
         for sector in self.sectors.iter_mut().filter(|sector| !sector.more.is_empty()) {
             let is_flushed = |write: &Write| write.is_cached && write.ended < ticket.0;
-            let flushed: Vec<u64> =
-                sector.all().filter(|write| is_flushed(write)).map(|write| write.began).collect();
-            for began in flushed {
+            let flushed: Vec<(u64, bool)> = sector
+                .all()
+                .filter(|write| is_flushed(write))
+                .map(|write| (write.began, write.has_happened))
+                .collect();
+            for (began, has_happened) in flushed {
                 let all = std::iter::once(&mut sector.first).chain(&mut sector.more);
                 all.filter(|write| write.began == began).for_each(|write| write.is_cached = false);
-                sector.replace_before(began, now, true);
+                if has_happened {
+                    sector.replace_before(began, now, true);
+                }
             }
             sector.prune(oldest_read);
         }
@@ -508,6 +529,28 @@ mod tests {
             bench.0.end_write(LBA, 1, ticket, false, true);
             assert!(bench.read(seen).is_ok());
             assert!(bench.read(1 - seen).is_err());
+        }
+    }
+
+    #[test]
+    fn a_discard_leaves_zeroes_or_what_was_there_and_a_read_says_which() {
+        for (seen, other) in [(ZEROES, 2), (2, ZEROES)] {
+            let mut bench = Bench::new();
+            for version in [1, 2] {
+                let ticket = bench.write(version);
+                bench.acknowledge(ticket, true);
+            }
+            let ticket = bench.0.begin_discard(LBA, 1);
+            bench.0.end_discard(LBA, 1, ticket, false);
+            let flush = bench.0.begin_flush();
+            bench.0.end_flush(flush);
+            assert!(bench.read(1).is_err(), "what was replaced before the discard");
+            let read = bench.0.begin_read();
+            assert!(bench.0.end_read(LBA, read, &[7; SECTOR]).is_err(), "foreign bytes");
+            assert!(bench.read(seen).is_ok() && bench.read(other).is_err());
+            let ticket = bench.write(3);
+            bench.acknowledge(ticket, true);
+            assert!(bench.read(seen).is_err() && bench.read(3).is_ok());
         }
     }
 
