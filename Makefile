@@ -38,14 +38,17 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
 	$(SIM) --seeds 0..3000 --streams --jobs 2
 	$(SIM) --seeds 0..2000 --shapes --jobs 2
-	$(SIM) --seeds 0..3000 --faults --jobs 2
+	$(SIM) --seeds 0..2000 --faults --jobs 2
+	$(SIM) --seeds 0..1000 --faults --grow --groups --jobs 2
+	$(SIM) --seeds 0..1000 --faults --shapes --jobs 2
 	$(SIM) --seeds 0..1000 --pairs --jobs 2
 	$(SIM) --seeds 0..1500 --pools --jobs 2
 	$(SIM) --seeds 0..2000 --directed --jobs 2
 	$(SIM) --seeds 0..1000 --wide --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
-	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--pairs" "--pools" "--directed" "--wide"; \
+	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--faults --grow --groups --streams" \
+	    "--faults --shapes" "--pairs" "--pools" "--directed" "--wide"; \
 	status=0; \
 	for options; do \
 	    $(SIM) --seconds $$(($(SOAK_SECONDS) / $$#)) --jobs 2 --keep-going $$options || status=1; \

@@ -7,7 +7,7 @@
 
 use crate::client::Client;
 use crate::damage;
-use crate::disk::SimDisk;
+use crate::disk::{SimDisk, Unreadable};
 use crate::faults;
 use crate::gate::{Gate, within};
 use crate::growth;
@@ -144,7 +144,7 @@ impl Session {
             if !disk.is_dead() && self.world.may_lose(*slot) {
                 self.note(&format!("slot {slot} is unplugged"));
                 disk.kill();
-                self.world.note_loss(*slot, true);
+                self.world.note_loss(*slot);
             }
         }
         for (_, slot) in &boot.plugged {
@@ -162,6 +162,7 @@ impl Session {
                 self.note(&format!("{fault:?}"));
             }
         }
+        self.world.disks().iter().for_each(SimDisk::forget_cut_off);
     }
 
     async fn boot(&self, boot: &Boot) -> bool {
@@ -194,6 +195,9 @@ impl Session {
             resync(&self.world, &*running).await;
         }
         self.work(boot, &running).await;
+        if !boot.faults.is_empty() && self.world.draw().is_multiple_of(2) {
+            self.let_write_stray(&*running, &client).await;
+        }
         if self.world.draw().is_multiple_of(4) {
             self.idle(&*running).await;
         }
@@ -260,6 +264,18 @@ impl Session {
         let client = self.client(&*running)?;
         self.verify(&client).await;
         Some((running, client))
+    }
+
+    /// A write is lost or goes astray while the array is quiet and parity is right everywhere.
+    async fn let_write_stray(&self, running: &dyn Running, client: &Client) {
+        let world = &self.world;
+        if self.is_on() && !world.has_failed() && world.has_parity() && world.is_whole() {
+            world.note_states(&running.live());
+            if world.is_whole() && !world.is_damaged() && resync(world, running).await {
+                self.note("a write strays");
+                damage::stray(world, running, client).await;
+            }
+        }
     }
 
     /// Nothing happens until the array has taken every mark away: sooner when a member has gone and it logs.
@@ -406,7 +422,7 @@ impl Session {
             if world.has_parity() && !disk.is_dead() && !world.is_lost(slot) && self.can_lose(slot) {
                 self.note(&format!("slot {slot} dies"));
                 disk.kill();
-                world.note_loss(slot, true);
+                world.note_loss(slot);
             }
         }
         self.verify(&client).await;
@@ -478,10 +494,10 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
     match *action {
         Action::Kill(slot) if !world.disk(slot).is_dead() && world.may_lose(slot) => {
             world.disk(slot).kill();
-            world.note_loss(slot, true);
+            world.note_loss(slot);
         }
         Action::Fail(slot) if !world.is_lost(slot) && running.live()[slot] && world.may_lose(slot) => {
-            world.note_loss(slot, true);
+            world.note_loss(slot);
             let result = running.fail(slot).await;
             if result.is_ok() {
                 world.note_logging(false);
@@ -494,16 +510,17 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             let data = world.shape.geometry.group_stripes * u64::from(world.shape.geometry.strip_bytes);
             // Strips lie in the upper part of a member: mostly there, sometimes in metadata.
             let at = (end - data + at).saturating_sub(64 << 10);
-            disk.add_medium_error(at..at + 4096);
+            disk.add_medium_error(at..at + 4096, Unreadable::Disk);
             world.note_hurt(slot);
             world.note_giving_up(slot);
         }
+        Action::StripError(slot, at) => faults::spoil_strip(world, &**running, slot, at),
         Action::FailWrite(slot, number) if !world.is_lost(slot) && world.is_covered(slot) => {
-            world.note_loss(slot, false);
+            world.note_hurt(slot);
             world.disk(slot).fail_write(number);
         }
         Action::Stuck(slot, ns) | Action::Slow(slot, ns) if !world.is_lost(slot) && world.may_lose(slot) => {
-            world.note_loss(slot, false);
+            world.note_hurt(slot);
             let disk = world.disk(slot);
             let is_stuck = matches!(action, Action::Stuck(..));
             if is_stuck {
@@ -525,7 +542,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             if world.is_beyond(world.shape.group_of(slot)) || running.live()[slot] {
                 return;
             }
-            world.note_loss(slot, true); // a write that failed says so of a disk that goes now
+            world.note_loss(slot); // a write that failed says so of a disk that goes now
             let disk = match action {
                 Action::Return(_) => {
                     world.disk(slot).revive();

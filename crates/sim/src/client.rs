@@ -3,6 +3,8 @@
 use crate::oracle::{SECTOR, ZEROES};
 use crate::world::World;
 use block::{Channel, Flags, IoError, IoResult, Op, Request};
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Context;
@@ -186,12 +188,24 @@ impl Client {
         self.judge("a flush", 0, 0, result);
     }
 
+    /// Reads everything but some sectors, in parts between them.
+    pub async fn verify_without(&self, sectors: &BTreeSet<u64>) {
+        let mut lba = 0;
+        for end in sectors.iter().copied().chain([self.world.sectors()]) {
+            self.verify_range(lba..end, 256).await;
+            lba = end + 1;
+        }
+    }
+
     /// Reads everything, in parts of `most` sectors at most.
     pub async fn verify(&self, most: u64) {
-        let sectors = self.world.sectors();
-        let mut lba = 0;
-        while lba < sectors && self.is_on() && !self.world.has_failed() {
-            let count = most.min(sectors - lba);
+        self.verify_range(0..self.world.sectors(), most).await;
+    }
+
+    async fn verify_range(&self, sectors: Range<u64>, most: u64) {
+        let mut lba = sectors.start;
+        while lba < sectors.end && self.is_on() && !self.world.has_failed() {
+            let count = most.min(sectors.end - lba);
             self.read(lba, count).await;
             lba += count;
         }

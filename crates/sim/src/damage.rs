@@ -4,11 +4,13 @@
 //! Without checksums nothing but a scrub finds it, and a write of the stripe would hide it in parity; so it happens to a
 //! whole array that is quiet, one member at a time.
 
+use crate::client::Client;
+use crate::disk::{SimDisk, Strayed};
 use crate::oracle::SECTOR;
 use crate::subject::{Running, Scrubbed};
 use crate::world::World;
 use block::Device;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Most sectors that are damaged.
@@ -16,7 +18,7 @@ const MOST_SECTORS: u64 = 8;
 
 /// Damages a strip and judges what scrubs make of it. No member is lost, parity is right, nobody writes.
 pub async fn inflict(world: &World, running: &dyn Running) {
-    let is_unsound = |disk: &crate::SimDisk| disk.has_medium_errors() || disk.is_failing();
+    let is_unsound = |disk: &SimDisk| disk.has_medium_errors() || disk.is_failing();
     if world.has_failed() || !world.is_whole() || world.disks().iter().any(is_unsound) {
         return;
     }
@@ -46,8 +48,96 @@ pub async fn inflict(world: &World, running: &dyn Running) {
     world.count(|stats| stats.damages += 1);
 }
 
+/// The next write to one member is lost, or happens elsewhere among its strips, and the disk says nothing. All that it has
+/// not touched must be right, and scrubs must find it. No member is lost, parity is right, nobody else writes.
+pub async fn stray(world: &World, running: &dyn Running, client: &Client) {
+    let is_unsound = |disk: &SimDisk| disk.has_medium_errors() || disk.is_failing();
+    if world.disks().iter().any(is_unsound) || running.is_reshaping() {
+        return;
+    }
+    let slot = below(world, world.members() as u64) as usize;
+    let Some(strips) = running.strips_at(slot) else { return };
+    let disk = world.disk(slot);
+    disk.let_write_stray(strips.clone(), world.draw().is_multiple_of(2));
+    let unit = u64::from(world.shape.block_size) / SECTOR as u64;
+    let lba = below(world, world.sectors() / unit) * unit;
+    let count = (1 + below(world, MOST_SECTORS)).next_multiple_of(unit).min(world.sectors() - lba);
+    client.write(lba, count, true, 0).await;
+    let Some(strayed) = disk.take_strayed() else { return };
+    let right = Right::of(strayed);
+    let wrong = right.wrong(&disk);
+    let sectors = wrong.iter().filter_map(|at| sector_at(world, slot, at - strips.start));
+    let blocks: BTreeSet<u64> = sectors.map(|sector| sector / unit).collect();
+    let sectors: BTreeSet<u64> = blocks.iter().flat_map(|block| block * unit..(block + 1) * unit).collect();
+    client.verify_without(&sectors).await;
+    let strip = u64::from(world.shape.geometry.strip_bytes);
+    let numbers: BTreeSet<u64> = wrong.iter().map(|at| (at - strips.start) / strip).collect();
+    let is_named = world.geometry().parity > 1 && !numbers.is_empty();
+    let named = if is_named { BTreeSet::from([slot]) } else { BTreeSet::new() };
+    let expected = Scrubbed { stripes: numbers.len() as u64, named };
+    expect(world, running, false, &expected, "of a write that strayed").await;
+    if is_named {
+        expect(world, running, true, &expected, "that mends").await;
+        if world.machine.is_on() && !right.wrong(&disk).is_empty() {
+            world.fail(format!("a scrub did not bring back what strayed from slot {slot}"));
+        }
+    }
+    right.restore(&disk);
+    expect(world, running, false, &Scrubbed::default(), "of what was mended").await;
+    world.count(|stats| stats.strays += u64::from(!numbers.is_empty()));
+}
+
+/// The data that belongs to places of a disk where a write has strayed, by bytes of the disk.
+struct Right(Vec<(u64, Vec<u8>)>);
+
+impl Right {
+    /// In the order in which it is to be restored.
+    fn of(strayed: Strayed) -> Right {
+        let Strayed { offset, bytes, overwritten } = strayed;
+        Right(overwritten.into_iter().chain([(offset, bytes)]).collect())
+    }
+
+    fn restore(&self, disk: &SimDisk) {
+        self.0.iter().for_each(|(offset, bytes)| disk.poke(*offset, bytes));
+    }
+
+    /// Sectors of the disk that do not hold what belongs there, as offsets in bytes.
+    fn wrong(&self, disk: &SimDisk) -> BTreeSet<u64> {
+        let mut right: BTreeMap<u64, &[u8]> = BTreeMap::new();
+        for (offset, bytes) in &self.0 {
+            let places = (*offset..).step_by(SECTOR);
+            right.extend(places.zip(bytes.chunks(SECTOR)));
+        }
+        let is_wrong = |(at, bytes): &(u64, &[u8])| {
+            let mut found = vec![0; SECTOR];
+            disk.peek(*at, &mut found);
+            found != *bytes
+        };
+        right.into_iter().filter(is_wrong).map(|(at, _)| at).collect()
+    }
+}
+
+/// The sector of the array at some bytes of a slot's strips; `None` for parity. Any copy of a mirror may be read.
+fn sector_at(world: &World, slot: usize, at: u64) -> Option<u64> {
+    let geometry = world.geometry();
+    let strip_bytes = u64::from(geometry.strip_bytes);
+    let group = world.shape.group_of(slot);
+    let is_there = |stripe: &u64| {
+        geometry.group(*stripe) == group && geometry.member_offset(*stripe) == at / strip_bytes * strip_bytes
+    };
+    let stripe = (0..geometry.stripes()).find(is_there)?;
+    let is_mirror = geometry.data == 1;
+    let strip = (0..geometry.data).find(|strip| geometry.member(stripe, *strip) == slot || is_mirror)?;
+    let offset = stripe * geometry.stripe_bytes() + strip as u64 * strip_bytes + at % strip_bytes;
+    Some(offset / SECTOR as u64)
+}
+
 async fn expect(world: &World, running: &dyn Running, is_repairing: bool, expected: &Scrubbed, what: &str) {
-    match running.scrub(is_repairing).await {
+    let result = running.scrub(is_repairing).await;
+    if !world.machine.is_on() {
+        return;
+    }
+    match result {
         Ok(found) if found == *expected => {}
         Ok(found) => world.fail(format!("a scrub {what} found {found:?}, and not {expected:?}")),
         Err(error) => world.fail(format!("a scrub {what}: {error}")),

@@ -18,6 +18,7 @@ use block::{
 };
 use raid::metadata::superblock::MAGIC;
 use reactor::Core;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,35 @@ pub struct DiskConfig {
 /// How often a stuck request looks whether it still is, in nanoseconds of virtual time.
 const STUCK_LOOK_NS: u64 = 100_000_000;
 
+/// How a range that cannot be read counts for redundancy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Like the loss of the whole disk.
+    Disk,
+    /// Like the loss of the strip with this number on the disk.
+    Strip(u64),
+    /// Not at all: it is metadata, of which a copy exists elsewhere.
+    Metadata,
+}
+
+/// A write that was answered, and did not happen or happened elsewhere. Later writes are taken into account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Strayed {
+    /// Where the write belongs, in bytes.
+    pub offset: u64,
+    /// The data that belongs there.
+    pub bytes: Vec<u8>,
+    /// Where a misdirected write has happened instead, and the data that belongs there.
+    pub overwritten: Option<(u64, Vec<u8>)>,
+}
+
+/// Lets the next write to a range of bytes stray.
+#[derive(Clone, Debug)]
+struct Stray {
+    within: Range<u64>,
+    is_misdirected: bool,
+}
+
 /// A disk of a [`Machine`].
 #[derive(Clone)]
 pub struct SimDisk(Arc<Shared>);
@@ -55,16 +85,16 @@ struct State {
     medium: Medium,
     cache: Vec<Cached>,
     /// Cannot be read until rewritten.
-    bad: Vec<Range<u64>>,
-    /// The same of metadata, which exists elsewhere, too.
-    bad_metadata: Vec<Range<u64>>,
+    bad: Vec<(Range<u64>, Unreadable)>,
+    /// Writes that were in flight when power went, until [`SimDisk::forget_cut_off`].
+    cut_off: Vec<Range<u64>>,
     rng: Rng,
     latency_ns: u64,
     extra_latency_ns: u64,
     is_dead: bool,
     is_stuck: bool,
-    lost_writes: u32,
-    misdirected_writes: u32,
+    stray: Option<Stray>,
+    strayed: Option<Strayed>,
     /// Writes until one fails; 0 for none.
     writes_to_failure: u32,
     has_failed_write: bool,
@@ -90,14 +120,14 @@ impl SimDisk {
             medium: Medium::new(config.capacity),
             cache: Vec::new(),
             bad: Vec::new(),
-            bad_metadata: Vec::new(),
+            cut_off: Vec::new(),
             rng: Rng::new(config.seed),
             latency_ns: config.latency_ns,
             extra_latency_ns: 0,
             is_dead: false,
             is_stuck: false,
-            lost_writes: 0,
-            misdirected_writes: 0,
+            stray: None,
+            strayed: None,
             writes_to_failure: 0,
             has_torn_commit: false,
             has_failed_write: false,
@@ -142,31 +172,63 @@ impl SimDisk {
     }
 
     /// These bytes cannot be read until they are rewritten. Rounded to whole blocks.
-    pub fn add_medium_error(&self, range: Range<u64>) {
+    pub fn add_medium_error(&self, range: Range<u64>, counts_as: Unreadable) {
         let block = u64::from(self.0.limits.fixed().block_size);
         let end = range.end.next_multiple_of(block).min(self.0.limits.capacity());
         let range = range.start & !(block - 1)..end;
-        self.lock().bad.push(range);
+        self.lock().bad.push((range, counts_as));
     }
 
-    /// These bytes of metadata cannot be read until they are rewritten; [`SimDisk::has_medium_errors`] does not count them.
-    pub fn add_metadata_error(&self, range: Range<u64>) {
-        self.lock().bad_metadata.push(range);
-    }
-
-    /// These bytes of metadata can be read again.
-    pub fn mend_metadata(&self, range: Range<u64>) {
-        rewrite(&mut self.lock().bad_metadata, &range);
+    /// These bytes can be read again.
+    pub fn mend(&self, range: &Range<u64>) {
+        rewrite(&mut self.lock().bad, range);
     }
 
     /// Whether some metadata in `range` cannot be read.
     pub fn has_metadata_error(&self, range: &Range<u64>) -> bool {
-        self.lock().bad_metadata.iter().any(|bad| overlaps(bad, range))
+        let is_there = |(bad, kind): &(_, _)| *kind == Unreadable::Metadata && overlaps(bad, range);
+        self.lock().bad.iter().any(is_there)
     }
 
-    /// Whether something here cannot be read.
+    /// Whether something other than metadata cannot be read.
     pub fn has_medium_errors(&self) -> bool {
-        !self.lock().bad.is_empty()
+        self.lock().bad.iter().any(|(_, kind)| *kind != Unreadable::Metadata)
+    }
+
+    /// Whether something cannot be read that counts like the loss of the whole disk.
+    pub fn is_unreadable(&self) -> bool {
+        self.lock().bad.iter().any(|(_, kind)| *kind == Unreadable::Disk)
+    }
+
+    /// The numbers of strips that cannot be read in whole.
+    pub fn unreadable_strips(&self) -> BTreeSet<u64> {
+        let strip = |(_, kind): &(_, Unreadable)| match kind {
+            Unreadable::Strip(number) => Some(*number),
+            _ => None,
+        };
+        self.lock().bad.iter().filter_map(strip).collect()
+    }
+
+    /// A block of a write that was in flight when power went last; `number` selects it.
+    pub fn cut_off_block(&self, number: u64) -> Option<Range<u64>> {
+        let block = u64::from(self.0.limits.fixed().block_size);
+        let state = self.lock();
+        let blocks: u64 = state.cut_off.iter().map(|range| (range.end - range.start) / block).sum();
+        let mut left = number.checked_rem(blocks)?;
+        for range in &state.cut_off {
+            let count = (range.end - range.start) / block;
+            if left < count {
+                let start = range.start + left * block;
+                return Some(start..start + block);
+            }
+            left -= count;
+        }
+        None
+    }
+
+    /// Forgets which writes were in flight when power went.
+    pub fn forget_cut_off(&self) {
+        self.lock().cut_off.clear();
     }
 
     /// Changes bits of what is stored, and says nothing.
@@ -181,14 +243,16 @@ impl SimDisk {
         state.medium.write(range.start, &bytes);
     }
 
-    /// The next `count` writes are answered and do not happen.
-    pub fn lose_writes(&self, count: u32) {
-        self.lock().lost_writes = count;
+    /// The next write to bytes `within` is answered and does not happen, or happens elsewhere within them.
+    pub fn let_write_stray(&self, within: Range<u64>, is_misdirected: bool) {
+        self.lock().stray = Some(Stray { within, is_misdirected });
     }
 
-    /// The next `count` writes go to another place.
-    pub fn misdirect_writes(&self, count: u32) {
-        self.lock().misdirected_writes = count;
+    /// The write that strayed, if one has. No other one will.
+    pub fn take_strayed(&self) -> Option<Strayed> {
+        let mut state = self.lock();
+        state.stray = None;
+        state.strayed.take()
     }
 
     /// The `number`th write from now on fails, having happened as a torn one does; all others work.
@@ -272,6 +336,9 @@ impl Shared {
         let mut state = self.lock();
         if !self.is_here(&state, boot) {
             state.lose_power(self.limits.fixed().block_size);
+            if req.op == Op::Write {
+                state.cut_off.push(offset..offset + req.len);
+            }
             state.tear(req, offset, self.limits.fixed().block_size);
             return Err(IoError::DeviceGone);
         }
@@ -329,7 +396,7 @@ impl State {
 
     fn finish_read(&mut self, req: &Request<'_>, offset: u64) -> IoResult {
         let range = offset..offset + req.len;
-        if self.bad.iter().chain(&self.bad_metadata).any(|bad| overlaps(bad, &range)) {
+        if self.bad.iter().any(|(bad, _)| overlaps(bad, &range)) {
             return Err(IoError::Medium);
         }
         if self.cache.is_empty() {
@@ -343,18 +410,17 @@ impl State {
     }
 
     fn finish_write(&mut self, req: &Request<'_>, mut offset: u64, limits: &Limits) {
-        if self.lost_writes > 0 {
-            self.lost_writes -= 1;
-            return;
+        if let Some(strayed) = &mut self.strayed {
+            strayed.note_write(req, offset);
         }
-        if self.misdirected_writes > 0 {
-            self.misdirected_writes -= 1;
-            let places = (limits.capacity - req.len) / u64::from(limits.block_size) + 1;
-            offset = self.rng.below(places) * u64::from(limits.block_size);
+        if let Some(stray) = self.stray.take_if(|stray| stray.holds(req, offset)) {
+            match self.stray(&stray, req, offset, limits.block_size) {
+                Some(place) => offset = place,
+                None => return,
+            }
         }
         let range = offset..offset + req.len;
         rewrite(&mut self.bad, &range);
-        rewrite(&mut self.bad_metadata, &range);
         if req.op == Op::Discard {
             self.destage_below(&range);
             return self.discard(offset, req.len);
@@ -370,6 +436,25 @@ impl State {
             Op::Write => self.medium.write_from(offset, &req.data),
             _ => self.medium.zero(offset, req.len),
         }
+    }
+
+    /// The write strays: where it happens instead, if it does.
+    fn stray(&mut self, stray: &Stray, req: &Request<'_>, offset: u64, block_size: u32) -> Option<u64> {
+        let mut bytes = vec![0; req.len as usize];
+        if req.op == Op::Write {
+            req.data.copy_to(&mut bytes);
+        }
+        let place = stray.is_misdirected.then(|| {
+            let places = (stray.within.end - stray.within.start - req.len) / u64::from(block_size) + 1;
+            stray.within.start + self.rng.below(places) * u64::from(block_size)
+        });
+        let overwritten = place.map(|place| {
+            let mut before = vec![0; req.len as usize];
+            self.read(place, &mut before);
+            (place, before)
+        });
+        self.strayed = Some(Strayed { offset, bytes, overwritten });
+        place
     }
 
     /// What was discarded reads as before or as zeroes, as the NVMe and ATA command sets promise at least of other blocks'
@@ -422,13 +507,38 @@ impl State {
         for part in survivors(&mut self.rng, req.len, block_size) {
             let (at, len) = (offset + part.start, part.end - part.start);
             rewrite(&mut self.bad, &(at..at + len));
-            rewrite(&mut self.bad_metadata, &(at..at + len));
             match req.op {
                 Op::Write => self.medium.write_from(at, &req.data.part(part.start as usize, len as usize)),
                 Op::WriteZeroes => self.medium.zero(at, len),
                 _ => self.discard(at, len),
             }
         }
+    }
+}
+
+impl Strayed {
+    /// A later write to the same bytes: what belongs there is its data.
+    fn note_write(&mut self, req: &Request<'_>, offset: u64) {
+        let mut bytes = vec![0; req.len as usize];
+        if req.op == Op::Write {
+            req.data.copy_to(&mut bytes);
+        }
+        let own = (self.offset, &mut self.bytes);
+        let other = self.overwritten.as_mut().map(|(offset, bytes)| (*offset, bytes));
+        for (start, belongs) in [Some(own), other].into_iter().flatten() {
+            let (from, to) = (start.max(offset), (start + belongs.len() as u64).min(offset + req.len));
+            if from < to {
+                let source = &bytes[(from - offset) as usize..(to - offset) as usize];
+                belongs[(from - start) as usize..(to - start) as usize].copy_from_slice(source);
+            }
+        }
+    }
+}
+
+impl Stray {
+    fn holds(&self, req: &Request<'_>, offset: u64) -> bool {
+        let is_within = self.within.start <= offset && offset + req.len <= self.within.end;
+        is_within && matches!(req.op, Op::Write | Op::WriteZeroes)
     }
 }
 
@@ -480,14 +590,16 @@ fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 /// Takes `range` out of the ranges that cannot be read.
-fn rewrite(bad: &mut Vec<Range<u64>>, range: &Range<u64>) {
-    if !bad.iter().any(|b| overlaps(b, range)) {
+fn rewrite(bad: &mut Vec<(Range<u64>, Unreadable)>, range: &Range<u64>) {
+    if !bad.iter().any(|(b, _)| overlaps(b, range)) {
         return;
     }
-    for b in std::mem::take(bad) {
+    for (b, kind) in std::mem::take(bad) {
         let before = b.start..b.end.min(range.start);
         let behind = b.start.max(range.end)..b.end;
-        bad.extend([before, behind].into_iter().filter(|part| part.start < part.end));
+        bad.extend(
+            [before, behind].into_iter().filter(|part| part.start < part.end).map(|part| (part, kind)),
+        );
     }
 }
 
@@ -669,7 +781,9 @@ mod tests {
             machine.power_on();
             let disk = SimDisk::new("d", &machine, &config());
             let channel = disk.open_channel().unwrap();
-            disk.add_medium_error(4096..4097);
+            disk.add_medium_error(4096..4097, Unreadable::Strip(3));
+            assert!(disk.has_medium_errors() && !disk.is_unreadable());
+            assert_eq!(disk.unreadable_strips(), BTreeSet::from([3]));
             assert_eq!(read(&*channel, 4096).await, Err(IoError::Medium));
             assert_eq!(write(&*channel, 4096, 1, Flags::NONE).await, Ok(()));
             assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "rewritten");
@@ -681,9 +795,21 @@ mod tests {
             assert!(disk.is_failing() && disk.has_failed_write());
             disk.forgive();
             assert!(!disk.is_failing());
-            disk.lose_writes(1);
+            disk.let_write_stray(4096..8192, false);
+            assert_eq!(write(&*channel, 8192, 2, Flags::NONE).await, Ok(()), "another place");
             assert_eq!(write(&*channel, 4096, 2, Flags::NONE).await, Ok(()));
             assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "lost");
+            let lost = Strayed { offset: 4096, bytes: vec![2; 4096], overwritten: None };
+            assert_eq!(disk.take_strayed(), Some(lost));
+            disk.let_write_stray(4096..12288, true);
+            assert_eq!(write(&*channel, 4096, 3, Flags::NONE).await, Ok(()));
+            let strayed = disk.take_strayed().expect("a misdirected write");
+            let (place, before) = strayed.overwritten.expect("a place");
+            assert_eq!(read(&*channel, place).await, Ok(vec![3; 4096]));
+            assert_eq!((strayed.offset, strayed.bytes), (4096, vec![3; 4096]));
+            disk.poke(place, &before);
+            assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "as before");
+            assert_eq!(disk.take_strayed(), None);
             disk.rot(4096..4097);
             assert_ne!(read(&*channel, 4096).await.unwrap()[0], 1);
             disk.kill();

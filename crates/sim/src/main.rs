@@ -56,8 +56,8 @@ struct Args {
     /// Arrays change their shape
     #[arg(long, conflicts_with_all = ["grow", "groups"])]
     shapes: bool,
-    /// Metadata of members becomes unreadable or rots while power is off
-    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
+    /// Metadata becomes unreadable or rots while power is off, strips become unreadable, and writes stray
+    #[arg(long)]
     faults: bool,
     /// Two members of a group are lost and replaced together, under the keeper
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]

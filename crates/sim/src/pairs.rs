@@ -69,7 +69,7 @@ pub(crate) async fn replace_lost(
     let slots: Vec<usize> = world.slots_of(group).filter(is_lost).collect();
     let mut disks: Vec<(usize, SimDisk)> = Vec::new();
     for slot in slots {
-        world.note_loss(slot, true); // a write that failed says so of a disk that goes now
+        world.note_loss(slot); // a write that failed says so of a disk that goes now
         disks.push((slot, world.replace(slot)));
         world.note_giving_up(slot);
     }
@@ -84,7 +84,7 @@ pub(crate) async fn replace_lost(
             timer = None;
             if !world.disk(killed).is_dead() && world.may_lose(killed) {
                 world.disk(killed).kill();
-                world.note_loss(killed, true);
+                world.note_loss(killed);
             }
         }
         added.as_mut().poll(cx)

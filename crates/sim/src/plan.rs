@@ -134,6 +134,8 @@ pub enum Action {
     Fail(usize),
     /// A part of a slot's disk (bytes of its data) cannot be read.
     MediumError(usize, u64),
+    /// Some blocks of one strip of a slot's disk (at these bytes of its data) cannot be read.
+    StripError(usize, u64),
     /// The disk in a slot does not answer for that many nanoseconds.
     Stuck(usize, u64),
     /// The disk in a slot is slow for that many nanoseconds.
@@ -182,6 +184,7 @@ impl Action {
             Action::Kill(slot)
             | Action::Fail(slot)
             | Action::MediumError(slot, _)
+            | Action::StripError(slot, _)
             | Action::Stuck(slot, _)
             | Action::Slow(slot, _)
             | Action::FailWrite(slot, _)

@@ -32,6 +32,8 @@ enum Bug {
     StaleLeg,
     /// Puts one byte wrong now and then.
     Damages,
+    /// Detaches a leg for one read error.
+    DetachesOnReadError,
 }
 
 thread_local! {
@@ -87,13 +89,13 @@ impl Subject for ToySubject {
             if self.bug == Bug::StaleLeg {
                 live = disks.iter().map(|disk| 1 << slot_of(disk)).sum();
             }
-            let Some(source) = disks.iter().find(|disk| live & 1 << slot_of(disk) != 0) else {
+            let sources: Vec<&SimDisk> = disks.iter().filter(|disk| live & 1 << slot_of(disk) != 0).collect();
+            if sources.is_empty() {
                 return Err(Refusal::TooFew);
-            };
+            }
             if self.bug != Bug::NoResync {
-                let all = live;
-                for target in disks.iter().filter(|disk| all & 1 << slot_of(disk) != 0) {
-                    match copy(source, target, shape).await {
+                for target in &sources {
+                    match copy(&sources, target, shape).await {
                         Ok(()) => {}
                         Err(IoError::Medium) => live &= !(1 << slot_of(target)),
                         Err(error) => return Err(Refusal::Other(error.to_string())),
@@ -110,18 +112,32 @@ impl Subject for ToySubject {
     }
 }
 
+/// Where the data of a leg begins: where that of an array's member does, so that unreadable places hit it.
+fn data_offset(disk: &SimDisk, bytes: u64) -> u64 {
+    disk.limits().capacity - bytes - (64 << 10)
+}
+
 fn slot_of(disk: &SimDisk) -> usize {
     disk.name()[4..].split('.').next().unwrap().parse().unwrap()
 }
 
-async fn copy(source: &SimDisk, target: &SimDisk, shape: &Shape) -> IoResult {
+/// Makes a leg like the first one that can be read.
+async fn copy(sources: &[&SimDisk], target: &SimDisk, shape: &Shape) -> IoResult {
     let gone = |_| IoError::DeviceGone;
-    let (from, to) = (source.open_channel().map_err(gone)?, target.open_channel().map_err(gone)?);
-    let len = shape.geometry.strip_bytes as usize;
-    for offset in (0..shape.geometry.capacity()).step_by(len) {
-        let buffer = reactor::current().buffers().take(len).await;
-        let (buffer, result) = buffer.transfer(&*from, Op::Read, Flags::NONE, offset).await;
-        result?;
+    let to = target.open_channel().map_err(gone)?;
+    let (bytes, len) = (shape.geometry.capacity(), shape.geometry.strip_bytes as usize);
+    let start = data_offset(target, bytes);
+    for offset in (start..start + bytes).step_by(len) {
+        let mut buffer = reactor::current().buffers().take(len).await;
+        let mut result = Err(IoError::DeviceGone);
+        for source in sources {
+            let from = source.open_channel().map_err(gone)?;
+            (buffer, result) = buffer.transfer(&*from, Op::Read, Flags::NONE, offset).await;
+            if result.is_ok() {
+                break;
+            }
+        }
+        result.map_err(|_| IoError::DeviceGone)?;
         buffer.transfer(&*to, Op::Write, Flags::FUA, offset).await.1?;
     }
     Ok(())
@@ -253,6 +269,9 @@ impl ToyChannel {
             match result {
                 Ok(()) => break,
                 Err(IoError::DeviceGone) => self.drop_leg(*slot),
+                Err(_) if self.bug == Bug::DetachesOnReadError => {
+                    self.live.fetch_and(!(1 << slot), Ordering::Relaxed);
+                }
                 Err(_) => {}
             }
         }
@@ -322,6 +341,7 @@ impl Channel for ToyChannel {
         if let Err(error) = self.limits.check(req, offset) {
             return IoFuture::ready(Err(error));
         }
+        let offset = offset + data_offset(&self.disks[0], self.limits.capacity);
         match req.op {
             Op::Read => IoFuture::new(self.read(req, offset)),
             Op::Write | Op::WriteZeroes => IoFuture::new(self.write(req, offset)),
@@ -366,9 +386,17 @@ fn find(bug: Bug, most: u64) -> Option<(u64, String)> {
 
 #[test]
 fn every_bug_of_a_mirror_is_found() {
-    for bug in
-        [Bug::AckEarly, Bug::NoSnapshot, Bug::NoFua, Bug::NoResync, Bug::NoLock, Bug::StaleLeg, Bug::Damages]
-    {
+    let bugs = [
+        Bug::AckEarly,
+        Bug::NoSnapshot,
+        Bug::NoFua,
+        Bug::NoResync,
+        Bug::NoLock,
+        Bug::StaleLeg,
+        Bug::Damages,
+        Bug::DetachesOnReadError,
+    ];
+    for bug in bugs {
         let found = find(bug, 2000);
         println!("{bug:?}: {found:?}");
         assert!(found.is_some(), "{bug:?} is not found");

@@ -7,7 +7,7 @@ use crate::plan::Shape;
 use crate::rng::Rng;
 use raid::Geometry;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,6 +37,10 @@ pub struct Stats {
     pub damages: u64,
     /// Damages to metadata.
     pub faults: u64,
+    /// Blocks that became unreadable, of strips or where power cut off a write.
+    pub bad_blocks: u64,
+    /// Writes that were lost or misdirected, and found.
+    pub strays: u64,
     /// Blocks that could not be read and need not be.
     pub unreadable: u64,
     /// Arrays that grew.
@@ -59,6 +63,8 @@ impl Stats {
         self.failed_writes += other.failed_writes;
         self.damages += other.damages;
         self.faults += other.faults;
+        self.bad_blocks += other.bad_blocks;
+        self.strays += other.strays;
         self.unreadable += other.unreadable;
         self.growths += other.growths;
         self.frozen += other.frozen;
@@ -70,7 +76,7 @@ impl Stats {
 struct SlotFate {
     /// Its member does not hold all data: dead, taken out, stale or being filled.
     is_lost: bool,
-    /// There was a reason for the array to take it out.
+    /// It was killed or detached by hand, or a write to it has failed: reasons for the array to detach it.
     has_reason: bool,
 }
 
@@ -115,6 +121,8 @@ pub struct World {
     may_be_ahead: RefCell<BTreeSet<usize>>,
     /// Damage to logs and maps, by slot, until it is rewritten and parity is right everywhere.
     tainted: RefCell<Vec<(usize, Range<u64>)>>,
+    /// The array was stopped before power went last.
+    was_stopped: Cell<bool>,
     /// What writes are working on.
     writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
@@ -167,6 +175,7 @@ impl World {
             gives_up: RefCell::new(vec![false; shape.most_groups]),
             may_be_ahead: RefCell::default(),
             tainted: RefCell::default(),
+            was_stopped: Cell::new(false),
             writes: RefCell::default(),
             replacements: Cell::default(),
             disk_bytes: Cell::new(shape.disk_bytes),
@@ -296,9 +305,15 @@ impl World {
         self.sectors.get()
     }
 
-    /// Whether there was a reason for the array to take some member out.
+    /// Whether there was a reason for the array to detach some member, or not to change: blocks that cannot be read,
+    /// damaged metadata.
     pub fn has_reason(&self) -> bool {
+        let is_unsound = |disk: &SimDisk| disk.is_failing() || disk.has_medium_errors();
         self.slots.borrow().iter().any(|slot| slot.has_reason)
+            || self.disks.borrow().iter().any(is_unsound)
+            || self.was_impaired.borrow().contains(&true)
+            || self.was_hurt.borrow().contains(&true)
+            || self.is_damaged()
     }
 
     /// Whether the slot's member is lost, or may be, as a write to it has failed.
@@ -353,39 +368,73 @@ impl World {
             self.is_beyond.borrow_mut()[group] = true;
         }
         let is_lost_soon = |other: &usize| self.is_lost(*other) || self.disk(*other).is_failing();
-        self.slots_of(group).filter(is_lost_soon).for_each(|other| self.disk(other).kill());
+        for other in self.slots_of(group).filter(is_lost_soon) {
+            self.disk(other).kill();
+            self.slots.borrow_mut()[other].has_reason = true;
+        }
         true
     }
 
-    /// Whether a member counts as lost: it is, or a write to it may fail, or it cannot read all of its blocks.
+    /// Whether a member counts as lost as a whole: it is, or a write to it may fail, or too much of it cannot be read.
     fn is_used_up(&self, slot: usize) -> bool {
         let disk = self.disk(slot);
-        self.is_lost(slot) || disk.has_medium_errors() || disk.is_failing()
+        // While an array changes its shape, a strip's number says nothing about its stripe.
+        let is_unreadable =
+            if self.shape.next.is_some() { disk.has_medium_errors() } else { disk.is_unreadable() };
+        self.is_lost(slot) || disk.is_failing() || is_unreadable
+    }
+
+    /// Losses of a stripe among some members: those that count as lost, those that cannot read their strip of the stripe
+    /// for which these are most (of the stripe whose strips have the number `only`), and damage to metadata.
+    fn losses(&self, slots: impl Iterator<Item = usize>, only: Option<u64>) -> usize {
+        let (used_up, others): (Vec<usize>, Vec<usize>) = slots.partition(|slot| self.is_used_up(*slot));
+        let mut unreadable: BTreeMap<u64, usize> = BTreeMap::new();
+        for number in others.iter().flat_map(|slot| self.disk(*slot).unreadable_strips()) {
+            *unreadable.entry(number).or_default() += 1;
+        }
+        let strips = match only {
+            Some(number) => unreadable.get(&number).copied(),
+            None => unreadable.values().max().copied(),
+        };
+        // The log of an array with one parity opens it everywhere, and it stays open until the array has its next shape.
+        let weight = if self.shape.next.is_some() { raid::config::MAX_PARITY } else { 1 };
+        used_up.len() + strips.unwrap_or(0) + self.damaged().len() * weight
+    }
+
+    /// Whether parity covers one loss more of a slot, besides what is lost already: of its member, or of one strip.
+    fn is_covered_at(&self, slot: usize, only: Option<u64>) -> bool {
+        let group = self.shape.group_of(slot);
+        let is_left = |(slots, parity): (Range<usize>, usize)| {
+            let others = slots.clone().filter(|other| *other != slot);
+            !slots.contains(&slot) || self.losses(others, only) < parity
+        };
+        !self.is_beyond(group) && self.sets_of(group).into_iter().all(is_left)
     }
 
     /// Whether parity covers the loss of the slot's member, besides what is lost already.
     pub fn is_covered(&self, slot: usize) -> bool {
-        let is_used_up = |other: &usize| *other != slot && self.is_used_up(*other);
-        let group = self.shape.group_of(slot);
-        // Parity may be open in every group, as all groups share the regions.
-        let damaged = usize::from(self.is_damaged());
-        let is_left = |(slots, parity): &(std::ops::Range<usize>, usize)| {
-            !slots.contains(&slot) || slots.clone().filter(is_used_up).count() + damaged < *parity
-        };
-        !self.is_beyond(group) && self.sets_of(group).iter().all(is_left)
+        self.is_covered_at(slot, None)
     }
 
-    /// Whether parity of every group covers damaged metadata, besides all that is lost already and may fail soon.
-    pub fn covers_damage(&self) -> bool {
-        let is_left = |(slots, parity): &(Range<usize>, usize)| {
-            slots.clone().filter(|slot| self.is_used_up(*slot)).count() < *parity
-        };
+    /// Whether parity covers the loss of one strip of the slot's member, the one with that number, besides what is lost.
+    pub fn is_strip_covered(&self, slot: usize, number: u64) -> bool {
+        match self.shape.next {
+            Some(_) => self.is_covered(slot),
+            None => self.is_covered_at(slot, Some(number)),
+        }
+    }
+
+    /// Whether parity of every group covers damage to a slot's metadata, besides all that is lost already and may fail
+    /// soon, the member itself included.
+    pub fn covers_damage(&self, slot: usize) -> bool {
+        let more = usize::from(!self.damaged().contains(&slot));
         let groups = 0..self.is_beyond.borrow().len();
-        !self.is_damaged() && groups.flat_map(|group| self.sets_of(group)).all(|set| is_left(&set))
+        let mut sets = groups.flat_map(|group| self.sets_of(group));
+        !self.is_any_beyond() && sets.all(|(slots, parity)| self.losses(slots, None) + more <= parity)
     }
 
     /// Slots of a group, and how many of them parity covers: of both shapes when the array may have two.
-    fn sets_of(&self, group: usize) -> Vec<(std::ops::Range<usize>, usize)> {
+    fn sets_of(&self, group: usize) -> Vec<(Range<usize>, usize)> {
         let set = |geometry: Geometry| (0..geometry.members(), geometry.parity);
         match self.shape.next {
             Some(next) if self.is_crossing.get() => {
@@ -396,9 +445,20 @@ impl World {
         }
     }
 
+    /// Slots whose metadata is damaged in a way that counts like a loss in every group: parity may be open in all of them,
+    /// as they share the regions.
+    fn damaged(&self) -> BTreeSet<usize> {
+        self.tainted.borrow().iter().map(|(slot, _)| *slot).collect()
+    }
+
     /// Whether metadata is damaged in a way that counts like a loss in every group.
     pub fn is_damaged(&self) -> bool {
         !self.tainted.borrow().is_empty()
+    }
+
+    /// Whether the array was stopped before power went last, or has just been made: nothing needs its log.
+    pub fn was_stopped(&self) -> bool {
+        self.was_stopped.get()
     }
 
     /// A part of the slot's log or maps is damaged: until it is rewritten and parity is right everywhere, that counts like
@@ -407,18 +467,18 @@ impl World {
         self.tainted.borrow_mut().push((slot, range));
     }
 
-    /// The slot's member is lost, or there is a reason for the array to take it out.
-    pub fn note_loss(&self, slot: usize, is_lost: bool) {
+    /// The slot's member is lost: there is a reason for the array to detach it.
+    pub fn note_loss(&self, slot: usize) {
         let mut slots = self.slots.borrow_mut();
         slots[slot].has_reason = true;
-        self.note_hurt(slot);
-        if is_lost && !slots[slot].is_lost {
+        self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
+        if !slots[slot].is_lost {
             slots[slot].is_lost = true;
             self.count(|stats| stats.losses += 1);
         }
     }
 
-    /// Some block of the slot's member cannot be read: no reason to take it out.
+    /// Something is the matter with the slot's member, and that is no reason for the array to detach it.
     pub fn note_hurt(&self, slot: usize) {
         self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
     }
@@ -434,11 +494,11 @@ impl World {
     pub fn note_states(&self, live: &[bool]) {
         for (slot, is_live) in live.iter().enumerate() {
             let fate = self.slots.borrow()[slot];
-            if !is_live && !fate.has_reason {
+            if !is_live && !fate.has_reason && !self.disk(slot).has_failed_write() {
                 self.fail(format!("the array took out the member in slot {slot} for no reason"));
             }
             if !is_live && !fate.is_lost {
-                self.note_loss(slot, true);
+                self.note_loss(slot);
             }
             if *is_live && !self.disk(slot).is_dead() {
                 if fate.is_lost {
@@ -542,6 +602,7 @@ impl World {
     /// Power went, and everything has ended.
     pub fn note_crash(&self, was_stopped: bool) {
         let (writes, mut marked) = (self.writes.take(), self.marked.take());
+        self.was_stopped.set(was_stopped);
         if !was_stopped {
             self.tear_given_up();
         }
@@ -680,6 +741,7 @@ fn new_disk(shape: &Shape, machine: &Arc<Machine>, name: String, seed: u64, capa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::Unreadable;
     use crate::plan::{Filter, Plan};
     use block::{Device, Flags, Op};
 
@@ -701,6 +763,23 @@ mod tests {
             world.note_assembled(&live);
             assert!(!world.is_lost(1) && world.is_covered(0));
         });
+    }
+
+    #[test]
+    fn unreadable_strips_count_per_stripe_and_members_in_every_stripe() {
+        let filter = Filter { levels: vec![raid::Level::Raid6], ..Filter::default() };
+        let shape = Plan::draw(1, &filter).shape;
+        let world = World::new(1, &shape, shape.geometry.capacity());
+        world.note_loss(0);
+        let spoil = |slot: usize, number: u64| {
+            assert!(world.is_strip_covered(slot, number));
+            world.disk(slot).add_medium_error(0..512, Unreadable::Strip(number));
+        };
+        spoil(1, 0);
+        assert!(!world.is_strip_covered(2, 0) && !world.is_covered(2) && !world.covers_damage(2));
+        spoil(2, 1);
+        assert!(world.is_covered(0), "it is lost already");
+        assert!(!world.is_covered(1) && !world.is_covered(3), "one stripe would lose three strips");
     }
 
     /// A world in which a crash has left parity open in the first stripe.
@@ -725,7 +804,7 @@ mod tests {
             }
             world.note_synced();
             world.note_crash(false);
-            world.note_loss(0, true);
+            world.note_loss(0);
             assert_eq!(world.may_be_lost(0), gives_up);
         }
     }
@@ -733,7 +812,7 @@ mod tests {
     /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
     fn may_be_unreadable_by_force(was_filling: bool, is_up: bool) -> bool {
         let world = with_open_parity();
-        world.note_loss(0, true);
+        world.note_loss(0);
         if was_filling {
             world.note_giving_up(0);
         }

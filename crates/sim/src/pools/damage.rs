@@ -4,7 +4,7 @@
 //! refuse to open, names every copy, and never falls back to an older table.
 
 use super::world::World;
-use crate::disk::SimDisk;
+use crate::disk::{SimDisk, Unreadable};
 use crate::rng::Rng;
 use volume::PoolError;
 use volume::store::{ReadError, SETS};
@@ -91,7 +91,7 @@ pub fn apply(world: &World, damages: &[(u32, Damage)]) {
             }
             if damage.is_unreadable {
                 let sector = offset + rng.below(ALIGNMENT / 512) * 512;
-                disk.add_metadata_error(sector..sector + 512);
+                disk.add_medium_error(sector..sector + 512, Unreadable::Metadata);
             } else {
                 // Not the version: a later format is another promise.
                 let at = if rng.one_in(8) { rng.below(8) } else { 12 + rng.below(ROTTEN) };
@@ -120,7 +120,7 @@ impl Which {
 pub fn restore(world: &World, pool: usize) {
     for copy in world.saved.borrow().iter().filter(|copy| copy.pool == pool) {
         let disk = &world.disks[pool];
-        disk.mend_metadata(copy.offset..copy.offset + copy.bytes.len() as u64);
+        disk.mend(&(copy.offset..copy.offset + copy.bytes.len() as u64));
         disk.poke(copy.offset, &copy.bytes);
     }
 }
