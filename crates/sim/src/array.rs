@@ -219,7 +219,7 @@ impl Subject for ArraySubject {
 /// An array whose stripes the simulator fills, syncs and scrubs one by one.
 pub(crate) struct RunningArray {
     pub(crate) array: Arc<Array>,
-    /// Somebody moves a window, or fills a slot while the array changes its shape.
+    /// A task moves a window, or fills a slot during a reshape.
     is_moving: Cell<bool>,
 }
 

@@ -68,8 +68,8 @@ struct Newcomer {
 
 impl Owner {
     /// Fills the strips of a stripe on the incoming devices of some slots of its group, and counts them as done. The
-    /// other members are read once for all of them. An incoming device that cannot be written is let go: its slot is
-    /// not being filled any more, and the others are filled all the same.
+    /// other members are read once for all of them. An incoming device that cannot be written is detached: its slot is
+    /// not filled any more, and the others are.
     ///
     /// The error of a slot: its stripe cannot be read for now, or its device cannot be written.
     ///
@@ -264,7 +264,7 @@ impl Owner {
     }
 
     /// Writes strips in the scratch to the incoming devices of their slots, at the same time. One that cannot be written
-    /// is let go, and does not keep the others from being filled.
+    /// is detached, and the others are filled all the same.
     async fn write_incoming(
         &self,
         scratch: &mut Scratch,

@@ -30,7 +30,7 @@ struct Filling {
     before: Before,
 }
 
-/// Where a pass is.
+/// The progress of a pass.
 struct Fill {
     /// The slots that it fills, all of one group. Those whose devices fail leave the list.
     slots: Vec<Filling>,
@@ -77,7 +77,7 @@ impl Keeper {
         false
     }
 
-    /// Whether a slot is to be filled before the change of shape goes on: the next failure of a member would lose data.
+    /// Whether a slot is to be filled before the next window of a reshape: the next failure of a member would lose data.
     pub(super) fn must_fill_first(&self) -> bool {
         let is_waiting = |slot: &usize| {
             !self.blocked.contains(slot)
@@ -87,7 +87,7 @@ impl Keeper {
         self.shared.empty_slots().iter().any(is_waiting)
     }
 
-    /// Empty slots of a group that a device may be taken for now: a pass that has come far ends before.
+    /// Empty slots of a group that may take a device now. While a pass has come far there are none: it ends first.
     fn waiting_slots(&self, group: usize) -> Vec<usize> {
         let (members, filling) = (self.array().members(), self.filling_slots(group));
         let is_late = filling.iter().any(|slot| members.cursor(*slot) > self.early_steps());

@@ -195,13 +195,13 @@ impl Keeper {
         self.shared.look(|state| change(&mut state.log))
     }
 
-    /// Tells how far a job is that runs alone.
+    /// Reports the progress of a job that runs alone.
     pub fn show(&self, kind: Kind, slot: Option<usize>, done_bytes: u64, bytes_per_s: u64) {
         self.log(|log| log.running.clear());
         self.show_too(kind, slot, done_bytes, bytes_per_s);
     }
 
-    /// Tells how far a job is that runs beside those that were told of.
+    /// Adds a job to those that run.
     pub fn show_too(&self, kind: Kind, slot: Option<usize>, done_bytes: u64, bytes_per_s: u64) {
         let geometry = &self.array().config().geometry;
         let total_bytes = geometry.group_stripes * u64::from(geometry.strip_bytes);

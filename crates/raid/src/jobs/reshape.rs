@@ -18,7 +18,7 @@ impl Keeper {
         has_filled
     }
 
-    /// Goes on with a change of shape to its end, or until something else comes first; whether there was anything to do.
+    /// Moves windows to the end of a reshape, or until something else comes first; whether there was anything to do.
     async fn reshape(&mut self) -> bool {
         if self.is_reshape_blocked {
             return false;

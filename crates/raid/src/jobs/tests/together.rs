@@ -119,7 +119,7 @@ fn a_pass_over_two_newcomers_goes_on_after_a_crash() {
         let rig = rig.crash(&[]).await;
         for slot in [1, 3] {
             let at = rig.array.members().cursor(slot) * STRIP;
-            assert!(at >= DATA_BYTES / 4 && at < DATA_BYTES, "slot {slot} begins at {at}");
+            assert!((DATA_BYTES / 4..DATA_BYTES).contains(&at), "slot {slot} begins at {at}");
         }
         let (reads, pass) = (read(&rig, &[1, 3]), 4 * DATA_BYTES);
         rig.jobs.idle().await;
