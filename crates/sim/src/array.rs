@@ -149,14 +149,9 @@ async fn extend(shape: &Shape, own: &[SimDisk], new: &[SimDisk]) -> Result<Geome
     Ok(table.config.geometry)
 }
 
-async fn assemble(
-    shape: &Shape,
-    disks: &[SimDisk],
-    cores: &[Core],
-    force: bool,
-) -> Result<Rc<dyn Running>, Refusal> {
-    let other = |error: String| Refusal::Other(error);
-    let found = find(disks).await.map_err(other)?;
+/// What an array is started from.
+async fn open(disks: &[SimDisk], force: bool) -> Result<Start, Refusal> {
+    let found = find(disks).await.map_err(Refusal::Other)?;
     let options = AssembleOptions { array: None, run: true, force };
     let assembly = metadata::assemble(found, &options).map_err(|refusal| match refusal {
         metadata::Refusal::DirtyDegraded { .. } => Refusal::DirtyDegraded,
@@ -168,8 +163,17 @@ async fn assemble(
         let disk = disks.iter().find(|disk| disk.name() == found.name)?;
         Some(Arc::new(disk.clone()) as Arc<dyn Device>)
     };
-    let start = Start::new(assembly, WALL_NS, true, device);
-    let array = Array::start(start).await.map_err(|error| match error {
+    Ok(Start::new(assembly, WALL_NS, true, device))
+}
+
+async fn assemble(
+    shape: &Shape,
+    disks: &[SimDisk],
+    cores: &[Core],
+    force: bool,
+) -> Result<Rc<dyn Running>, Refusal> {
+    let other = |error: String| Refusal::Other(error);
+    let array = Array::start(open(disks, force).await?).await.map_err(|error| match error {
         raid::array::StartError::TooFew { .. } => Refusal::TooFew,
         raid::array::StartError::DirtyDegraded { .. } => Refusal::DirtyDegraded,
         error => other(error.to_string()),
@@ -181,6 +185,14 @@ async fn assemble(
     let core = cores.last().expect("a machine has a core");
     let kept = core.with_current(|| Kept::new(array, shape)).map_err(|error| other(error.to_string()))?;
     Ok(Rc::new(kept))
+}
+
+async fn look(disks: &[SimDisk]) -> Result<Option<Rc<dyn Running>>, Refusal> {
+    match Array::start_read_only(open(disks, false).await?).await {
+        Ok(array) => Ok(Some(Rc::new(RunningArray::new(array)))),
+        Err(raid::array::StartError::ReadOnly { .. }) => Ok(None),
+        Err(error) => Err(Refusal::Other(error.to_string())),
+    }
 }
 
 impl Subject for ArraySubject {
@@ -213,6 +225,10 @@ impl Subject for ArraySubject {
         force: bool,
     ) -> Local<'a, Result<Rc<dyn Running>, Refusal>> {
         Box::pin(assemble(shape, disks, cores, force))
+    }
+
+    fn look<'a>(&'a self, disks: &'a [SimDisk]) -> Local<'a, Result<Option<Rc<dyn Running>>, Refusal>> {
+        Box::pin(look(disks))
     }
 }
 

@@ -168,6 +168,9 @@ impl Session {
     async fn boot(&self, boot: &Boot) -> bool {
         self.change_disks(boot);
         self.damage_metadata(boot);
+        if boot.is_looked_at {
+            self.look().await;
+        }
         if boot.is_crash_early {
             self.arm(boot.crash);
         }
@@ -210,6 +213,33 @@ impl Session {
             self.stop(&*running).await;
         }
         !self.world.has_failed()
+    }
+
+    /// Starts the array read-only, reads all of it and stops it. Nothing may be written to any disk.
+    async fn look(&self) {
+        let world = &self.world;
+        self.note("read-only start");
+        let disks: Vec<_> = world.disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+        match within(HANGS_NS, self.subject.look(&disks)).await {
+            None => world.fail("a read-only start hangs".into()),
+            Some(Ok(Some(running))) => {
+                if let Some(client) = self.client(&*running) {
+                    self.verify(&client).await;
+                }
+                if within(HANGS_NS, running.stop()).await != Some(Ok(())) {
+                    world.fail("a read-only array does not stop".into());
+                }
+                world.count(|stats| stats.looks += 1);
+            }
+            Some(Ok(None)) if world.must_be_readable() => {
+                world.fail("a read-only start is refused after a clean stop".into());
+            }
+            // Another start is judged below.
+            Some(Ok(None) | Err(_)) => {}
+        }
+        if world.machine.writes_started() > 0 {
+            world.fail(format!("a read-only start wrote {} times", world.machine.writes_started()));
+        }
     }
 
     /// Whether new members can come.

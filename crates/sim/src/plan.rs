@@ -230,6 +230,8 @@ pub struct Boot {
     pub crash: Option<CrashAt>,
     /// Whether the count to the crash begins before assembly.
     pub is_crash_early: bool,
+    /// Whether the array is first started read-only, read, and stopped.
+    pub is_looked_at: bool,
     /// Whether the count to the crash begins with the first step, not when power comes.
     pub is_crash_of_work: bool,
     /// The array gets its new groups before anything else happens, if it is whole and lacks them.
@@ -538,6 +540,7 @@ impl Drawer<'_> {
             plugged: Vec::new(),
             crash: self.crash(),
             is_crash_early: !is_first && self.rng.one_in(4),
+            is_looked_at: false,
             is_crash_of_work: false,
             newcomers: None,
             faults: Vec::new(),

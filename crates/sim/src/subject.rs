@@ -41,6 +41,11 @@ pub trait Subject {
         cores: &'a [Core],
         force: bool,
     ) -> Local<'a, Result<Rc<dyn Running>, Refusal>>;
+
+    /// Brings the array up from those disks without a write; `None` when something must be recovered first.
+    fn look<'a>(&'a self, _disks: &'a [SimDisk]) -> Local<'a, Result<Option<Rc<dyn Running>>, Refusal>> {
+        Box::pin(async { Ok(None) })
+    }
 }
 
 /// Why an array was not assembled.

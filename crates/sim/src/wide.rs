@@ -5,6 +5,7 @@
 //!   hold anything; a sector that was written follows the same rules as everywhere, whichever members are lost before
 //!   the initial sync has ended.
 //! - The region map has two pages.
+//! - Before some boots the array is started read-only and read. That must not write to any disk.
 
 use crate::growth;
 use crate::oracle::SECTOR;
@@ -30,9 +31,11 @@ pub fn widen(shape: &mut Shape, rng: &mut Rng, filter: &Filter) {
     }
 }
 
-/// Adds requests to the regions of the second page.
+/// Adds read-only starts, and requests to the regions of the second page.
 pub fn draw(plan: &mut Plan) {
     let shape = plan.shape.clone();
+    let mut looks = Rng::new(plan.seed).fork(16);
+    plan.boots.iter_mut().for_each(|boot| boot.is_looked_at = looks.one_in(3));
     if shape.geometry.group_stripes <= REGIONS_PER_PAGE {
         return;
     }

@@ -43,6 +43,8 @@ pub struct Stats {
     pub strays: u64,
     /// Blocks that could not be read and need not be.
     pub unreadable: u64,
+    /// Read-only starts that were not refused.
+    pub looks: u64,
     /// Arrays that grew.
     pub growths: u64,
     /// Runs that ended because more members were lost than parity covers.
@@ -66,6 +68,7 @@ impl Stats {
         self.bad_blocks += other.bad_blocks;
         self.strays += other.strays;
         self.unreadable += other.unreadable;
+        self.looks += other.looks;
         self.growths += other.growths;
         self.frozen += other.frozen;
     }
@@ -121,7 +124,7 @@ pub struct World {
     may_be_ahead: RefCell<BTreeSet<usize>>,
     /// Damage to logs and maps, by slot, until it is rewritten and parity is right everywhere.
     tainted: RefCell<Vec<(usize, Range<u64>)>>,
-    /// The array was stopped before power went last.
+    /// Whether the array was stopped cleanly when power went last.
     was_stopped: Cell<bool>,
     /// What writes are working on.
     writes: RefCell<Vec<InFlight>>,
@@ -490,6 +493,13 @@ impl World {
         self.disk(slot).forgive();
     }
 
+    /// Whether a read-only start must succeed: the array was stopped cleanly and lacks nothing. Copies of a mirror may
+    /// differ where they were never synced.
+    pub fn must_be_readable(&self) -> bool {
+        let is_mirror = self.shape.geometry.data == 1;
+        self.was_stopped.get() && self.is_whole() && !self.is_any_beyond() && !self.is_damaged() && !is_mirror
+    }
+
     /// The array says which members are live.
     pub fn note_states(&self, live: &[bool]) {
         for (slot, is_live) in live.iter().enumerate() {
@@ -601,8 +611,8 @@ impl World {
 
     /// Power went, and everything has ended.
     pub fn note_crash(&self, was_stopped: bool) {
-        let (writes, mut marked) = (self.writes.take(), self.marked.take());
         self.was_stopped.set(was_stopped);
+        let (writes, mut marked) = (self.writes.take(), self.marked.take());
         if !was_stopped {
             self.tear_given_up();
         }
