@@ -73,11 +73,13 @@ pub enum Mutant {
     CommitIgnoresOthers,
     /// A member is taken out when it cannot read one block.
     OutForReadError,
+    /// A read-only start writes pages of the region map that a member lacks.
+    ReadOnlyRepairs,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 31] = [
+    pub const ALL: [Mutant; 32] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -109,6 +111,7 @@ impl Mutant {
         Mutant::ZeroesNotStale,
         Mutant::CommitIgnoresOthers,
         Mutant::OutForReadError,
+        Mutant::ReadOnlyRepairs,
     ];
 
     /// Whether it can only show where arrays grow.
@@ -124,6 +127,11 @@ impl Mutant {
     /// Whether it can only show where arrays change their shape.
     pub fn is_about_shapes(self) -> bool {
         matches!(self, Mutant::CursorNotAwaited | Mutant::CrossFreely | Mutant::OldLogReplayed)
+    }
+
+    /// Whether it can only show where arrays are started read-only, with damaged metadata.
+    pub fn is_about_looks(self) -> bool {
+        self == Mutant::ReadOnlyRepairs
     }
 
     /// Whether it can only show where writes come in streams.

@@ -393,9 +393,11 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
         let groups = args.groups || mutant.is_about_groups();
         let streams = args.streams || mutant.is_about_streams();
         let shapes = args.shapes || mutant.is_about_shapes();
+        let wide = args.wide || mutant.is_about_looks();
+        let faults = args.faults || mutant.is_about_looks();
         let story = args.story.or(sim::Story::of(mutant));
         let directed = args.directed || story.is_some();
-        let filter = Filter { grow, groups, streams, shapes, directed, story, ..args.filter() };
+        let filter = Filter { grow, groups, streams, shapes, directed, story, wide, faults, ..args.filter() };
         search.run(args.jobs, &|seed| sim::run_seed(seed, &filter, &maker()), false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {

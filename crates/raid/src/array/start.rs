@@ -676,7 +676,12 @@ impl Starting {
         let out: Vec<usize> = (0..self.members.len()).filter(is_out).collect();
         self.leave_out(&out)?;
         let regions = loop {
-            match RegionMap::look(&self.config, self.table.initial_region, &self.live_targets()).await {
+            let (config, initial, live) = (&self.config, self.table.initial_region, self.live_targets());
+            let found = match mutant::is(Mutant::ReadOnlyRepairs) {
+                false => RegionMap::look(config, initial, &live).await,
+                true => RegionMap::load(config, initial, &live).await,
+            };
+            match found {
                 Ok(regions) => break regions,
                 Err(MemberFailures(failures)) => self.leave_out(&slots_of(&failures))?,
             }
