@@ -1,7 +1,7 @@
 //! A user of a volume: every request is told to the oracle.
 
 use super::world::{Content, World};
-use crate::oracle::{ANYTHING, SECTOR, ZEROES};
+use crate::oracle::{SECTOR, ZEROES};
 use crate::rng::Rng;
 use block::{Channel, Device, Flags, IoError, IoResult, Op, Request};
 use std::rc::Rc;
@@ -105,14 +105,21 @@ impl User {
     async fn clear(&self, lba: u64, count: u64, is_discard: bool) {
         let len = count * SECTOR as u64;
         let req = if is_discard { Request::discard(len) } else { Request::write_zeroes(len, Flags::NONE) };
-        let version = if is_discard { ANYTHING } else { ZEROES };
-        let ticket = self.content.oracle.borrow_mut().begin_write(lba, count, version);
+        let ticket = match is_discard {
+            true => self.content.oracle.borrow_mut().begin_discard(lba, count),
+            false => self.content.oracle.borrow_mut().begin_write(lba, count, ZEROES),
+        };
         let result = self.channel.submit(&req, lba * SECTOR as u64).await;
         if !self.world.machine.is_on() {
             return;
         }
         let is_durable = !self.world.shape.has_volatile_cache || result.is_err();
-        self.content.oracle.borrow_mut().end_write(lba, count, ticket, result.is_ok(), is_durable);
+        let mut oracle = self.content.oracle.borrow_mut();
+        match is_discard {
+            true => oracle.end_discard(lba, count, ticket, is_durable),
+            false => oracle.end_write(lba, count, ticket, result.is_ok(), is_durable),
+        }
+        drop(oracle);
         self.judge(req.op.name(), result);
     }
 
