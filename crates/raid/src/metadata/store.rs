@@ -194,6 +194,9 @@ impl Store {
 
     /// Writes a member's newest table to the twin of the only copy that holds it. A failure is for the commit to meet.
     async fn complete(&self, Target { slot, channel, layout }: &Target) {
+        if mutant::is(Mutant::SuperblocksAllAtOnce) {
+            return; // such a commit keeps no copy in place
+        }
         let copy = usize::from(self.lone_copy[*slot].swap(NONE, Ordering::Relaxed));
         let places = layout.superblocks();
         let Some(place) = places.get(copy) else { return };
