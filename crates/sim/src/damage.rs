@@ -58,10 +58,14 @@ pub async fn stray(world: &World, running: &dyn Running, client: &Client) {
     let slot = below(world, world.members() as u64) as usize;
     let Some(strips) = running.strips_at(slot) else { return };
     let disk = world.disk(slot);
-    disk.let_write_stray(strips.clone(), world.draw().is_multiple_of(2));
+    let is_misdirected = world.draw().is_multiple_of(2);
+    disk.let_write_stray(strips.clone(), is_misdirected);
     let unit = u64::from(world.shape.block_size) / SECTOR as u64;
     let lba = below(world, world.sectors() / unit) * unit;
     let count = (1 + below(world, MOST_SECTORS)).next_multiple_of(unit).min(world.sectors() - lba);
+    // An array may write several blocks one after the other, and a read-modify-write of a block that a misdirected write has
+    // hit makes parity from it. One block is one write.
+    let count = if is_misdirected { unit } else { count };
     client.write(lba, count, true, 0).await;
     let Some(strayed) = disk.take_strayed() else { return };
     let right = Right::of(strayed);
