@@ -87,8 +87,8 @@ impl BadBlocks {
         (layout.bad_bytes as usize - HEAD_BYTES) / RANGE_BYTES
     }
 
-    /// Reads the list from the live members: the newest valid copy. Members that hold an older one are brought up to
-    /// date before this returns. With `is_forced` a list of which no copy is valid is taken for empty.
+    /// Reads the list from the live members: the newest valid copy. Members that hold an older one, or a damaged copy,
+    /// are brought up to date before this returns. With `is_forced` a list of which no copy is valid is taken for empty.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -97,8 +97,12 @@ impl BadBlocks {
         let generation = list.list.lock().generation;
         for (target, copies) in live.iter().zip(&copies) {
             let has_it = copies.iter().filter_map(|copy| copy.decoded(array)).any(|(g, _)| g == generation);
-            if generation > 0 && !has_it {
-                list.write_to(target).await.map_err(|e| MemberFailures(vec![(target.slot, e)]))?;
+            let is_damaged = copies.iter().any(|copy| copy.is_damaged(array));
+            if is_damaged || generation > 0 && !has_it {
+                // All of a copy: any block of it may be the one that cannot be read.
+                let format = ListFormat { array, least_bytes: target.layout.bad_bytes as usize };
+                let written = list.list.write_to(&format, target).await;
+                written.map_err(|e| MemberFailures(vec![(target.slot, e)]))?;
             }
         }
         Ok(list)
@@ -211,7 +215,7 @@ impl BadBlocks {
             }
             self.count.store(wanted.len(), Ordering::Release);
         };
-        let format = ListFormat { array: self.array };
+        let format = ListFormat { array: self.array, least_bytes: 0 };
         self.list.change(&format, members, change, |durable| is_full.get() || is_done(durable)).await?;
         if is_full.get() { Err(BadBlocksError::Full(self.capacity)) } else { Ok(()) }
     }
@@ -224,7 +228,7 @@ impl BadBlocks {
         if self.list.lock().durable.len() > BadBlocks::capacity_of(&target.layout) {
             return Err(IoError::NoSpace);
         }
-        self.list.write_to(&ListFormat { array: self.array }, target).await
+        self.list.write_to(&ListFormat { array: self.array, least_bytes: 0 }, target).await
     }
 }
 
@@ -298,6 +302,11 @@ impl Copy {
         decode(array, self.0.as_deref()?)
     }
 
+    /// Whether it cannot be read, or holds something that is no list.
+    fn is_damaged(&self, array: Uuid) -> bool {
+        !self.is_untouched() && self.decoded(array).is_none()
+    }
+
     /// Whether nothing was ever written to it: the page of a head is zeroes.
     fn is_untouched(&self) -> bool {
         let is_zero = |bytes: &Vec<u8>| bytes[..PAGE_BYTES as usize].iter().all(|byte| *byte == 0);
@@ -322,12 +331,14 @@ async fn read_copies(target: &Target) -> Result<[Copy; 2], IoError> {
 /// How the list is written.
 struct ListFormat {
     array: Uuid,
+    /// Shorter lists are padded with zeroes.
+    least_bytes: usize,
 }
 
 impl Format<Vec<BadRange>> for ListFormat {
     fn encode(&self, ranges: &Vec<BadRange>, generation: u64) -> Vec<u8> {
         let len = HEAD_BYTES + ranges.len() * RANGE_BYTES;
-        let mut bytes = vec![0; len.next_multiple_of(PAGE_BYTES as usize)];
+        let mut bytes = vec![0; len.next_multiple_of(PAGE_BYTES as usize).max(self.least_bytes)];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[12..16].copy_from_slice(&(ranges.len() as u32).to_le_bytes());
         bytes[16..32].copy_from_slice(&self.array.0);
@@ -438,7 +449,40 @@ mod tests {
             let lost = Some(LoadError::Lost(vec![0, 1, 2]));
             assert_eq!(BadBlocks::load(config.uuid, &targets, false).await.err(), lost);
             assert!(BadBlocks::load(config.uuid, &targets, true).await.unwrap().is_empty());
+            // Force is needed once.
+            assert!(BadBlocks::load(config.uuid, &targets, false).await.unwrap().is_empty());
         });
+    }
+
+    #[test]
+    fn a_damaged_copy_is_written_anew_before_the_other_one_is_damaged_too() {
+        for count in 0..3 {
+            run_simulated(4, move |_| async move {
+                let (config, (disks, _)) = (config(2, 1), disks(3));
+                let targets = targets(&config, &disks);
+                let list = BadBlocks::load(config.uuid, &targets, false).await.unwrap();
+                for stripe in 0..count {
+                    list.add(bad(stripe, 1, 0, 512), &targets).await.unwrap();
+                }
+                for copy in [0, 1, 0] {
+                    let layout = targets[1].layout;
+                    let end = layout.bad_copy(copy) + u64::from(layout.bad_bytes);
+                    for at in [layout.bad_copy(copy), end - PAGE_BYTES] {
+                        io::write(&*targets[1].channel, at, &[0xa5; PAGE_BYTES as usize]).await.unwrap();
+                    }
+                    BadBlocks::load(config.uuid, &targets, false).await.unwrap();
+                    let alone = BadBlocks::load(config.uuid, &targets[1..2], false).await.unwrap();
+                    assert_eq!(alone.ranges(), list.ranges(), "{count} ranges, copy {copy}");
+                    assert!(
+                        !read_copies(&targets[1])
+                            .await
+                            .unwrap()
+                            .iter()
+                            .any(|copy| copy.is_damaged(config.uuid))
+                    );
+                }
+            });
+        }
     }
 
     #[test]
@@ -488,7 +532,7 @@ mod tests {
                     cells(&[range]).iter().for_each(|cell| { model.remove(cell); });
                 }
                 prop_assert_eq!(cells(&list), model.clone());
-                let bytes = ListFormat { array: Uuid([1; 16]) }.encode(&list, 3);
+                let bytes = ListFormat { array: Uuid([1; 16]), least_bytes: 0 }.encode(&list, 3);
                 prop_assert_eq!(decode(Uuid([1; 16]), &bytes), Some((3, list.clone())));
             }
         }
