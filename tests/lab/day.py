@@ -94,14 +94,18 @@ class Day:
         self.tell(f"the volume grew to {GROWN_MIB} MiB in use; the guest saw it and made its file system larger")
 
     def limit(self):
-        self.daemon.cli("volume", "set", "v1", "--iops", str(LIMIT_IOPS))
-        limited = self.read_iops()
+        # A third of what this machine reads without a limit; other work on it only makes a round slower.
+        limit = int(min(LIMIT_IOPS, max(self.read_iops() for _ in range(2)) / 3))
+        self.daemon.cli("volume", "set", "v1", "--iops", str(limit))
+        rounds = []
+        while len(rounds) < 4 and (not rounds or max(rounds) <= limit / 2):
+            rounds.append(self.read_iops())
         self.daemon.cli("volume", "set", "v1")
-        free = self.read_iops()
-        assert LIMIT_IOPS / 2 < limited < LIMIT_IOPS * 1.1, limited
-        assert free > limited * 1.5, (free, limited)
+        free = max(self.read_iops() for _ in range(2))
+        assert limit / 2 < max(rounds) < limit * 1.1, (limit, rounds)
+        assert free > max(rounds) * 1.5, (free, rounds)
         self.look("limited")
-        self.tell(f"a limit of {LIMIT_IOPS} requests a second, set and lifted in use: the guest reads at {limited:.0f} and {free:.0f} a second")
+        self.tell(f"a limit of {limit} requests a second, set and lifted in use: the guest reads at {max(rounds):.0f} and {free:.0f} a second")
 
     def read_iops(self):
         said = self.guest.sh(
