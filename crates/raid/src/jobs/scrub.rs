@@ -132,7 +132,7 @@ impl Keeper {
         let kind = if is_repairing { Kind::Repair } else { Kind::Check };
         let (mut next, mut done) = (scrub.cursor, BTreeSet::new());
         let (mut looked_ns, mut is_wanted) = (self.core.now_ns(), true);
-        let (mut noted_ns, mut is_noting) = (looked_ns, false);
+        let (mut noted_ns, mut noted_bytes, mut is_noting) = (looked_ns, geometry.step_offset(next), false);
         let mut meter = Meter::new(looked_ns, geometry.step_offset(next));
         let mut pump: Pump<'_, Ended> = Pump::new();
         loop {
@@ -168,8 +168,9 @@ impl Keeper {
             }
             let done_bytes = geometry.step_offset(scrub.cursor);
             self.show(kind, None, done_bytes, meter.rate(now_ns, done_bytes));
-            if is_wanted && !is_noting && now_ns - noted_ns >= self.options().checkpoint_ns {
-                (is_noting, noted_ns) = (true, now_ns);
+            let is_due = done_bytes != noted_bytes && now_ns - noted_ns >= self.options().checkpoint_ns;
+            if is_wanted && !is_noting && is_due {
+                (is_noting, noted_ns, noted_bytes) = (true, now_ns, done_bytes);
                 let array = array.clone();
                 pump.push(async move {
                     let _ = array.note(move |table| table.scrub_cursor = Some(done_bytes)).await;

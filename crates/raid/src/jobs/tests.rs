@@ -448,6 +448,28 @@ fn a_scrub_resumes_as_the_check_or_the_repair_that_it_was() {
 }
 
 #[test]
+fn a_scrub_that_stands_still_writes_no_superblocks() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 4, 2)).await;
+        rig.fill(0, 1 << 20, 3).await;
+        // The first stripe is compared, the others wait.
+        let at = Layout::new(MEMBER_BYTES, &rig.config).unwrap().data_offset
+            + rig.config.geometry.member_offset(1);
+        let stands = Rule::new(Action::Delay(900_000_000_000)).on(&[Op::Read]).within(at..MEMBER_BYTES);
+        rig.disks[0].fault.add(stands);
+        // A write of superblocks takes longer than the time between two of them.
+        rig.disks[1].fault.add(Rule::new(Action::Delay(10_000_000_000)));
+        rig.jobs.scrub(false);
+        sleep_ms(100_000).await;
+        let generation = rig.array.table().generation;
+        sleep_ms(300_000).await;
+        assert!(rig.array.table().scrub_cursor.is_some());
+        assert_eq!(rig.array.table().generation, generation);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
 fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
     simulate(|| async {
         let rig = Rig::new(shape(1, 3, 1)).await;
