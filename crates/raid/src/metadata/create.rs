@@ -142,21 +142,7 @@ impl Candidate {
 /// # Errors
 /// See [`CreateError`]. Nothing was written when the error is none of [`CreateError::Io`].
 pub async fn create(devices: &[Arc<dyn Device>], options: &CreateOptions) -> Result<Table, CreateError> {
-    create_with_spares(devices, &[], options).await
-}
-
-/// As [`create`], with devices that wait for a member to fail. They are looked at and refused like members.
-///
-/// # Errors
-/// As [`create`].
-pub async fn create_with_spares(
-    devices: &[Arc<dyn Device>],
-    spares: &[Arc<dyn Device>],
-    options: &CreateOptions,
-) -> Result<Table, CreateError> {
-    let candidates = candidates(devices, spares)?;
-    let (members, spares) = candidates.split_at(devices.len());
-    create_of(members, spares, options).await
+    create_of(&candidates(devices, &[])?, &[], options).await
 }
 
 async fn create_of(
@@ -176,7 +162,8 @@ pub struct PlannedCreation {
     config: ArrayConfig,
 }
 
-/// The first step of [`create_with_spares`]: all its checks. Nothing is written. On a core.
+/// The first step of making an array of `devices` with `spares`, which wait for a member to fail: all checks. Spares are
+/// looked at and refused like members. Nothing is written. On a core.
 ///
 /// # Errors
 /// See [`CreateError`].

@@ -31,9 +31,7 @@ pub(crate) mod testing;
 
 pub use assemble::{AssembleOptions, Assembly, Refusal, Rejected, Returning, assemble};
 pub use bad_blocks::{BadBlocks, BadBlocksError, BadRange, LoadError};
-pub use create::{
-    CreateError, CreateOptions, Identities, PlannedCreation, create, create_with_spares, plan_creation,
-};
+pub use create::{CreateError, CreateOptions, Identities, PlannedCreation, create, plan_creation};
 pub use group::{AddError, add_groups};
 pub use io::{MemberFailures, Target, Targets};
 pub(crate) use io::{all, write, zero, zero_cheaply};
