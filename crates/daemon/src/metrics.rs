@@ -214,27 +214,17 @@ fn arrays(page: &mut Page, engine: &Engine) {
     for array in &arrays {
         page.sample("array_contradictions_total", &[("array", &array.name)], array.contradictions);
     }
-    let seconds = |at_ns: u64| at_ns as f64 / 1e9;
-    page.begin(
-        "array_last_scrub_timestamp_seconds",
-        "gauge",
-        "When the last complete scrub ended, in seconds since 1970.",
-    );
-    for array in &arrays {
-        array.last_scrub_ns.iter().for_each(|at_ns| {
-            page.sample("array_last_scrub_timestamp_seconds", &[("array", &array.name)], seconds(*at_ns));
-        });
-    }
-    page.begin(
-        "array_next_scrub_timestamp_seconds",
-        "gauge",
-        "When the next scheduled scrub is due, in seconds since 1970.",
-    );
-    for array in &arrays {
-        array.next_scrub_ns.iter().for_each(|at_ns| {
-            page.sample("array_next_scrub_timestamp_seconds", &[("array", &array.name)], seconds(*at_ns));
-        });
-    }
+    let mut moment = |name: &str, help: &str, at_ns: &dyn Fn(&api::Array) -> Option<u64>| {
+        page.begin(name, "gauge", help);
+        for array in &arrays {
+            let at_ns = at_ns(array);
+            at_ns.iter().for_each(|ns| page.sample(name, &[("array", &array.name)], *ns as f64 / 1e9));
+        }
+    };
+    let help = "When the last complete scrub ended, in seconds since 1970.";
+    moment("array_last_scrub_timestamp_seconds", help, &|array| array.last_scrub_ns);
+    let help = "When the next scheduled scrub is due, in seconds since 1970.";
+    moment("array_next_scrub_timestamp_seconds", help, &|array| array.next_scrub_ns);
     page.begin("array_member_read_errors_total", "counter", "Corrected read errors of a member.");
     for array in &arrays {
         for member in &array.members {
