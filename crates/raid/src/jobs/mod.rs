@@ -122,6 +122,10 @@ impl Jobs {
     pub fn status(&self) -> Status {
         let state = self.shared.lock();
         let mut status = state.log.status();
+        if let Some(pace) = state.pace {
+            // Progress is from the last look of the keeper, perhaps before the pace was set.
+            status.running.iter_mut().for_each(|job| job.is_urgent = pace.is_urgent);
+        }
         status.is_paused = state.is_paused;
         status.spares = state.dedicated.iter().map(|spare| spare.attached.device.name().to_owned()).collect();
         status.global_spares = self.shared.options.spares.names();

@@ -109,6 +109,18 @@ fn a_rebuild_becomes_urgent_when_the_last_redundancy_goes() {
 }
 
 #[test]
+fn a_pace_that_is_set_shows_at_once() {
+    simulate(|| async {
+        let busy = Busy::new(shape(1, 3, 1)).await;
+        busy.lose(1).await;
+        assert!(busy.running().unwrap().is_urgent);
+        busy.rig.jobs.set_pace(at_floor());
+        assert!(!busy.running().unwrap().is_urgent);
+        busy.end().await;
+    });
+}
+
+#[test]
 fn the_pace_that_an_operator_sets_holds_without_redundancy() {
     simulate(|| async {
         let busy = Busy::new(shape(1, 3, 1)).await;
