@@ -119,6 +119,18 @@ TEST(removal_of_a_queue_that_never_was_is_enoent, 0)
     blkio_destroy(&b);
 }
 
+TEST(a_queue_added_before_the_start_is_refused, 0)
+{
+    struct blkio *b = created();
+    int expected = get_bool(b, "can-add-queues") ? -EBUSY : -ENOTSUP;
+    CHECK_RET(blkio_add_queue(b), expected);
+    CHECK_RET(blkio_add_poll_queue(b), expected);
+    CHECK_RET(blkio_connect(b), 0);
+    CHECK_RET(blkio_add_queue(b), expected);
+    CHECK_RET(blkio_add_poll_queue(b), expected);
+    blkio_destroy(&b);
+}
+
 TEST(queues_are_added_where_can_add_queues_says_so, 0)
 {
     struct device d = open_device();

@@ -152,6 +152,32 @@ TEST(a_refused_request_has_a_message, 0)
     close_device(&d);
 }
 
+/* Programs compare these texts: libblkio's own tests do. */
+TEST(a_refused_flag_is_named_as_libblkio_names_it, 0)
+{
+    struct device d = open_device();
+    static const struct { enum kind kind; uint32_t flags; const char *text; } wrong[] = {
+        {READ, UINT32_MAX, "unsupported bits in request flags"},
+        {WRITE, 1u << 9 | BLKIO_REQ_FUA, "unsupported bits in request flags"},
+        {READ, BLKIO_REQ_FUA, "BLKIO_REQ_FUA is invalid for this request type"},
+        {READ, BLKIO_REQ_NO_UNMAP, "BLKIO_REQ_NO_UNMAP is invalid for this request type"},
+        {WRITEV, BLKIO_REQ_FUA | BLKIO_REQ_NO_UNMAP, "BLKIO_REQ_NO_UNMAP is invalid for this request type"},
+        {FLUSH, BLKIO_REQ_FUA, "BLKIO_REQ_FUA is invalid for this request type"},
+        {DISCARD, BLKIO_REQ_NO_FALLBACK | BLKIO_REQ_NO_UNMAP, "BLKIO_REQ_NO_UNMAP is invalid for this request type"},
+        {WRITE, BLKIO_REQ_NO_FALLBACK, "BLKIO_REQ_NO_FALLBACK is invalid for this request type"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        enqueue(&d, wrong[i].kind, 0, d.unit, wrong[i].flags);
+        struct blkio_completion completion = reap(d.q);
+        CHECK_EQ(completion.ret, -EINVAL);
+        CHECK(completion.error_msg);
+        if (strcmp(completion.error_msg, wrong[i].text))
+            FAIL("%s with flags %#x: \"%s\", expected \"%s\"", kind_names[wrong[i].kind], wrong[i].flags, completion.error_msg,
+                 wrong[i].text);
+    }
+    close_device(&d);
+}
+
 TEST(fua_writes_succeed, WRITES)
 {
     struct device d = open_device();
@@ -295,6 +321,51 @@ TEST(out_of_range_fails_and_harms_no_other, 0)
     close_device(&d);
 }
 
+static bool is_driver(const char *start)
+{
+    return strncmp(options.driver, start, strlen(start)) == 0;
+}
+
+/* libblkio 1.5.0 hands these to the device: virtio-blk has one error for all, the kernel's file operations have EINVAL. */
+TEST(beyond_the_end_fails_as_in_libblkio, 0)
+{
+    struct device d = open_device();
+    if (can_grow(&d))
+        SKIP("can-grow");
+    if (!is_driver("virtio-blk-"))
+        SKIP("not a virtio-blk driver");
+    const uint64_t starts[] = {d.capacity, d.capacity + 8 * d.unit, d.capacity - d.unit, (uint64_t)1 << 63};
+    for (enum kind kind = READ; kind <= DISCARD; kind++) {
+        if (kind != READ && kind != READV && !options.scratch)
+            continue;
+        for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+            int ret = result_of(&d, kind, starts[i], 2 * d.unit, 0);
+            if (ret != -EIO && !(kind >= ZEROES && ret == -ENOTSUP))
+                FAIL("%s at %ju of %ju: %s, expected EIO", kind_names[kind], (uintmax_t)starts[i],
+                     (uintmax_t)d.capacity, words(ret));
+        }
+    }
+    CHECK_EQ(do_read(&d, 0, d.buf, d.unit), 0);
+    close_device(&d);
+}
+
+TEST(the_io_uring_driver_has_the_kernels_errors, 0)
+{
+    if (strcmp(options.driver, "io_uring"))
+        SKIP("not driver io_uring");
+    struct device d = open_device();
+    char *whole = d.buf;
+    d.buf = NULL;
+    int ret = result_of(&d, READ, 0, d.unit, 0);
+    d.buf = whole;
+    CHECK_EQ(ret, -EFAULT);
+    for (enum kind kind = ZEROES; kind <= DISCARD && options.scratch && !options.poll; kind++) {
+        CHECK_EQ(result_of(&d, kind, 0, 0, 0), -EINVAL);
+        CHECK_EQ(result_of(&d, kind, (uint64_t)1 << 63, d.unit, 0), -EINVAL);
+    }
+    close_device(&d);
+}
+
 TEST(an_offset_that_no_file_has_fails, 0)
 {
     struct device d = open_device();
@@ -419,6 +490,22 @@ TEST(read_only_lets_reads_and_flush_pass_and_nothing_else, 0)
         CHECK_EQ(ret, 0);
     CHECK_EQ(result_of(&d, WRITE, 0, d.unit, 0), -EBADF);
     CHECK_EQ(result_of(&d, WRITEV, 0, d.unit, 0), -EBADF);
+    close_device(&d);
+}
+
+/* A virtio-blk driver looks at the start, the kernel at the length of zeroes, before read-only. */
+TEST(read_only_comes_after_what_is_malformed, 0)
+{
+    struct device d = open_read_only();
+    if (is_driver("virtio-blk-")) {
+        CHECK_EQ(result_of(&d, WRITE, 1, d.unit, 0), -EINVAL);
+        CHECK_EQ(result_of(&d, WRITE, d.capacity + d.unit, d.unit, 0), -EBADF);
+    } else if (!strcmp(options.driver, "io_uring") && !options.poll) {
+        CHECK_EQ(result_of(&d, ZEROES, 0, 0, 0), -EINVAL);
+        CHECK_EQ(result_of(&d, ZEROES, (uint64_t)1 << 63, d.unit, 0), -EINVAL);
+    } else {
+        SKIP("a driver that libblkio does not have, or polls");
+    }
     close_device(&d);
 }
 

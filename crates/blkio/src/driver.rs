@@ -1,6 +1,7 @@
 //! What a kind of device is to the library.
 
 use crate::property::{Properties, Spec};
+use crate::rules::Codes;
 use crate::{Region, Result, Value};
 use drivers::direct::DirectQueue;
 use std::sync::Arc;
@@ -16,6 +17,11 @@ pub(crate) trait Driver: Send {
 
     /// Whether queues can be added after the start.
     fn can_add_queues(&self) -> bool;
+
+    /// The error codes of refused requests.
+    fn codes(&self) -> Codes {
+        Codes::Library
+    }
 
     /// Refuses a value that no device takes, of a property of any kind. The type is right already.
     ///

@@ -134,7 +134,7 @@ impl Instance {
         let [events, polls] = ["num-queues", "num-poll-queues"].map(|name| self.properties.int(name));
         self.check_counts(events, polls)?;
         self.driver.start(&self.properties)?;
-        let rules = Arc::new(Rules::new(&self.properties, self.driver.capacity()));
+        let rules = Arc::new(Rules::new(&self.properties, self.driver.codes(), self.driver.capacity()));
         let mut open = |count: i32, is_poll| -> Result<Queues> {
             (0..count)
                 .map(|_| {
@@ -209,13 +209,13 @@ impl Instance {
     /// Adds a queue or poll queue and returns its index, the lowest that is free.
     ///
     /// # Errors
-    /// `EBUSY` before the start, `ENOTSUP` where queues cannot be added, `EINVAL` where there are no poll queues or
+    /// `ENOTSUP` where queues cannot be added, in any state; `EBUSY` before the start, `EINVAL` where there are no poll queues or
     /// there are as many queues as there can be; what the device refuses.
     pub fn add_queue(&mut self, is_poll: bool) -> Result<i32> {
-        let rules = self.started_rules()?.clone();
         if !self.driver.can_add_queues() {
             return Err(Error::new(libc::ENOTSUP, "this driver cannot add queues (can-add-queues is false)"));
         }
+        let rules = self.started_rules()?.clone();
         if is_poll && !self.properties.bool("supports-poll-queues") {
             return Err(Error::new(libc::EINVAL, "poll queues are not supported"));
         }

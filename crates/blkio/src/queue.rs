@@ -39,13 +39,22 @@ impl ReqFlags {
         if self.0 & !7 != 0 {
             return Err(Refusal::UnknownFlags);
         }
+        let allowed = block::Limits::flags_of(op);
         let mut flags = Flags::NONE;
-        for (bit, flag) in [(1, Flags::FUA), (2, Flags::NO_UNMAP), (4, Flags::NO_FALLBACK)] {
-            if self.0 & bit != 0 {
-                flags = flags.with(flag);
+        for (bit, flag, refusal) in [
+            (ReqFlags::FUA, Flags::FUA, Refusal::Fua),
+            (ReqFlags::NO_UNMAP, Flags::NO_UNMAP, Refusal::NoUnmap),
+            (ReqFlags::NO_FALLBACK, Flags::NO_FALLBACK, Refusal::NoFallback),
+        ] {
+            if self.0 & bit.0 == 0 {
+                continue;
             }
+            if !allowed.contains(flag) {
+                return Err(refusal);
+            }
+            flags = flags.with(flag);
         }
-        if block::Limits::flags_of(op).contains(flags) { Ok(flags) } else { Err(Refusal::FlagsOfOtherOp) }
+        Ok(flags)
     }
 }
 
@@ -455,7 +464,8 @@ impl IoQueue {
 
     #[cold]
     fn refuse(&mut self, user_data: usize, refusal: Refusal) {
-        let completion = Completion::failed(user_data, refusal.errno(), self.rules.message(refusal));
+        let completion =
+            Completion::failed(user_data, self.rules.errno(refusal), self.rules.message(refusal));
         self.done.push_back(completion);
     }
 

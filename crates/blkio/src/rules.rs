@@ -13,12 +13,27 @@ const MAX_TRANSFER: u64 = u32::MAX as u64;
 /// Where every device ends: offsets are signed in system calls.
 const MAX_END: u64 = i64::MAX as u64;
 
+/// The error codes of libblkio 1.5 where its drivers differ: it leaves these checks to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Those of the kernel's file operations: a null buffer is `EFAULT`. Write zeroes and discard of no bytes or beyond
+    /// `i64::MAX` are `EINVAL` even on a read-only device.
+    Kernel,
+    /// Those of a virtio-blk device: a request beyond its end is `EIO`, a start that is not aligned is `EINVAL` even on a
+    /// read-only device.
+    Virtio,
+    /// Neither: `EINVAL` for all but a read-only device.
+    Library,
+}
+
 /// Why the library itself refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Refusal {
     UnknownFlags,
-    FlagsOfOtherOp,
+    Fua,
+    NoUnmap,
+    NoFallback,
     ReadOnly,
     OutOfRange,
     RequestAlignment,
@@ -29,12 +44,15 @@ pub(crate) enum Refusal {
     DiscardTooLong,
     WriteZeroesTooLong,
     NullMemory,
+    NoLength,
 }
 
 impl Refusal {
-    const ALL: [Refusal; 12] = [
+    const ALL: [Refusal; 15] = [
         Refusal::UnknownFlags,
-        Refusal::FlagsOfOtherOp,
+        Refusal::Fua,
+        Refusal::NoUnmap,
+        Refusal::NoFallback,
         Refusal::ReadOnly,
         Refusal::OutOfRange,
         Refusal::RequestAlignment,
@@ -45,20 +63,27 @@ impl Refusal {
         Refusal::DiscardTooLong,
         Refusal::WriteZeroesTooLong,
         Refusal::NullMemory,
+        Refusal::NoLength,
     ];
 
-    pub fn errno(self) -> i32 {
-        match self {
-            Refusal::ReadOnly => libc::EBADF,
+    fn errno(self, codes: Codes) -> i32 {
+        match (self, codes) {
+            (Refusal::ReadOnly, _) => libc::EBADF,
+            (Refusal::NullMemory, Codes::Kernel) => libc::EFAULT,
+            (Refusal::OutOfRange, Codes::Virtio) => libc::EIO,
             _ => libc::EINVAL,
         }
     }
 
     fn text(self, p: &Properties) -> String {
         let limit = |what: &str, name: &str| format!("{what} {name} ({})", limit_text(p, name));
+        let other_op = |flag: &str| format!("{flag} is invalid for this request type");
         match self {
-            Refusal::UnknownFlags => "unknown bits in the request flags".into(),
-            Refusal::FlagsOfOtherOp => "a request flag is invalid for this type of request".into(),
+            // Programs compare these four with libblkio's texts.
+            Refusal::UnknownFlags => "unsupported bits in request flags".into(),
+            Refusal::Fua => other_op("BLKIO_REQ_FUA"),
+            Refusal::NoUnmap => other_op("BLKIO_REQ_NO_UNMAP"),
+            Refusal::NoFallback => other_op("BLKIO_REQ_NO_FALLBACK"),
             Refusal::ReadOnly => "the device is read-only".into(),
             Refusal::OutOfRange => "the request reaches beyond the end of the device".into(),
             Refusal::RequestAlignment => limit("start and length must be multiples of", "request-alignment"),
@@ -73,6 +98,7 @@ impl Refusal {
                 limit("the write zeroes request is longer than", "max-write-zeroes-len")
             }
             Refusal::NullMemory => "the buffer is a null pointer".into(),
+            Refusal::NoLength => "the length is 0".into(),
         }
     }
 }
@@ -84,6 +110,7 @@ fn limit_text(p: &Properties, name: &str) -> String {
 
 /// What the device asks of requests.
 pub(crate) struct Rules {
+    codes: Codes,
     read_only: bool,
     can_grow: bool,
     /// Bits that must be 0 in a request's start and length.
@@ -103,12 +130,13 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub fn new(p: &Properties, ask_capacity: Capacity) -> Rules {
+    pub fn new(p: &Properties, codes: Codes, ask_capacity: Capacity) -> Rules {
         let can_grow = p.bool("can-grow");
         let mask = |name: &str| (p.int(name).max(1) as u64).next_power_of_two() - 1;
         let or_unlimited = |value: u64| if value == 0 { u64::MAX } else { value };
         let positive = |name: &str| or_unlimited(p.int(name).max(0) as u64);
         Rules {
+            codes,
             read_only: p.bool("read-only"),
             can_grow,
             request_mask: mask("request-alignment"),
@@ -130,6 +158,11 @@ impl Rules {
     /// The sentence for a refusal.
     pub fn message(&self, refusal: Refusal) -> &CStr {
         &self.messages[refusal as usize]
+    }
+
+    /// The error code for a refusal, positive.
+    pub fn errno(&self, refusal: Refusal) -> i32 {
+        refusal.errno(self.codes)
     }
 
     /// The sentence for what the device answered.
@@ -198,8 +231,8 @@ impl Rules {
     /// Why a read or write of `len` bytes at `offset` cannot be.
     #[inline(always)]
     pub fn check_transfer(&self, op: Op, offset: u64, len: u64) -> Result<(), Refusal> {
-        if op == Op::Write {
-            self.check_writable()?;
+        if op == Op::Write && self.read_only {
+            return Err(self.refuse_write(offset));
         }
         if (offset | len) & self.request_mask != 0 {
             return Err(Refusal::RequestAlignment);
@@ -216,7 +249,17 @@ impl Rules {
         if op == Op::Flush {
             return Ok(());
         }
-        self.check_writable()?;
+        if self.codes == Codes::Kernel {
+            if len == 0 {
+                return Err(Refusal::NoLength);
+            }
+            if offset.checked_add(len).is_none_or(|end| end > MAX_END) {
+                return Err(Refusal::OutOfRange);
+            }
+        }
+        if self.read_only {
+            return Err(self.refuse_write(offset | len));
+        }
         if (offset | len) & self.request_mask != 0 {
             return Err(Refusal::RequestAlignment);
         }
@@ -227,6 +270,13 @@ impl Rules {
             return Err(Refusal::WriteZeroesTooLong);
         }
         self.check_range(offset, len)
+    }
+
+    /// Why a read-only device refuses to write at `place`.
+    #[cold]
+    fn refuse_write(&self, place: u64) -> Refusal {
+        let is_aligned = place & self.request_mask == 0;
+        if self.codes == Codes::Virtio && !is_aligned { Refusal::RequestAlignment } else { Refusal::ReadOnly }
     }
 
     #[inline(always)]
@@ -256,18 +306,18 @@ mod tests {
     use crate::property::common;
     use std::sync::Arc;
 
-    fn rules(change: impl FnOnce(&mut Properties)) -> Rules {
+    fn rules(codes: Codes, change: impl FnOnce(&mut Properties)) -> Rules {
         let mut p = Properties::new(common("x", true));
         p.put("request-alignment", 512);
         p.put("buf-alignment", 4);
         p.put("max-transfer", 1 << 20);
         change(&mut p);
-        Rules::new(&p, Arc::new(|| Ok(8192)))
+        Rules::new(&p, codes, Arc::new(|| Ok(8192)))
     }
 
     #[test]
     fn offsets_and_lengths_are_checked_without_overflow() {
-        let rules = rules(|_| {});
+        let rules = rules(Codes::Library, |_| {});
         assert_eq!(rules.check_transfer(Op::Read, 4096, 4096), Ok(()));
         assert_eq!(rules.check_transfer(Op::Read, 4096, 4608), Err(Refusal::OutOfRange));
         assert_eq!(rules.check_transfer(Op::Read, !511, 1024), Err(Refusal::OutOfRange));
@@ -278,7 +328,7 @@ mod tests {
 
     #[test]
     fn refusals_name_the_limit_and_its_value() {
-        let rules = rules(|p| p.put("read-only", true));
+        let rules = rules(Codes::Library, |p| p.put("read-only", true));
         assert_eq!(
             rules.message(Refusal::RequestAlignment).to_str(),
             Ok("start and length must be multiples of request-alignment (512)")
@@ -291,8 +341,31 @@ mod tests {
     }
 
     #[test]
+    fn error_codes_are_those_of_libblkio() {
+        for (codes, beyond, null) in [
+            (Codes::Kernel, libc::EINVAL, libc::EFAULT),
+            (Codes::Virtio, libc::EIO, libc::EINVAL),
+            (Codes::Library, libc::EINVAL, libc::EINVAL),
+        ] {
+            let rules = rules(codes, |p| p.put("read-only", true));
+            assert_eq!(rules.errno(Refusal::OutOfRange), beyond, "{codes:?}");
+            assert_eq!(rules.errno(Refusal::NullMemory), null, "{codes:?}");
+            assert_eq!(rules.errno(Refusal::ReadOnly), libc::EBADF, "{codes:?}");
+            let is_virtio = codes == Codes::Virtio;
+            let unaligned = if is_virtio { Refusal::RequestAlignment } else { Refusal::ReadOnly };
+            assert_eq!(rules.check_transfer(Op::Write, 1, 512), Err(unaligned), "{codes:?}");
+            assert_eq!(rules.check_transfer(Op::Write, 0, 511), Err(Refusal::ReadOnly), "{codes:?}");
+            let is_kernel = codes == Codes::Kernel;
+            let beyond = if is_kernel { Refusal::OutOfRange } else { Refusal::ReadOnly };
+            assert_eq!(rules.check_range_op(Op::Discard, 1 << 63, 512), Err(beyond), "{codes:?}");
+            let nothing = if is_kernel { Refusal::NoLength } else { Refusal::ReadOnly };
+            assert_eq!(rules.check_range_op(Op::WriteZeroes, 0, 0), Err(nothing), "{codes:?}");
+        }
+    }
+
+    #[test]
     fn segment_lists_are_summed_and_each_is_checked() {
-        let rules = rules(|p| p.put("max-segments", 2));
+        let rules = rules(Codes::Library, |p| p.put("max-segments", 2));
         let base = 0x1000 as *mut u8;
         let list = [Segment { base, len: 8 }, Segment { base, len: 4 }, Segment { base, len: 2 }];
         // SAFETY: the lists can be read; what they point at is not touched.

@@ -3,6 +3,7 @@
 use super::{Source, source, take_fd};
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
+use crate::rules::Codes;
 use crate::{Error, Region, Result, Value};
 use drivers::direct::DirectQueue;
 use drivers::io_uring::{FileFacts, UringFile, probe};
@@ -36,6 +37,10 @@ impl Driver for IoUring {
 
     fn can_add_queues(&self) -> bool {
         true
+    }
+
+    fn codes(&self) -> Codes {
+        Codes::Kernel
     }
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {

@@ -3,6 +3,7 @@
 use super::{Source, memory_region, source};
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
+use crate::rules::Codes;
 use crate::{Error, Region, Result, Value};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
@@ -91,6 +92,10 @@ impl Driver for VirtioBlk {
 
     fn can_add_queues(&self) -> bool {
         false
+    }
+
+    fn codes(&self) -> Codes {
+        Codes::Virtio
     }
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {
