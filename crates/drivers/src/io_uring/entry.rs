@@ -27,7 +27,8 @@ impl Target {
     /// The entry for the operation's current step.
     #[inline]
     pub fn entry(&self, operation: &mut Operation, buffers: Option<&FixedBuffers>) -> squeue::Entry {
-        let fd = if self.is_registered { Fd(0) } else { Fd(self.fd) };
+        let is_registered = self.is_registered && operation.other_fd.is_none();
+        let fd = if is_registered { Fd(0) } else { Fd(operation.other_fd.unwrap_or(self.fd)) };
         let entry = match operation.step {
             Step::Transfer => self.transfer(fd, operation, buffers),
             Step::WriteZeroes => {
@@ -52,7 +53,7 @@ impl Target {
             }
             Step::Sync => Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
         };
-        if self.is_registered { entry.flags(FIXED_FILE) } else { entry }
+        if is_registered { entry.flags(FIXED_FILE) } else { entry }
     }
 
     /// The entry for a transfer that asks for nothing special.

@@ -7,6 +7,7 @@ use super::UringQueue;
 use super::limits::{self, FileFacts};
 use super::open::check_kind;
 use super::queue::Shared;
+use super::tail::Tail;
 use crate::ring::Ring;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -63,7 +64,8 @@ impl UringFile {
 
     fn over(file: File, facts: FileFacts) -> UringFile {
         let backing = facts.backing(&file, facts.offset_alignment);
-        let shared = Shared { file, backing, has_lost_writes: AtomicBool::new(false), regions: None };
+        let (has_lost_writes, tail) = (AtomicBool::new(false), Tail::none());
+        let shared = Shared { file, backing, has_lost_writes, regions: None, tail };
         UringFile { shared: Arc::new(shared), facts }
     }
 

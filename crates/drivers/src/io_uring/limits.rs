@@ -1,8 +1,9 @@
 //! What a file or block device promises: from `statx(2)` and, where there is a drive underneath, from
 //! `/sys/dev/block` (`Documentation/ABI/stable/sysfs-block` of the kernel).
 
-use super::Options;
 use super::operation::Backing;
+use super::tail::Tail;
+use super::{Options, TAIL_NEEDS_DESCRIPTOR};
 use crate::sysfs::Sysfs;
 use block::{DeviceError, Limits};
 use std::fs::File;
@@ -23,7 +24,7 @@ pub(super) fn size(file: &File) -> io::Result<u64> {
 }
 
 /// The capacity in bytes of `size` bytes in blocks of `block_size`. A regular file that ends inside a block has that block,
-/// too: its missing bytes read as zeroes, and a write of the block makes the file as long. A block device cannot grow.
+/// too: its missing bytes read as zeroes, and nothing else can be written there. Of a block device that part is not used.
 pub(super) fn capacity(size: u64, is_block_device: bool, block_size: u32) -> u64 {
     let block = u64::from(block_size);
     if is_block_device { size / block * block } else { size.next_multiple_of(block) }
@@ -128,7 +129,7 @@ impl FileFacts {
 }
 
 /// What the open `file` promises.
-pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing), DeviceError> {
+pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing, Tail), DeviceError> {
     let refuse = |message: String| DeviceError::new(options.device_name(), message);
     let path = options.path.display();
     let size = size(file).map_err(|e| refuse(format!("cannot learn the size of {path}")).because(e))?;
@@ -151,7 +152,7 @@ pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing
     let capacity = capacity(size, facts.is_block_device, block_size);
     if capacity > size {
         tracing::warn!(
-            "{path}: size {size} is no multiple of {block_size}: capacity is {capacity} bytes, zeroes follow the file's end"
+            "{path}: size {size} is no multiple of {block_size}: capacity is {capacity} bytes, only zeroes may follow the file's end"
         );
     } else if capacity < size {
         tracing::warn!(
@@ -179,7 +180,10 @@ pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing
         rotational: facts.rotational,
         ..Limits::new(capacity)
     };
-    Ok((limits, facts.backing(file, block_size)))
+    let (backing, tail) = (facts.backing(file, block_size), Tail::none());
+    tail.set_size(file, &backing, size, options.read_only)
+        .map_err(|e| refuse(format!("{path}: {TAIL_NEEDS_DESCRIPTOR}")).because(e))?;
+    Ok((limits, backing, tail))
 }
 
 fn sane_block_size(size: u32, least: u32) -> u32 {

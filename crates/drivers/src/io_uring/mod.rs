@@ -7,6 +7,7 @@
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
 //!                              ─► entry      (its step as a submission entry)
 //!     fixed    registered buffers
+//!     tail     the end of a file inside a block
 //!     inline   files in memory, which need no ring
 //! ```
 //!
@@ -21,6 +22,7 @@ mod limits;
 mod open;
 mod operation;
 mod queue;
+mod tail;
 
 pub use file::{MAX_ENTRIES, UringFile, probe};
 pub use limits::FileFacts;
@@ -39,6 +41,9 @@ use std::sync::atomic::AtomicBool;
 
 /// Most requests in flight on one channel.
 pub const MAX_QUEUE_DEPTH: u32 = 4096;
+
+/// Why a file is refused whose last block needs what [`tail::Tail`] cannot have.
+const TAIL_NEEDS_DESCRIPTOR: &str = "cannot open the file again for its last block, which is not whole";
 
 /// How to open a file or block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,14 +110,20 @@ impl UringDevice {
             return Err(DeviceError::new(name, message));
         }
         let file = open::open(options)?;
-        let (limits, backing) = limits::inspect(&file, options)?;
+        let (limits, backing, tail) = limits::inspect(&file, options)?;
         let is_polled = options.iopoll && can_poll(&file, options);
         let regions = options.fixed_buffers.then(Default::default);
         tracing::info!(device = name, capacity = limits.capacity, block_size = limits.block_size, "opened");
         Ok(UringDevice {
             name,
             limits: SharedLimits::new(limits),
-            shared: Arc::new(Shared { file, backing, has_lost_writes: AtomicBool::new(false), regions }),
+            shared: Arc::new(Shared {
+                file,
+                backing,
+                has_lost_writes: AtomicBool::new(false),
+                regions,
+                tail,
+            }),
             queue_depth: options.queue_depth,
             is_polled,
         })
@@ -158,7 +169,10 @@ impl Device for UringDevice {
     fn refresh(&self) -> Result<Limits, DeviceError> {
         let size = limits::size(&self.shared.file)
             .map_err(|e| DeviceError::new(&self.name, "cannot learn the size").because(e))?;
-        let operation::Backing { is_block_device, block_size, .. } = self.shared.backing;
+        let Shared { file, backing, tail, .. } = &*self.shared;
+        let operation::Backing { is_block_device, block_size, .. } = *backing;
+        tail.set_size(file, backing, size, self.limits.fixed().read_only)
+            .map_err(|e| DeviceError::new(&self.name, TAIL_NEEDS_DESCRIPTOR).because(e))?;
         self.limits.set_capacity(limits::capacity(size, is_block_device, block_size));
         Ok(self.limits.get())
     }

@@ -4,6 +4,7 @@
 //! zeroes must be durable.
 
 use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
+use std::os::fd::RawFd;
 
 /// How often the kernel may answer "again" in a row to one step.
 const MAX_RETRIES: u8 = 64;
@@ -77,6 +78,8 @@ pub(super) struct Operation {
     /// Segments in the kernel's hands that are not the caller's own list. Reused, so that it does not
     /// allocate once it is warm.
     pub iovecs: Vec<Segment>,
+    /// Another descriptor of the file, for a request that direct I/O cannot do.
+    pub other_fd: Option<RawFd>,
     /// The answer that ends the request well and asks for no second look; -1 when there is none.
     pub plain_answer: i32,
     retries: u8,
@@ -93,6 +96,7 @@ impl Operation {
             step: Step::Sync,
             data: Data::none(),
             iovecs: Vec::new(),
+            other_fd: None,
             plain_answer: -1,
             retries: 0,
         }
@@ -109,6 +113,7 @@ impl Operation {
         self.offset = offset;
         self.len = req.len;
         self.done = 0;
+        self.other_fd = None;
         self.retries = 0;
         // SAFETY: only the lifetime changes; the caller promises that the memory outlives the operation.
         self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };

@@ -4,6 +4,7 @@ use super::entry::{Target, rw_flags};
 use super::fixed::{FixedBuffers, Regions};
 use super::inline;
 use super::operation::{Backing, Next, Operation, Step, Ways};
+use super::tail::Tail;
 use crate::direct::{DirectQueue, ZoneRequest};
 use crate::ring::Ring;
 use crate::zeroes::zero_segments;
@@ -35,6 +36,8 @@ pub(super) struct Shared {
     pub has_lost_writes: AtomicBool,
     /// Regions to register with each ring; `None` when buffers are not registered.
     pub regions: Option<Regions>,
+    /// Where a regular file ends inside a block.
+    pub tail: Tail,
 }
 
 /// The submission and completion rings of one core.
@@ -89,16 +92,20 @@ impl UringQueue {
     /// ring has room for all slots.
     fn issue(&mut self, slot: u32) {
         let operation = &mut self.operations[slot as usize];
+        let fd = operation.other_fd.unwrap_or(self.target.fd);
         if self.target.backing.is_in_memory
-            && let Some(answer) = inline::transfer(self.target.fd, operation, rw_flags(operation))
+            && let Some(answer) = inline::transfer(fd, operation, rw_flags(operation))
         {
             if let Some(result) = self.answered(slot, answer) {
                 self.ended.push((slot, result));
             }
             return;
         }
-        let entry = self.target.entry(operation, self.buffers.as_ref()).user_data(u64::from(slot));
-        let is_transfer = matches!(operation.step, Step::Transfer | Step::WriteZeroes);
+        // A polled ring has no requests through the page cache, and another ring does not know its buffers.
+        let is_direct = operation.other_fd.is_none();
+        let buffers = self.buffers.as_ref().filter(|_| is_direct);
+        let entry = self.target.entry(operation, buffers).user_data(u64::from(slot));
+        let is_transfer = is_direct && matches!(operation.step, Step::Transfer | Step::WriteZeroes);
         let ring = match &mut self.side {
             Some(side) if !is_transfer => side,
             _ => &mut self.main,
@@ -106,6 +113,21 @@ impl UringQueue {
         // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists of our own live in
         // the slot, and are left alone until the kernel has answered.
         unsafe { ring.push(&entry) };
+    }
+
+    /// Takes a request in that reaches behind the end of the file.
+    ///
+    /// # Safety
+    /// As [`Queue::push`].
+    #[cold]
+    unsafe fn push_tail(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
+        let req = self.shared.tail.clip(req, offset)?;
+        let operation = &mut self.operations[slot as usize];
+        // SAFETY: by the contract of this function; it is a part of the caller's request.
+        unsafe { operation.begin(&req, offset, &self.ways, &self.target.backing) }?;
+        operation.other_fd = self.shared.tail.fd().filter(|_| self.target.backing.is_direct);
+        self.issue_first(slot);
+        Ok(())
     }
 
     /// Issues the first step of a request that is not plain.
@@ -167,6 +189,12 @@ impl UringQueue {
         }
     }
 
+    /// As with a file system that can neither punch holes nor zero a range.
+    #[cfg(test)]
+    pub(super) fn refuse_holes(&mut self) {
+        (self.ways.punch_hole, self.ways.zero_range) = (false, false);
+    }
+
     fn rings(&mut self) -> impl Iterator<Item = &mut Ring> {
         std::iter::once(&mut self.main).chain(&mut self.side)
     }
@@ -184,7 +212,8 @@ impl UringQueue {
 
     #[inline(never)]
     fn judge_durability(&self, op: Op, result: IoResult) -> IoResult {
-        if self.target.backing.is_direct || op == Op::Read {
+        let is_direct = self.target.backing.is_direct && self.shared.tail.fd().is_none();
+        if is_direct || op == Op::Read {
             return result;
         }
         if matches!(result, Err(IoError::Medium | IoError::NoSpace | IoError::DeviceGone)) {
@@ -206,6 +235,10 @@ impl Queue for UringQueue {
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
         if let (Some(buffers), Some(regions)) = (&mut self.buffers, &self.shared.regions) {
             buffers.update(&self.main.uring, regions);
+        }
+        if req.op.is_modifying() && offset.saturating_add(req.len) > self.shared.tail.end() {
+            // SAFETY: by the contract of this function.
+            return unsafe { self.push_tail(slot, req, offset) };
         }
         // SAFETY: by the contract of this function.
         if self.target.backing.is_in_memory && unsafe { inline::transfer_one(self.target.fd, req, offset) } {

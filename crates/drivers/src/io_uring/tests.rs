@@ -181,7 +181,7 @@ fn a_file_that_ends_inside_a_block_has_the_whole_block() {
 }
 
 #[test]
-fn the_last_block_of_a_file_reads_with_zeroes_and_keeps_all_that_is_written() {
+fn the_last_block_of_a_file_reads_with_zeroes_and_the_file_never_grows() {
     for directory in [std::env::temp_dir(), "/dev/shm".into()].iter().filter(|path| path.is_dir()) {
         for direct in [false, true] {
             let file = image_in(directory, 0);
@@ -198,16 +198,48 @@ fn the_last_block_of_a_file_reads_with_zeroes_and_keeps_all_that_is_written() {
             assert_eq!(driver.run(&Request::read(data), 8192), Ok(()));
             let expected = [[7; 123].as_slice(), &[0; 4096 - 123]].concat();
             assert!(memory[skip..skip + 4096] == expected, "direct: {direct}");
-            // The file is as long as it was until its last block is written.
-            assert_eq!(file.as_file().metadata().unwrap().len(), 8192 + 123);
-            assert_eq!(driver.run(&Request::write_zeroes(4096, Flags::NONE), 8192), Ok(()));
+            // Behind the end only zeroes may be written.
+            for flags in [Flags::NONE, Flags::FUA, Flags::NO_UNMAP] {
+                assert_eq!(driver.run(&Request::write_zeroes(4096, flags), 8192), Ok(()));
+            }
+            assert_eq!(driver.run(&Request::discard(4096), 8192), Ok(()));
             assert_eq!(driver.run(&Request::write(data, Flags::FUA), 4096), Ok(()));
-            memory[skip..skip + 4096].fill(5);
             assert_eq!(driver.run(&Request::write(data, Flags::FUA), 8192), Ok(()));
+            memory[skip + 123] = 1;
+            assert_eq!(driver.run(&Request::write(data, Flags::FUA), 8192), Err(IoError::Medium));
             let content = std::fs::read(file.path()).unwrap();
-            assert!(content == [&[7; 4096], &expected[..], &[5; 4096]].concat(), "direct: {direct}");
+            assert!(content == [&[7; 4096], &expected[..], &[7; 123]].concat(), "direct: {direct}");
+            memory[skip..skip + 123].fill(5);
+            memory[skip + 123] = 0;
+            assert_eq!(driver.run(&Request::write(data, Flags::NONE), 8192), Ok(()));
+            assert_eq!(driver.run(&Request::flush(), 0), Ok(()));
+            memory[skip..skip + 4096].fill(1);
+            assert_eq!(driver.run(&Request::read(data), 8192), Ok(()));
+            let expected = [[5; 123].as_slice(), &[0; 4096 - 123]].concat();
+            assert!(memory[skip..skip + 4096] == expected, "direct: {direct}");
+            assert_eq!(std::fs::read(file.path()).unwrap()[8192..], [5; 123], "direct: {direct}");
             assert_eq!(device.refresh().unwrap().capacity, 12_288);
+            // A file that has been made longer has its end elsewhere.
+            file.as_file().set_len(12_288).unwrap();
+            assert_eq!(device.refresh().unwrap().capacity, 12_288);
+            memory[skip..skip + 4096].fill(6);
+            assert_eq!(driver.run(&Request::write(data, Flags::FUA), 8192), Ok(()));
+            assert_eq!(std::fs::read(file.path()).unwrap()[8192..], [6; 4096]);
         }
+    }
+}
+
+#[test]
+fn zeroes_that_are_written_out_end_with_the_file() {
+    for direct in [false, true] {
+        let file = image(0);
+        file.as_file().write_all_at(&[7; 4096 + 123], 0).unwrap();
+        let options = Options { direct, block_size: Some(4096), ..Options::new(file.path()) };
+        let Ok(device) = UringDevice::open(&options) else { continue };
+        let mut driver = Driver::new(&device);
+        driver.queue.refuse_holes();
+        assert_eq!(driver.run(&Request::write_zeroes(8192, Flags::FUA), 0), Ok(()));
+        assert!(std::fs::read(file.path()).unwrap() == [0; 4096 + 123], "direct: {direct}");
     }
 }
 

@@ -287,11 +287,15 @@ fn every_byte_of_an_image_that_ends_inside_a_block_is_served() {
         }
         assert!(copy[..SIZE] == content && copy[SIZE..].iter().all(|byte| *byte == 0));
     }
-    // A write of the last block keeps all of its bytes, and behind it there is nothing.
+    // A write behind the end of the file is refused whole. One that has zeroes there keeps the rest, and the file's size.
     let mut client = Client::connect(&socket, Form::Structured);
-    assert_eq!(client.write(0, 999_936, &[9; 512]), 0);
-    assert_eq!(client.read(999_936, 512), [9; 512]);
+    assert_ne!(client.write(0, 999_936, &[9; 512]), 0);
+    let mut block = [0; 512];
+    block[..SIZE - 999_936].fill(9);
+    assert_eq!(client.read(999_936, 512)[..SIZE - 999_936], content[999_936..]);
+    assert_eq!(client.write(0, 999_936, &block), 0);
+    assert_eq!(client.read(999_936, 512), block);
     assert_ne!(client.write(0, 1_000_448, &[9; 512]), 0);
     let after = std::fs::read(image.path()).unwrap();
-    assert!(after[..999_936] == content[..999_936] && after[999_936..] == [9; 512]);
+    assert!(after[..999_936] == content[..999_936] && after[999_936..] == block[..SIZE - 999_936]);
 }
