@@ -11,6 +11,7 @@ pub mod arrays;
 pub mod control;
 pub mod create;
 pub mod export;
+pub mod sandbox_log;
 pub mod text;
 
 use block::{Device, DeviceError, IoError, Request};

@@ -2,17 +2,12 @@
 
 use super::ServePlan;
 use crate::error::Error;
-use drivers::virtio_blk::TransportKind;
-use drivers::{io_uring, nbd, nvme_tcp, nvme_uring, virtio_blk};
-use graph::kinds::device::DeviceConfig;
-use graph::kinds::raid::RaidConfig;
+use graph::DevicePlan;
 use graph::spec::Value as SpecValue;
-use graph::{Base, DevicePlan};
 use sandbox::{Access, Capability, InForce, Mode, Profile, Sandbox, User};
 use serde_json::{Value, json};
 use serving::control;
 use serving::export::ExportPlan;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// How a server is confined.
@@ -74,139 +69,16 @@ fn needed_to_the_end(exports: &[(ExportPlan, Vec<usize>)]) -> Option<Capability>
 fn profile(plan: &ServePlan, more: &[PathBuf], control: Option<&Path>) -> Profile {
     let mut profile = Profile::default();
     let devices = plan.stack.devices();
-    devices.iter().for_each(|device| device.visit(&mut |base| keep_base(&mut profile, base)));
+    devices.iter().for_each(|device| device.keep(&mut profile));
     plan.exports.iter().for_each(|(export, _)| export.config.keep(&mut profile));
     if devices.iter().any(DevicePlan::has_array) {
         match control {
-            Some(path) => keep_control(&mut profile, path),
-            None => keep_control(&mut profile, &control::directory().join("any")),
+            Some(path) => control::keep(path, &mut profile),
+            None => control::keep_any(&mut profile),
         }
     }
     more.iter().for_each(|path| profile.allow(path, Access::ReadWrite));
     profile
-}
-
-fn keep_base(profile: &mut Profile, base: &Base) {
-    match base {
-        Base::Leaf(config) => keep_leaf(profile, config),
-        Base::Join(..) => {}
-        Base::Array(config, members) => keep_array(profile, config, members),
-    }
-}
-
-fn keep_leaf(profile: &mut Profile, config: &DeviceConfig) {
-    match config {
-        DeviceConfig::IoUring(io_uring::Options { path, read_only, fixed_buffers, .. }) => {
-            profile.allow(path, if *read_only { Access::Read } else { Access::ReadWrite });
-            if *fixed_buffers {
-                profile.lock_memory();
-            }
-        }
-        DeviceConfig::NvmeUring(nvme_uring::Options { path, .. }) => {
-            profile.allow(path, Access::ReadWrite);
-            // The kernel asks for it with each command, but for those that it knows to be harmless.
-            profile.keep(Capability::CAP_SYS_ADMIN);
-        }
-        DeviceConfig::Nbd(nbd::Options { address, .. }) => keep_server(profile, address),
-        DeviceConfig::NvmeTcp(nvme_tcp::Options { address, .. }) => {
-            keep_server(profile, address);
-            keep_host_name(profile);
-        }
-        DeviceConfig::VirtioBlk(virtio_blk::Options { transport, path, .. }) => match transport {
-            TransportKind::VhostUser => profile.connect_to(path),
-            TransportKind::VhostVdpa => {
-                profile.allow(path, Access::ReadWrite);
-                profile.lock_memory();
-            }
-            TransportKind::VfioPci => {
-                profile.allow("/dev/vfio/vfio", Access::ReadWrite);
-                let group = path.join("iommu_group").read_link().ok();
-                if let Some(number) = group.as_deref().and_then(Path::file_name) {
-                    profile.allow(Path::new("/dev/vfio").join(number), Access::ReadWrite);
-                }
-                profile.lock_memory();
-            }
-        },
-        DeviceConfig::Mem(_) | DeviceConfig::Null(_) => {}
-    }
-}
-
-/// Keeps what it takes to connect, now or again.
-fn keep_server(profile: &mut Profile, address: &nbd::Address) {
-    match address {
-        nbd::Address::Tcp { host, port } => {
-            profile.connect(*port);
-            if host.parse::<IpAddr>().is_err() {
-                profile.resolve_names();
-            }
-        }
-        nbd::Address::Unix(path) => profile.connect_to(path),
-    }
-}
-
-/// Keeps what tells an NVMe host who it is.
-fn keep_host_name(profile: &mut Profile) {
-    for path in ["/etc/nvme", "/proc/sys/kernel/random"] {
-        profile.allow(path, Access::Read);
-    }
-}
-
-/// An array gets new members while it runs: drives, files beside the members that it has, exports of NBD servers.
-fn keep_array(profile: &mut Profile, config: &RaidConfig, members: &[DevicePlan]) {
-    let access = if config.read_only { Access::Read } else { Access::ReadWrite };
-    if let Some(directory) = &config.scan {
-        profile.allow(directory, access);
-    }
-    if config.read_only {
-        return;
-    }
-    profile.allow("/dev", access);
-    profile.connect_anywhere();
-    profile.resolve_names();
-    keep_host_name(profile);
-    for member in members {
-        member.visit(&mut |base| {
-            if let Base::Leaf(DeviceConfig::IoUring(options)) = base {
-                directory_of(&options.path)
-                    .into_iter()
-                    .for_each(|directory| profile.allow(directory, access));
-            }
-        });
-    }
-}
-
-/// Where a member lies, or where it would if it were there. Not the root, beneath which everything does.
-fn directory_of(member: &Path) -> Option<PathBuf> {
-    let parent = |path: &Path| path.parent().map(Path::to_owned);
-    let directory = match member.canonicalize() {
-        Ok(path) => parent(&path),
-        Err(_) => std::path::absolute(member).ok().as_deref().and_then(parent),
-    };
-    directory.filter(|directory| directory.parent().is_some())
-}
-
-fn keep_control(profile: &mut Profile, socket: &Path) {
-    if let Some(directory) = socket.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-        profile.make_directory(directory);
-    }
-    profile.allow_socket(socket);
-}
-
-/// Says in the log what is in force.
-pub fn announce(sandbox: &Sandbox) {
-    match (sandbox.mode(), sandbox.in_force()) {
-        (Mode::Off, _) => tracing::info!("sandbox: off"),
-        (_, in_force) if in_force.is_complete() => tracing::info!("sandbox: {in_force}"),
-        (_, in_force) => tracing::warn!("sandbox: {in_force}"),
-    }
-}
-
-/// Says how many system calls were refused so far, if any were. Which ones, the server has said when it happened.
-pub fn announce_refused() {
-    let calls = sandbox::refused_calls();
-    if calls > 0 {
-        tracing::warn!(calls, "the sandbox has refused system calls");
-    }
 }
 
 /// What is in force, for programs.
@@ -261,16 +133,6 @@ mod tests {
             |more| format!("--device raid:members={}{more} --export nbd:socket=s", path("a").display());
         assert!(!closes(array(""), "b"), "a new member lies beside an old one");
         assert!(closes(array(",readonly"), "b"), "an array that is only read gets none");
-    }
-
-    #[test]
-    fn a_member_that_is_missing_may_come_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path().canonicalize().unwrap();
-        assert_eq!(directory_of(&folder.join("missing")), Some(folder.clone()));
-        std::os::unix::fs::symlink("/dev/null", folder.join("link")).unwrap();
-        assert_eq!(directory_of(&folder.join("link")), Some("/dev".into()));
-        assert_eq!(directory_of(Path::new("/missing")), None);
     }
 
     #[test]

@@ -129,7 +129,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     sandbox.seal()?;
     let mut server = server.start_exports(&plan)?;
     server.start_controls(&signals.requests(), control, &sandbox.permits())?;
-    confinement::announce(&sandbox);
+    serving::sandbox_log::announce(&sandbox);
     server.announce(output, confinement::json(&sandbox));
     notify_service_manager(sd_notify::NotifyState::Ready);
     loop {
@@ -137,7 +137,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
             Signal::Refresh => server.refresh(output),
             Signal::Report => {
                 server.report(output);
-                confinement::announce_refused();
+                serving::sandbox_log::announce_refused();
             }
             Signal::Stop => break,
         }
@@ -145,7 +145,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     notify_service_manager(sd_notify::NotifyState::Stopping);
     output.event("stopping", "stopping: finishing what is in flight", serde_json::json!({}));
     let stopped = server.stop();
-    confinement::announce_refused();
+    serving::sandbox_log::announce_refused();
     stopped?;
     output.event("stopped", "stopped", serde_json::json!({}));
     Ok(())

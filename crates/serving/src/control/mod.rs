@@ -13,7 +13,8 @@ pub mod protocol;
 pub mod server;
 
 use raid::Uuid;
-use std::path::PathBuf;
+use sandbox::Profile;
+use std::path::{Path, PathBuf};
 
 /// Where control sockets are: `$XDG_RUNTIME_DIR/freestone`, or `/run/freestone` for who has no such directory.
 pub fn directory() -> PathBuf {
@@ -26,4 +27,17 @@ pub fn directory() -> PathBuf {
 /// The socket of the array with this UUID.
 pub fn path_of(uuid: Uuid) -> PathBuf {
     directory().join(format!("array-{uuid}.sock"))
+}
+
+/// Keeps, in a sandbox, what it takes to listen at `socket`. Its directory is made.
+pub fn keep(socket: &Path, profile: &mut Profile) {
+    if let Some(directory) = socket.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        profile.make_directory(directory);
+    }
+    profile.allow_socket(socket);
+}
+
+/// The same for the socket of any array.
+pub fn keep_any(profile: &mut Profile) {
+    keep(&directory().join("any"), profile);
 }
