@@ -207,6 +207,11 @@ impl TlsKeys {
         self.0.contains_key(host)
     }
 
+    /// The hosts that have a key.
+    pub fn hosts(&self) -> impl Iterator<Item = &Nqn> {
+        self.0.keys()
+    }
+
     /// What TLS wants, for all hosts and any of these subsystems.
     pub fn secrets(&self, subsystems: &[&Nqn]) -> Vec<TlsSecret> {
         let of_host = |(host, key): (&Nqn, &TlsKey)| {

@@ -42,6 +42,11 @@ impl Server {
     }
 
     /// Cannot be called.
+    pub fn identities(&self) -> &[Box<str>] {
+        match self.0 {}
+    }
+
+    /// Cannot be called.
     ///
     /// # Errors
     /// None.

@@ -8,12 +8,14 @@ use openssl::ssl::{SslContext, SslContextBuilder, SslMethod, SslMode, SslOptions
 use openssl::ssl::{SslVerifyMode, SslVersion};
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use zeroize::Zeroizing;
 
 /// Who we are to those who connect, and whom we let in. Clones share it.
 #[derive(Clone)]
 pub struct Server {
     context: SslContext,
+    identities: Arc<[Box<str>]>,
 }
 
 impl Server {
@@ -30,7 +32,7 @@ impl Server {
             certificates::trust(&mut context, &within(directory, AUTHORITY))?;
             context.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
         }
-        Ok(Server { context: context.build() })
+        Ok(Server { context: context.build(), identities: Arc::default() })
     }
 
     /// With the keys in `file`: lines `identity:hexadecimal key`. A client must have one of them.
@@ -38,9 +40,8 @@ impl Server {
     /// # Errors
     /// When the file is missing or not what it should be.
     pub fn with_keys(file: &Path) -> Result<Server, Error> {
-        let mut context = context(SslMethod::tls_server())?;
-        psk::accept(&mut context, psk::read_keys(file)?)?;
-        Ok(Server { context: context.build() })
+        let context = context(SslMethod::tls_server())?;
+        Server::accepting(context, psk::read_keys(file)?)
     }
 
     /// With keys that others have made, by the identities that go with them; TLS 1.3 only. A client must have one of them.
@@ -53,8 +54,18 @@ impl Server {
         let mut context = context(SslMethod::tls_server())?;
         context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
         let keys = secrets.into_iter().map(|(identity, secret)| Key { identity, secret }).collect();
+        Server::accepting(context, keys)
+    }
+
+    fn accepting(mut context: SslContextBuilder, keys: Vec<Key>) -> Result<Server, Error> {
+        let identities = keys.iter().map(|key| key.identity.as_str().into()).collect();
         psk::accept(&mut context, keys)?;
-        Ok(Server { context: context.build() })
+        Ok(Server { context: context.build(), identities })
+    }
+
+    /// The identities of clients that have keys; none where clients come by certificates.
+    pub fn identities(&self) -> &[Box<str>] {
+        &self.identities
     }
 
     /// A session with someone who has just connected.

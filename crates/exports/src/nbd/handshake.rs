@@ -31,6 +31,8 @@ pub(super) struct Handshake {
     agreed: Agreed,
     /// The name with which `base:allocation` was chosen last.
     context: Option<Vec<u8>>,
+    /// Whose key the client has shown.
+    identity: Option<Box<str>>,
 }
 
 /// What client and server agreed on.
@@ -68,7 +70,20 @@ type Refused = (u32, &'static str);
 
 impl Handshake {
     pub(super) fn new(offer: Offer, tls: Tls) -> Handshake {
-        Handshake { offer, tls, state: State::Greet, pads: true, agreed: Agreed::default(), context: None }
+        Handshake {
+            offer,
+            tls,
+            state: State::Greet,
+            pads: true,
+            agreed: Agreed::default(),
+            context: None,
+            identity: None,
+        }
+    }
+
+    /// Whose key the client has shown, if it has one.
+    pub(super) fn identity(&self) -> Option<&str> {
+        self.identity.as_deref()
     }
 
     /// What was agreed, once the handshake has come to [`Step::Serve`].
@@ -270,6 +285,10 @@ impl Handshake {
 }
 
 impl Talk for Handshake {
+    fn secured(&mut self, identity: Option<&str>) {
+        self.identity = identity.map(Box::from);
+    }
+
     fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String> {
         let mut used = 0;
         loop {

@@ -28,7 +28,7 @@ mod wire;
 
 pub use crate::stream::{Address, Security};
 
-use crate::stream::{Guest, Host, Lobby, Parts, Places, Registry};
+use crate::stream::{Applicant, Guest, Host, Lobby, Origin, Parts, Places, Registry, SeatLimits, Seats};
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use connection::{MAX_REQUESTS, Session};
@@ -57,8 +57,11 @@ pub struct Config {
     pub read_only: bool,
     /// TLS, for those who ask for it or for everybody.
     pub tls: Option<Security>,
-    /// Connections at a time, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
+    /// Connections at a time, up to [`MAX_CLIENTS`]; more are refused.
     pub clients: usize,
+    /// Connections from one address at a time, of clients without a key of their own. `None`: three quarters of
+    /// `clients`, or all if these are fewer than 32. Unix sockets have no such limit.
+    pub address_clients: Option<usize>,
     /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn. Empty: all.
     pub core_map: Vec<usize>,
 }
@@ -73,13 +76,22 @@ impl Config {
             read_only: false,
             tls: None,
             clients: DEFAULT_CLIENTS,
+            address_clients: None,
             core_map: Vec::new(),
         }
+    }
+
+    /// Places for clients; some are kept for each client that has a key.
+    fn seat_limits(&self) -> SeatLimits {
+        let listed = self.tls.iter().flat_map(|tls| tls.server.identities()).cloned().collect();
+        SeatLimits { total: self.clients, of_address: self.address_clients, of_host: None, listed }
     }
 
     fn check(&self, cores: usize, limits: &Limits) -> Result<(), Error> {
         let fault = if !(1..=MAX_CLIENTS).contains(&self.clients) {
             format!("{} clients: want 1 to {MAX_CLIENTS}", self.clients)
+        } else if self.address_clients == Some(0) {
+            "0 clients of an address: want at least 1".into()
         } else if self.name.len() > options::MAX_STRING {
             format!("a name of {} bytes: want at most {}", self.name.len(), options::MAX_STRING)
         } else if self.description.len() > options::MAX_STRING {
@@ -117,7 +129,9 @@ impl Nbd {
         let stats = Arc::new(Stats::new(cores.len()));
         let capacity = Arc::new(AtomicU64::new(limits.capacity));
         let name = format!("nbd:{}", config.address);
+        let seats = Seats::new(config.seat_limits(), name.as_str().into());
         let reception = Reception {
+            seats,
             registry,
             device: device.clone(),
             capacity: capacity.clone(),
@@ -127,7 +141,7 @@ impl Nbd {
             name: name.clone().into(),
             config: config.clone(),
         };
-        let lobby = Lobby::open(&config.address, config.clients, name, reception)?;
+        let lobby = Lobby::open(&config.address, name, reception)?;
         Ok(Nbd { registry, device, capacity, stats, places, lobby: Some(lobby) })
     }
 
@@ -165,6 +179,7 @@ impl Drop for Nbd {
 
 /// Who speaks with newcomers, on the control thread.
 struct Reception {
+    seats: Arc<Seats>,
     registry: Registry,
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
@@ -188,7 +203,13 @@ impl Reception {
 impl Host for Reception {
     type Talk = Handshake;
 
-    fn greet(&mut self, _peer: &str) -> Handshake {
+    /// Refuses before the handshake clients that cannot have a key for a place that is kept.
+    fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
+        let may_prove = self.config.tls.as_ref().is_some_and(|tls| !tls.server.identities().is_empty());
+        may_prove || self.seats.check(Applicant { origin, host: None, is_proven: false }, peer).is_ok()
+    }
+
+    fn greet(&mut self, _peer: &str, _origin: Origin) -> Handshake {
         let tls = match &self.config.tls {
             None => Tls::Off,
             Some(Security { is_required: false, .. }) => Tls::Allowed,
@@ -202,6 +223,9 @@ impl Host for Reception {
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {
+        let host = guest.talk.identity();
+        let applicant = Applicant { origin: guest.origin, host, is_proven: host.is_some() };
+        let Ok(seat) = self.seats.take(applicant, &guest.peer) else { return };
         let place = self.places.of_turn(self.next);
         self.next = self.next.wrapping_add(1);
         let agreed = guest.talk.agreed();
@@ -218,7 +242,7 @@ impl Host for Reception {
             peer: guest.peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),
-            seat: guest.seat,
+            seat,
             connected: self.stats.connect(),
         };
         let rules = Rules {
@@ -246,6 +270,7 @@ mod tests {
         let refused = |config: Config| config.check(2, &limits).expect_err("impossible").to_string();
         assert!(refused(Config { clients: 0, ..config.clone() }).contains("0 clients"));
         assert!(refused(Config { clients: 5000, ..config.clone() }).contains("5000"));
+        assert!(refused(Config { address_clients: Some(0), ..config.clone() }).contains("0 clients of an"));
         assert!(refused(Config { name: "x".repeat(4097), ..config.clone() }).contains("4097 bytes"));
         assert!(refused(Config { description: "x".repeat(9999), ..config.clone() }).contains("9999 bytes"));
         assert!(refused(Config { core_map: vec![0, 2], ..config.clone() }).contains("core 2"));

@@ -7,7 +7,7 @@ use super::authentication::{Answer, Authentication};
 use super::ports::Port;
 use super::subsystem::{Admission, Refusal, Subsystem};
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA};
-use crate::stream::{Step, Talk};
+use crate::stream::{Applicant, NoSeat, Origin, Seat, Seats, Step, Talk};
 use nvme::fabrics::{
     CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter, Nqn,
 };
@@ -38,6 +38,10 @@ pub(super) struct Handshake {
     /// Where the controller is in the submission queue.
     head: u16,
     peer: Box<str>,
+    origin: Origin,
+    seats: Arc<Seats>,
+    /// The place of the queue, once its host has proven what it has to.
+    seat: Option<Seat>,
 }
 
 /// What was agreed.
@@ -57,7 +61,13 @@ struct Rejected {
 }
 
 impl Handshake {
-    pub(super) fn new(subsystem: Arc<Subsystem>, port: Arc<Port>, peer: &str) -> Handshake {
+    pub(super) fn new(
+        subsystem: Arc<Subsystem>,
+        port: Arc<Port>,
+        seats: Arc<Seats>,
+        peer: &str,
+        origin: Origin,
+    ) -> Handshake {
         Handshake {
             subsystem,
             port,
@@ -67,12 +77,16 @@ impl Handshake {
             authentication: None,
             head: 0,
             peer: peer.into(),
+            origin,
+            seats,
+            seat: None,
         }
     }
 
-    /// What was agreed, once the talk has come to [`Step::Serve`].
-    pub(super) fn agreed(self) -> Option<Agreed> {
-        Some(Agreed { admission: self.admission?, framing: self.framing?, head: self.head })
+    /// What was agreed, once the talk has come to [`Step::Serve`], and the queue's place: discovery has none.
+    pub(super) fn agreed(self) -> Option<(Agreed, Option<Seat>)> {
+        let agreed = Agreed { admission: self.admission?, framing: self.framing?, head: self.head };
+        Some((agreed, self.seat))
     }
 
     fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), Rejected> {
@@ -131,7 +145,12 @@ impl Handshake {
         let is_intact = !frame.has_data_digest || data_digest(data) == pdu[pdu.len() - DIGEST_BYTES..];
         let (result, step) = match (is_intact, &mut self.authentication) {
             (false, _) => (Err(Status::TRANSIENT_TRANSPORT_ERROR.into()), Step::Leave),
-            (true, Some(authentication)) => authentication.command(&entry, data),
+            (true, Some(authentication)) => match authentication.command(&entry, data) {
+                (Ok(_), Step::Serve) if self.take_seat(true).is_err() => {
+                    (Err(Status::CONNECT_CONTROLLER_BUSY.into()), Step::Leave)
+                }
+                other => other,
+            },
             (true, None) => match self.connect(&entry, data) {
                 Ok(admission) => self.welcome(admission),
                 Err(refusal) => {
@@ -150,9 +169,32 @@ impl Handshake {
         let controller = &admission.membership.controller;
         self.authentication = Authentication::required(controller, admission.queue_id, &self.peer);
         let (controller_id, needs_authentication) = (controller.id, self.authentication.is_some());
+        let (is_discovery, host) = (controller.is_discovery, controller.host.nqn.clone());
         let result = ConnectResponse { controller_id, needs_authentication }.result();
         self.admission = Some(admission);
+        let seated = match (is_discovery, needs_authentication) {
+            (true, _) => Ok(()),
+            (false, false) => self.take_seat(self.proven.is_some()),
+            // The place is taken when the host has proven itself; without one it need not begin.
+            (false, true) => self.seats.check(self.applicant(host.as_str(), true), &self.peer),
+        };
+        if seated.is_err() {
+            self.admission = None;
+            return (Err(Status::CONNECT_CONTROLLER_BUSY.into()), Step::Leave);
+        }
         (Ok(Answer::Result(result)), if needs_authentication { Step::More } else { Step::Serve })
+    }
+
+    fn applicant<'a>(&self, host: &'a str, is_proven: bool) -> Applicant<'a> {
+        Applicant { origin: self.origin, host: Some(host), is_proven }
+    }
+
+    /// Takes the place of the queue that was admitted.
+    fn take_seat(&mut self, is_proven: bool) -> Result<(), NoSeat> {
+        let Some(admission) = &self.admission else { return Ok(()) };
+        let host = &admission.membership.controller.host.nqn;
+        self.seat = Some(self.seats.take(self.applicant(host.as_str(), is_proven), &self.peer)?);
+        Ok(())
     }
 
     /// Tells the host how a command ended.

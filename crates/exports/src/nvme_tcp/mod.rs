@@ -43,7 +43,7 @@ pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
-use crate::stream::{Guest, Host, Lobby, Memory, Parts, Places, Registry};
+use crate::stream::{Guest, Host, Lobby, Memory, Origin, Parts, Places, Registry, SeatLimits, Seats};
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use handshake::Handshake;
@@ -52,6 +52,7 @@ use ports::Port;
 use reactor::CoreRef;
 use reservations::{Registrar, Reserved};
 use session::Session;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -127,8 +128,14 @@ pub struct Config {
     pub reservations: Option<PathBuf>,
     /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Connections at a time to each port, up to [`MAX_CLIENTS`]; who comes when all are taken is hung up on.
+    /// Connections at a time to each port, up to [`MAX_CLIENTS`]; more are refused. Discovery does not count.
     pub clients: usize,
+    /// Connections from one address to a port, of hosts that have proven nothing. `None`: three quarters of `clients`,
+    /// or all if these are fewer than 32.
+    pub address_clients: Option<usize>,
+    /// Connections of one host to a port. `None`: as many as the shares of other listed hosts leave; where no host is
+    /// listed, as with `address_clients`.
+    pub host_clients: Option<usize>,
     /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn. Empty: all.
     pub core_map: Vec<usize>,
 }
@@ -147,6 +154,8 @@ impl Config {
             reservations: None,
             queues: DEFAULT_QUEUES,
             clients: DEFAULT_CLIENTS,
+            address_clients: None,
+            host_clients: None,
             core_map: Vec::new(),
         }
     }
@@ -155,6 +164,26 @@ impl Config {
     pub fn name(&self) -> String {
         let addresses = self.ports.iter().map(|port| port.address.to_string());
         format!("nvme-tcp:{}", addresses.take(1).collect::<String>())
+    }
+
+    /// Places at one port; some are kept for each host that is named and may come.
+    fn seat_limits(&self) -> SeatLimits {
+        let of_auth = self.auth.iter().flat_map(|auth| auth.keys.hosts());
+        let of_tls = self.tls.iter().flat_map(|tls| tls.keys.hosts());
+        let named: BTreeSet<&Nqn> = self.hosts.iter().chain(of_auth).chain(of_tls).collect();
+        let may_come = |host: &&Nqn| {
+            let is_listed = self.hosts.is_empty() || self.hosts.contains(host);
+            let has_secret = self.auth.as_ref().is_none_or(|auth| auth.keys.of(host).is_some());
+            let has_key = self.tls.as_ref().is_none_or(|tls| !tls.is_required || tls.keys.have(host));
+            is_listed && has_secret && has_key
+        };
+        let listed = named.into_iter().filter(may_come).map(|host| host.as_str().into()).collect();
+        SeatLimits {
+            total: self.clients,
+            of_address: self.address_clients,
+            of_host: self.host_clients,
+            listed,
+        }
     }
 
     fn check(&self, cores: usize, namespaces: &[NamespaceConfig]) -> Result<(), Error> {
@@ -169,6 +198,8 @@ impl Config {
             format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
         } else if !(1..=MAX_CLIENTS).contains(&self.clients) {
             format!("{} clients: want 1 to {MAX_CLIENTS}", self.clients)
+        } else if self.address_clients == Some(0) || self.host_clients == Some(0) {
+            "0 clients of an address or a host: want at least 1".into()
         } else if !(1..=MAX_QUEUES).contains(&self.queues) {
             format!("{} queues: want 1 to {MAX_QUEUES}", self.queues)
         } else if !(1..=MAX_NAMESPACES).contains(&namespaces.len()) {
@@ -217,6 +248,7 @@ impl NvmeTcp {
         let registrar = Registrar::new(cores.to_vec(), config.reservations.is_some())?;
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
+        let seat_limits = config.seat_limits();
         let Config { ports, hosts, auth, tls, queues, .. } = config;
         let states = ports.iter().map(|port| port.state);
         let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
@@ -239,6 +271,7 @@ impl NvmeTcp {
             let reception = Reception {
                 subsystem: export.subsystem.clone(),
                 port: port.clone(),
+                seats: Seats::new(seat_limits.clone(), name.clone()),
                 tls: server.clone(),
                 registry,
                 stats: export.stats.clone(),
@@ -246,7 +279,7 @@ impl NvmeTcp {
                 next: usize::from(port.id) - 1,
                 name: name.clone(),
             };
-            let lobby = Lobby::open(&listens.address, config.clients, name.to_string(), reception)?;
+            let lobby = Lobby::open(&listens.address, name.to_string(), reception)?;
             port.opened(lobby.address());
             export.lobbies.push(lobby);
         }
@@ -358,6 +391,7 @@ impl Drop for NvmeTcp {
 struct Reception {
     subsystem: Arc<Subsystem>,
     port: Arc<Port>,
+    seats: Arc<Seats>,
     tls: Option<tls::Server>,
     registry: Registry,
     stats: Arc<Stats>,
@@ -370,8 +404,8 @@ struct Reception {
 impl Host for Reception {
     type Talk = Handshake;
 
-    fn greet(&mut self, peer: &str) -> Handshake {
-        Handshake::new(self.subsystem.clone(), self.port.clone(), peer)
+    fn greet(&mut self, peer: &str, origin: Origin) -> Handshake {
+        Handshake::new(self.subsystem.clone(), self.port.clone(), self.seats.clone(), peer, origin)
     }
 
     fn tls(&self) -> Option<tls::Server> {
@@ -379,7 +413,9 @@ impl Host for Reception {
     }
 
     fn admit(&mut self, guest: Guest<Handshake>) {
-        let Some(agreed) = guest.talk.agreed() else { return };
+        let Some((agreed, seat)) = guest.talk.agreed() else { return };
+        // Only who asks what there is has no place yet.
+        let seat = seat.unwrap_or_else(|| self.seats.visit(guest.origin, guest.wire.socket()));
         let controller = agreed.admission.membership.controller.clone();
         let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
         // Queues of a controller go round the cores; so do controllers.
@@ -410,7 +446,7 @@ impl Host for Reception {
             peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),
-            seat: guest.seat,
+            seat,
             connected: self.stats.connect(),
         };
         let open = move || Session::open(agreed, &early, &weak);

@@ -1,6 +1,6 @@
 //! A socket that is listened on, of any family.
 
-use super::{Address, UnixSocket, inherited};
+use super::{Address, Origin, UnixSocket, inherited};
 use crate::Error;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive};
 use std::io;
@@ -26,6 +26,8 @@ pub(crate) struct Accepted {
     pub(crate) socket: OwnedFd,
     /// Who it is, for logs.
     pub(crate) peer: String,
+    /// Where it comes from, for limits.
+    pub(crate) origin: Origin,
 }
 
 impl Listener {
@@ -88,8 +90,9 @@ impl Listener {
             // each other. TCP finds its own measure.
             socket.set_send_buffer_size(SEND_BUFFER)?;
         }
+        let origin = peer.map_or(Origin::Local, |address| address.ip().into());
         let peer = peer.map_or_else(|| peer_process(&socket), |address| address.to_string());
-        Ok(Accepted { socket: socket.into(), peer })
+        Ok(Accepted { socket: socket.into(), peer, origin })
     }
 }
 
@@ -151,6 +154,7 @@ mod tests {
         let mut client = TcpStream::connect(tcp.local_address()).unwrap();
         let accepted = accept(&tcp);
         assert_eq!(accepted.peer, client.local_addr().unwrap().to_string());
+        assert_eq!(accepted.origin, Origin::V4([127, 0, 0, 1]));
         client.write_all(b"x").unwrap();
         let mut byte = [0];
         let mut stream = TcpStream::from(accepted.socket);

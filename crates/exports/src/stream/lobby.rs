@@ -1,22 +1,24 @@
 //! Who has just come: one control thread that accepts clients and speaks with all of them until they say what they want.
 //!
 //! ```text
-//!   accept ─► newcomer: talk, at most DEADLINE ─► a seat ─► Host::admit, which hands it to a core
+//!   accept ─► newcomer: talk, at most DEADLINE ─► Host::admit, which takes a seat and hands it to a core
 //!                 │ too slow, nonsense, no seat
 //!                 └─► hung up on
 //! ```
 //!
 //! What is said is a state machine without side effects ([`Talk`]): bytes in, bytes out. Newcomers are few at a time;
-//! when there are too many, the one that has taken longest goes, so that who only connects keeps nobody out.
+//! when there are too many, the oldest one goes of the address that has most. So a peer that only connects keeps no
+//! other peer out, and takes no place of those that are served.
 
-use super::{Address, Listener, Wire};
+use super::log_limit::LogLimit;
+use super::seats::oldest_of_most;
+use super::{Address, Listener, Origin, Wire};
 use crate::Error;
 use crate::stop::{StopSignal, poll};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tls::{Plain, Session, SessionError};
@@ -24,14 +26,12 @@ use tls::{Plain, Session, SessionError};
 /// How long a client may take until it has said what it wants: a program needs milliseconds, a person who types the
 /// protocol has other means.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Newcomers at a time.
-const MAX_NEWCOMERS: usize = 64;
+/// Newcomers at a time: all queues of two hosts with the most queues, which connect before the first is served.
+const MAX_NEWCOMERS: usize = 128;
 /// Bytes of one newcomer that wait to be understood.
 const MAX_UNREAD: usize = 64 << 10;
 /// After an error of accept(2), for want of descriptors most likely: others may give some back.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Refusals are logged one by one up to this often, and counted in between.
-const REFUSAL_LOG: Duration = Duration::from_secs(10);
 /// The thread parses small messages; exports are many.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -69,8 +69,14 @@ pub(crate) enum Step {
 pub(crate) trait Host: Send + 'static {
     /// What is said with one newcomer.
     type Talk: Talk;
+    /// Whether a peer that has just connected may go on to the handshake.
+    fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
+        let _ = (peer, origin);
+        true
+    }
+
     /// Someone has come from `peer`.
-    fn greet(&mut self, peer: &str) -> Self::Talk;
+    fn greet(&mut self, peer: &str, origin: Origin) -> Self::Talk;
     /// TLS for those whose talk comes to [`Step::Secure`].
     fn tls(&self) -> Option<tls::Server>;
     /// Someone is to be served.
@@ -87,23 +93,8 @@ pub(crate) struct Guest<T> {
     pub(crate) talk: T,
     /// Bytes that came and belong to what follows.
     pub(crate) early: Vec<u8>,
-    pub(crate) seat: Seat,
-}
-
-/// One of the places for clients; given back when it is dropped.
-pub(crate) struct Seat(Arc<AtomicUsize>);
-
-impl Seat {
-    fn take(taken: &Arc<AtomicUsize>, limit: usize) -> Option<Seat> {
-        let next = |taken: usize| (taken < limit).then_some(taken + 1);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok().map(|_| Seat(taken.clone()))
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    /// Where it comes from.
+    pub(crate) origin: Origin,
 }
 
 /// The control thread, and what ends it.
@@ -114,16 +105,11 @@ pub(crate) struct Lobby {
 }
 
 impl Lobby {
-    /// Listens at `address`; clients may come when this returns. At most `limit` are served at a time.
+    /// Listens at `address`; clients may come when this returns.
     ///
     /// # Errors
     /// When socket or thread are refused.
-    pub(crate) fn open<H: Host>(
-        address: &Address,
-        limit: usize,
-        name: String,
-        host: H,
-    ) -> Result<Lobby, Error> {
+    pub(crate) fn open<H: Host>(address: &Address, name: String, host: H) -> Result<Lobby, Error> {
         let failed = |source| Error::System { action: "start the export's control thread", source };
         let listener = Listener::bind(address)?;
         let address = listener.local_address();
@@ -131,11 +117,8 @@ impl Lobby {
         let reception = Reception {
             listener,
             host,
-            limit,
-            taken: Arc::default(),
             newcomers: Vec::new(),
-            refused: 0,
-            refusal_logged: None,
+            complaints: LogLimit::default(),
             name: name.clone(),
         };
         let signal = stop.clone();
@@ -165,12 +148,9 @@ impl Lobby {
 struct Reception<H: Host> {
     listener: Listener,
     host: H,
-    limit: usize,
-    /// Seats that are taken.
-    taken: Arc<AtomicUsize>,
     newcomers: Vec<Newcomer<H::Talk>>,
-    refused: u64,
-    refusal_logged: Option<Instant>,
+    /// Newcomers that did not come to be served.
+    complaints: LogLimit,
     name: String,
 }
 
@@ -182,6 +162,7 @@ struct Newcomer<T> {
     /// The talk knows that there is a session.
     is_told: bool,
     peer: String,
+    origin: Origin,
     talk: T,
     unread: Vec<u8>,
     unsent: Vec<u8>,
@@ -234,26 +215,20 @@ impl<H: Host> Reception<H> {
                     }
                 },
             };
-            if self.taken.load(Ordering::Relaxed) >= self.limit {
-                self.refuse(&connection.peer);
+            if !self.host.may_come(&connection.peer, connection.origin) {
                 continue;
             }
             if self.newcomers.len() == MAX_NEWCOMERS {
-                let longest = (0..MAX_NEWCOMERS).min_by_key(|place| self.newcomers[*place].deadline);
-                let gone = self.newcomers.swap_remove(longest.expect("there are some"));
-                tracing::debug!(
-                    export = self.name,
-                    peer = gone.peer,
-                    "hung up on a client: too many have just come"
-                );
+                self.evict();
             }
             let newcomer = Newcomer {
-                talk: self.host.greet(&connection.peer),
+                talk: self.host.greet(&connection.peer, connection.origin),
                 stream: connection.socket.into(),
                 tls: self.host.tls(),
                 session: None,
                 is_told: false,
                 peer: connection.peer,
+                origin: connection.origin,
                 unread: Vec::new(),
                 unsent: Vec::new(),
                 step: Step::More,
@@ -264,13 +239,20 @@ impl<H: Host> Reception<H> {
         }
     }
 
-    fn refuse(&mut self, peer: &str) {
-        self.refused += 1;
-        let is_due = self.refusal_logged.is_none_or(|at| at.elapsed() >= REFUSAL_LOG);
-        if is_due {
-            self.refusal_logged = Some(Instant::now());
-            let (limit, refused) = (self.limit, self.refused);
-            tracing::warn!(export = self.name, peer, limit, refused, "client refused: all places are taken");
+    /// Disconnects the oldest newcomer of the address that has most.
+    fn evict(&mut self) {
+        let mut places: Vec<usize> = (0..self.newcomers.len()).collect();
+        places.sort_by_key(|place| self.newcomers[*place].deadline);
+        let by_age = places.iter().map(|place| (self.newcomers[*place].origin, *place));
+        let Some(place) = oldest_of_most(by_age) else { return };
+        let gone = self.newcomers.swap_remove(place);
+        self.complain(&gone.peer, "too many connections are in the handshake");
+    }
+
+    /// Says at a bounded rate that a newcomer was disconnected.
+    fn complain(&self, peer: &str, reason: &str) {
+        if let Some(count) = self.complaints.due() {
+            tracing::warn!(export = self.name, peer, reason, count, "connection closed before it was served");
         }
     }
 
@@ -282,11 +264,7 @@ impl<H: Host> Reception<H> {
             Ok(false) if newcomer.deadline > Instant::now() => {}
             Ok(false) => {
                 let gone = self.newcomers.swap_remove(place);
-                tracing::info!(
-                    export = self.name,
-                    peer = gone.peer,
-                    "hung up on a client that said too little"
-                );
+                self.complain(&gone.peer, "the handshake takes longer than 10 s");
             }
             Ok(true) => {
                 let gone = self.newcomers.swap_remove(place);
@@ -303,23 +281,15 @@ impl<H: Host> Reception<H> {
             }
             Err(error) => {
                 let gone = self.newcomers.swap_remove(place);
-                tracing::warn!(
-                    export = self.name,
-                    peer = gone.peer,
-                    error,
-                    "client disconnected: protocol error"
-                );
+                self.complain(&gone.peer, &error);
             }
         }
     }
 
     fn admit(&mut self, newcomer: Newcomer<H::Talk>) {
-        let Some(seat) = Seat::take(&self.taken, self.limit) else {
-            return self.refuse(&newcomer.peer);
-        };
         let wire = Wire::new(Arc::new(newcomer.stream.into()), newcomer.session.map(|session| *session));
-        let Newcomer { peer, talk, unread: early, .. } = newcomer;
-        self.host.admit(Guest { wire, peer, talk, early, seat });
+        let Newcomer { peer, talk, unread: early, origin, .. } = newcomer;
+        self.host.admit(Guest { wire, peer, talk, early, origin });
     }
 }
 

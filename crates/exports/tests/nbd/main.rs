@@ -9,5 +9,6 @@ mod conformance;
 mod device;
 mod ending;
 mod hostile;
+mod places;
 mod server;
 mod tls;

@@ -5,6 +5,7 @@ use crate::server::{MIB, SUBSYSTEM, Server};
 use exports::nvme_tcp::{Auth, Choices, Config, Group, Hash, Keys, Nqn};
 use nvme::Status;
 use nvme::fabrics::auth::{self, Body, Failure, Message};
+use nvme::fabrics::nqn::DISCOVERY;
 use nvme::fabrics::property::{PropertyGet, offset};
 use nvme::fabrics::{ANY_CONTROLLER, ConnectResponse, disconnect};
 use nvme::{Command, Sgl, SubmissionEntry};
@@ -19,12 +20,16 @@ const OF_TARGET: &str = "DHHC-1:00:UXd4h42Y65lhbGJjuMYxBibkg5fTSyqamwk98bpgfR7eJ
 
 /// Asks hosts for proof. The one that has two secrets is [`HOST`], the one that has one is `nqn.one`.
 fn server(choices: Choices) -> Server {
+    server_with(choices, |config| config)
+}
+
+fn server_with(choices: Choices, change: impl FnOnce(Config) -> Config) -> Server {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
     std::fs::write(&path, format!("{HOST} {SECRET} {OF_TARGET}\nnqn.one {SECRET}\n")).unwrap();
     let keys = Arc::new(Keys::read(&path).unwrap());
     let auth = Some(Auth { keys, choices: Arc::new(choices) });
-    Server::with(MIB, |config| Config { auth, ..config })
+    Server::with(MIB, |config| change(Config { auth, ..config }))
 }
 
 fn only(hash: Hash, group: Group) -> Choices {
@@ -372,4 +377,33 @@ fn an_address_that_fails_too_often_has_to_wait() {
     let mut host = connected(server.address(), 0, ANY_CONTROLLER, false);
     authenticate(&mut host, None);
     host.enable();
+}
+
+#[test]
+fn hosts_that_have_proven_nothing_take_no_place_of_one_that_has() {
+    let few = |config| Config { clients: 2, address_clients: Some(1), ..config };
+    let server = server_with(only(Hash::Sha256, Group::Null), few);
+    let _visitors: Vec<Host> = (0..40).map(|_| Host::admin(server.address(), DISCOVERY)).collect();
+    let _unproven: Vec<Host> =
+        (0..20).map(|_| connected(server.address(), 0, ANY_CONTROLLER, false)).collect();
+    let mut admin = connected(server.address(), 0, ANY_CONTROLLER, false);
+    let mut late = connected(server.address(), 0, ANY_CONTROLLER, false);
+    authenticate(&mut admin, None);
+    admin.enable();
+    let mut other =
+        Host::initialized(server.address(), false, false).of((Nqn::new("nqn.one").unwrap(), [9; 16]));
+    assert_eq!(
+        other.connect(SUBSYSTEM, 0, 32, ANY_CONTROLLER, 0).status,
+        Status::SUCCESS,
+        "one is kept for it"
+    );
+    // The host has its share of two places: another queue would take that of the other host.
+    let (parties, secret) = (parties(), key(SECRET));
+    let mut talk = host::Host::new(&parties, &secret, None, 7);
+    say(&mut late, &talk.negotiate());
+    let reply = talk.reply(&hear(&mut late)).unwrap();
+    let last = send(&mut late, &reply);
+    assert_eq!(last.status, Status::SUCCESS);
+    assert_eq!(receive(&mut late, 4096).status, Status::CONNECT_CONTROLLER_BUSY);
+    assert!(late.is_hung_up_on());
 }

@@ -63,16 +63,20 @@ impl Host {
 
     /// A host that has agreed on how PDUs look.
     pub fn initialized(address: &str, header_digest: bool, data_digest: bool) -> Host {
-        let mut host = Host::silent(address);
+        Host::silent(address).initialize(header_digest, data_digest)
+    }
+
+    /// Agrees on how PDUs look.
+    pub fn initialize(mut self, header_digest: bool, data_digest: bool) -> Host {
         let request = IcReq { align_bytes: 4, header_digest, data_digest, max_r2t: 1 };
-        host.stream.write_all(&request.encode()).unwrap();
+        self.stream.write_all(&request.encode()).unwrap();
         let mut response = [0; 128];
-        host.stream.read_exact(&mut response).unwrap();
+        self.stream.read_exact(&mut response).unwrap();
         let response = IcResp::parse(&response).unwrap();
         assert_eq!((response.header_digest, response.data_digest), (header_digest, data_digest));
         assert_eq!(response.align_bytes, 4);
-        host.framing = Framing { header_digest, data_digest, align_bytes: 4 };
-        host
+        self.framing = Framing { header_digest, data_digest, align_bytes: 4 };
+        self
     }
 
     /// The same, who says to be somebody else.

@@ -2,8 +2,6 @@
 
 use crate::host::{Host, Pdu};
 use crate::server::{MIB, Server, wait_until};
-use exports::Export;
-use exports::nvme_tcp::Config;
 use nvme::tcp::{CapsuleCmd, FatalStatus, H2cData, IcReq, TermReq};
 use nvme::{Command, Sgl, Status, SubmissionEntry};
 use std::io::Write;
@@ -186,22 +184,10 @@ fn a_host_that_does_not_read_holds_its_own_memory_only() {
 fn half_open_connections_keep_nobody_out_and_end() {
     let server = Server::start(MIB);
     let start = Instant::now();
-    let mut silent: Vec<Host> = (0..100).map(|_| Host::silent(server.address())).collect();
+    let mut silent: Vec<Host> = (0..150).map(|_| Host::silent(server.address())).collect();
     let mut initialized = Host::initialized(server.address(), true, false);
     check_others(&server);
     assert!(silent[0].is_hung_up_on(), "the one that took longest had to go");
-    assert!(silent[99].is_hung_up_on() && initialized.is_hung_up_on());
+    assert!(silent[149].is_hung_up_on() && initialized.is_hung_up_on());
     assert!(start.elapsed() < Duration::from_secs(18));
-}
-
-#[test]
-fn there_are_as_many_places_as_the_configuration_says() {
-    let server = Server::with(MIB, |config| Config { clients: 2, ..config });
-    let (_admin, io) = server.connect();
-    assert!(Host::silent(server.address()).is_hung_up_on());
-    drop(io);
-    server.wait_for_clients(1);
-    let host = Host::initialized(server.address(), false, false);
-    drop(host);
-    assert_eq!(server.export().stats().clients(), 1);
 }

@@ -11,6 +11,7 @@ mod ending;
 mod host;
 mod hostile;
 mod io;
+mod places;
 mod reservations;
 mod server;
 mod tls;

@@ -39,6 +39,11 @@ pub(super) static KIND: Kind = Kind {
         DEVICE,
         READ_ONLY,
         key("clients", "N", "connections at a time, 1 to 4096 [64]"),
+        key(
+            "address-clients",
+            "N",
+            "of these, from one address by clients without a key [three quarters, or all of fewer than 32]",
+        ),
         PERMISSIONS,
         CORES,
     ],
@@ -62,6 +67,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.tls = security(spec)?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
+    config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
     Ok(Box::new(NbdConfig { has_name, config }))
 }
 
@@ -162,13 +168,14 @@ impl ExportConfig for NbdConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { address, name, description, clients, tls, .. } = &self.config;
+        let Config { address, name, description, clients, address_clients, tls, .. } = &self.config;
         object(json!({
             "kind": KIND.name,
             if matches!(address, Address::Unix { .. }) { "socket" } else { "listen" }: address.to_string(),
             "name": name,
             "description": description,
             "clients": clients,
+            "address_clients": address_clients,
             "tls": tls_mode(tls.as_ref().map(|tls| tls.is_required)),
         }))
     }
@@ -205,6 +212,9 @@ mod tests {
         assert!(refusal("nbd:socket=s,listen=l:1").contains("exclude"));
         assert!(refusal("nbd:listen=l:1,permissions=600").contains("permissions"));
         assert!(refusal("nbd:socket=s,clients=many").contains("clients"));
+        assert!(refusal("nbd:socket=s,address-clients=x").contains("address-clients"));
+        let few = ExportPlan::parse("nbd:listen=l:1,address-clients=3").unwrap();
+        assert_eq!(few.config.fields()["address_clients"], 3);
     }
     #[test]
     fn certificates_and_keys_are_read_at_once_and_a_wrong_one_is_named() {

@@ -54,7 +54,17 @@ pub(super) static KIND: Kind = Kind {
         key("serial", "TEXT", "its serial number [made of the NQN]"),
         READ_ONLY,
         key("queues", "N", "I/O queues of a host, 1 to 1024 [64]"),
-        key("clients", "N", "connections at a time, a queue each, 1 to 4096 [256]"),
+        key("clients", "N", "connections at a time, a queue each, 1 to 4096; discovery does not count [256]"),
+        key(
+            "address-clients",
+            "N",
+            "of these, from one address by hosts without a key [three quarters, or all of fewer than 32]",
+        ),
+        key(
+            "host-clients",
+            "N",
+            "of these, by one host [what the shares of other listed hosts leave; without a list as address-clients]",
+        ),
         CORES,
     ],
 };
@@ -83,6 +93,8 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.queues = spec.get_or("queues", config.queues)?;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
+    config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
+    config.host_clients = spec.get::<u32>("host-clients")?.map(|count| count as usize);
     Ok(Box::new(NvmeTcpConfig(config)))
 }
 
@@ -182,6 +194,7 @@ impl ExportConfig for NvmeTcpConfig {
 
     fn fields(&self) -> Map<String, Value> {
         let Config { ports, nqn, hosts, auth, tls, reservations, queues, clients, .. } = &self.0;
+        let Config { address_clients, host_clients, .. } = &self.0;
         let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
         object(json!({
             "kind": KIND.name,
@@ -193,6 +206,8 @@ impl ExportConfig for NvmeTcpConfig {
             "reservations": reservations,
             "queues": queues,
             "clients": clients,
+            "address_clients": address_clients,
+            "host_clients": host_clients,
         }))
     }
 
@@ -241,6 +256,11 @@ mod tests {
         assert!(refusal("nvme-tcp:listen=l:1,nqn=x").contains("x: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,hosts=nqn.a+y").contains("y: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,queues=many").contains("queues"));
+        assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.a,host-clients=many").contains("host-clients"));
+        let few =
+            ExportPlan::parse("nvme-tcp:listen=l:1,nqn=nqn.a,address-clients=3,host-clients=2").unwrap();
+        assert_eq!(few.config.fields()["address_clients"], 3);
+        assert_eq!(few.config.fields()["host_clients"], 2);
     }
 
     #[test]

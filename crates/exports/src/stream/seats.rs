@@ -1,0 +1,359 @@
+//! Places for the connections of an export: how many there are, and for which clients.
+//!
+//! ```text
+//!   handshake done ─► judge: total, address, host, share of others ─► Seat (given back when dropped)
+//!   visitor ────────► a place of its own kind; the oldest visitor makes room
+//! ```
+//!
+//! Four rules keep one peer from taking every place:
+//! 1. Connections of one address are bounded while its clients have proven nothing.
+//! 2. Connections of one host name are bounded.
+//! 3. Half of the places are kept for listed hosts, in equal shares, as far as they are not connected.
+//! 4. Visitors (NVMe discovery) do not count. They are bounded apart, and a new one replaces the oldest.
+
+use super::log_limit::LogLimit;
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// From so many places on, a quarter is kept from each address and each host that is not listed.
+const LEAST_TO_KEEP: usize = 32;
+/// Visitors at a time, whatever the number of places.
+const LEAST_VISITORS: usize = 16;
+
+/// Where a client comes from, as far as limits are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Origin {
+    /// This machine, through a Unix socket: its permissions say who may come.
+    Local,
+    V4([u8; 4]),
+    /// The network of an IPv6 address (/64): a single machine has all of it.
+    V6([u8; 8]),
+}
+
+impl From<IpAddr> for Origin {
+    fn from(address: IpAddr) -> Origin {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Origin::V4(address.octets()),
+            IpAddr::V6(address) => {
+                let octets = address.octets();
+                Origin::V6(std::array::from_fn(|i| octets[i]))
+            }
+        }
+    }
+}
+
+/// How many connections there may be.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SeatLimits {
+    /// Altogether.
+    pub(crate) total: usize,
+    /// From one address, of clients that have proven nothing. `None`: see [`default_limit`].
+    pub(crate) of_address: Option<usize>,
+    /// Of one host. `None`: what the shares of others leave, or see [`default_limit`] where no host is listed.
+    pub(crate) of_host: Option<usize>,
+    /// Hosts that are listed; places are kept for each.
+    pub(crate) listed: Vec<Box<str>>,
+}
+
+/// The connections that one address or one host may have out of `total`: three quarters, or all of a few.
+pub(crate) fn default_limit(total: usize) -> usize {
+    if total < LEAST_TO_KEEP { total } else { total - total / 4 }
+}
+
+/// A client that asks for a place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Applicant<'a> {
+    pub(crate) origin: Origin,
+    /// The name of its host, where the protocol has one.
+    pub(crate) host: Option<&'a str>,
+    /// The client has shown a key that is this host's.
+    pub(crate) is_proven: bool,
+}
+
+/// Why there is no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoSeat {
+    #[error("all {0} places are taken (clients=)")]
+    Total(usize),
+    #[error("its address has {0} connections (address-clients=)")]
+    Address(usize),
+    #[error("its host has {0} connections (host-clients=)")]
+    Host(usize),
+    #[error("the other places are kept for listed hosts (clients=)")]
+    Kept,
+}
+
+/// The places of one listener.
+pub(crate) struct Seats {
+    limits: SeatLimits,
+    export: Arc<str>,
+    table: Mutex<Table>,
+    refusals: LogLimit,
+}
+
+#[derive(Default)]
+struct Table {
+    next_id: u64,
+    /// Oldest first.
+    taken: Vec<Taken>,
+}
+
+struct Taken {
+    id: u64,
+    origin: Origin,
+    host: Option<Box<str>>,
+    is_proven: bool,
+    /// The socket of a visitor.
+    visitor: Option<Weak<OwnedFd>>,
+}
+
+/// A place that is taken; given back when it is dropped.
+pub(crate) struct Seat {
+    seats: Arc<Seats>,
+    id: u64,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.table().taken.retain(|taken| taken.id != self.id);
+    }
+}
+
+impl Seats {
+    /// Free places, for the export with this name.
+    pub(crate) fn new(limits: SeatLimits, export: Arc<str>) -> Arc<Seats> {
+        Arc::new(Seats { limits, export, table: Mutex::default(), refusals: LogLimit::default() })
+    }
+
+    /// Takes a place.
+    ///
+    /// # Errors
+    /// When the client may not have one now; that is logged, at a bounded rate.
+    pub(crate) fn take(self: &Arc<Self>, applicant: Applicant<'_>, peer: &str) -> Result<Seat, NoSeat> {
+        let mut table = self.table();
+        if let Err(reason) = self.judge(&table, applicant) {
+            drop(table);
+            self.note_refusal(applicant, peer, reason);
+            return Err(reason);
+        }
+        let host = applicant.host.map(Box::from);
+        let id = table.add(applicant.origin, host, applicant.is_proven, None);
+        drop(table);
+        Ok(Seat { seats: self.clone(), id })
+    }
+
+    /// Whether [`Seats::take`] would succeed now.
+    ///
+    /// # Errors
+    /// As there, and logged likewise.
+    pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSeat> {
+        let judged = self.judge(&self.table(), applicant);
+        judged.inspect_err(|reason| self.note_refusal(applicant, peer, *reason))
+    }
+
+    /// Takes a place of a visitor. When there is none, the oldest visitor of the address that has most is disconnected.
+    pub(crate) fn visit(self: &Arc<Self>, origin: Origin, socket: &Arc<OwnedFd>) -> Seat {
+        let mut table = self.table();
+        let visitors = || table.taken.iter().filter(|taken| taken.visitor.is_some());
+        let evicted = (visitors().count() >= self.max_visitors())
+            .then(|| oldest_of_most(visitors().map(|taken| (taken.origin, taken.id))))
+            .flatten();
+        if let Some(id) = evicted {
+            let place = table.taken.iter().position(|taken| taken.id == id).expect("just found");
+            let gone = table.taken.remove(place);
+            if let Some(socket) = gone.visitor.and_then(|socket| socket.upgrade()) {
+                // SAFETY: a plain system call on a descriptor that is open.
+                unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+            }
+            if let Some(count) = self.refusals.due() {
+                tracing::warn!(
+                    export = &*self.export,
+                    origin = ?gone.origin,
+                    count,
+                    "discovery connection closed: a newer one needs its place"
+                );
+            }
+        }
+        let id = table.add(origin, None, false, Some(Arc::downgrade(socket)));
+        drop(table);
+        Seat { seats: self.clone(), id }
+    }
+
+    fn max_visitors(&self) -> usize {
+        (self.limits.total / 4).max(LEAST_VISITORS)
+    }
+
+    fn judge(&self, table: &Table, applicant: Applicant<'_>) -> Result<(), NoSeat> {
+        let SeatLimits { total, of_address, of_host, listed } = &self.limits;
+        let seated = || table.taken.iter().filter(|taken| taken.visitor.is_none());
+        let count = seated().count();
+        if count >= *total {
+            return Err(NoSeat::Total(count));
+        }
+        let of_address = of_address.unwrap_or_else(|| default_limit(*total));
+        if !applicant.is_proven && applicant.origin != Origin::Local {
+            let its = seated().filter(|taken| !taken.is_proven && taken.origin == applicant.origin).count();
+            if its >= of_address {
+                return Err(NoSeat::Address(its));
+            }
+        }
+        let of_host = of_host.or_else(|| listed.is_empty().then(|| default_limit(*total)));
+        if let (Some(host), Some(of_host)) = (applicant.host, of_host) {
+            let its = seated().filter(|taken| taken.host.as_deref() == Some(host)).count();
+            if its >= of_host {
+                return Err(NoSeat::Host(its));
+            }
+        }
+        let kept = self.kept_from(applicant.host, seated());
+        if total - count <= kept { Err(NoSeat::Kept) } else { Ok(()) }
+    }
+
+    /// Places that are kept for listed hosts other than `host`.
+    fn kept_from<'a>(&self, host: Option<&str>, seated: impl Iterator<Item = &'a Taken>) -> usize {
+        let SeatLimits { total, listed, .. } = &self.limits;
+        let kept = total / 2;
+        let share = (kept / listed.len().max(1)).max(1);
+        let mut counts: HashMap<&str, usize> = HashMap::new();
+        for taken in seated {
+            taken.host.iter().for_each(|host| *counts.entry(&**host).or_default() += 1);
+        }
+        let others = listed.iter().filter(|listed| Some(&***listed) != host);
+        let missing = others.map(|other| share.saturating_sub(counts.get(&**other).copied().unwrap_or(0)));
+        missing.sum::<usize>().min(kept)
+    }
+
+    fn note_refusal(&self, applicant: Applicant<'_>, peer: &str, reason: NoSeat) {
+        if let Some(count) = self.refusals.due() {
+            let (export, host) = (&*self.export, applicant.host);
+            tracing::warn!(export, peer, host, %reason, count, "connection refused");
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn add(
+        &mut self,
+        origin: Origin,
+        host: Option<Box<str>>,
+        is_proven: bool,
+        visitor: Option<Weak<OwnedFd>>,
+    ) -> u64 {
+        self.next_id += 1;
+        self.taken.push(Taken { id: self.next_id, origin, host, is_proven, visitor });
+        self.next_id
+    }
+}
+
+/// Of connections, given oldest first, the oldest one of the origin that has most. `None` when there are none.
+pub(crate) fn oldest_of_most<T: Copy>(connections: impl Iterator<Item = (Origin, T)> + Clone) -> Option<T> {
+    let mut counts: HashMap<Origin, usize> = HashMap::new();
+    connections.clone().for_each(|(origin, _)| *counts.entry(origin).or_default() += 1);
+    let most = counts.values().copied().max()?;
+    let crowded: HashSet<Origin> =
+        counts.into_iter().filter(|(_, count)| *count == most).map(|(origin, _)| origin).collect();
+    connections.into_iter().find(|(origin, _)| crowded.contains(origin)).map(|(_, id)| id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    const A: Origin = Origin::V4([10, 0, 0, 1]);
+    const B: Origin = Origin::V4([10, 0, 0, 2]);
+
+    fn seats(limits: SeatLimits) -> Arc<Seats> {
+        Seats::new(limits, "export".into())
+    }
+
+    fn of(origin: Origin, host: Option<&str>, is_proven: bool) -> Applicant<'_> {
+        Applicant { origin, host, is_proven }
+    }
+
+    /// Takes places until one is refused.
+    fn fill(seats: &Arc<Seats>, applicant: Applicant<'_>) -> (Vec<Seat>, NoSeat) {
+        let mut taken = Vec::new();
+        loop {
+            match seats.take(applicant, "peer") {
+                Ok(seat) => taken.push(seat),
+                Err(reason) => return (taken, reason),
+            }
+        }
+    }
+
+    #[test]
+    fn one_address_leaves_a_quarter_to_others_unless_there_are_few_places() {
+        let open = seats(SeatLimits { total: 64, ..SeatLimits::default() });
+        let (taken, reason) = fill(&open, of(A, None, false));
+        assert_eq!((taken.len(), reason), (48, NoSeat::Address(48)));
+        let (others, reason) = fill(&open, of(B, None, false));
+        assert_eq!((others.len(), reason), (16, NoSeat::Total(64)));
+        drop(taken);
+        assert!(open.take(of(A, None, false), "peer").is_ok(), "places come back");
+        let few = seats(SeatLimits { total: 4, ..SeatLimits::default() });
+        assert_eq!(fill(&few, of(A, None, false)).0.len(), 4);
+        let local = seats(SeatLimits { total: 64, ..SeatLimits::default() });
+        assert_eq!(fill(&local, of(Origin::Local, None, false)).0.len(), 64);
+        let said = seats(SeatLimits { total: 64, of_address: Some(2), ..SeatLimits::default() });
+        assert_eq!(fill(&said, of(A, None, false)).0.len(), 2);
+        let proven = of(A, Some("nqn.a"), true);
+        assert_eq!(fill(&said, proven).0.len(), 48, "hosts with keys may share an address");
+    }
+
+    #[test]
+    fn one_host_cannot_take_the_shares_of_others() {
+        let listed: Vec<Box<str>> = vec!["nqn.a".into(), "nqn.b".into()];
+        let limits = SeatLimits { total: 256, listed, ..SeatLimits::default() };
+        let both = seats(limits.clone());
+        let (first, reason) = fill(&both, of(A, Some("nqn.a"), true));
+        assert_eq!((first.len(), reason), (192, NoSeat::Kept));
+        assert_eq!(fill(&both, of(B, None, true)).0.len(), 0, "strangers have no share");
+        let (second, reason) = fill(&both, of(A, Some("nqn.b"), true));
+        assert_eq!((second.len(), reason), (64, NoSeat::Total(256)));
+        drop((first, second));
+        let said = seats(SeatLimits { of_host: Some(9), ..limits });
+        let (taken, reason) = fill(&said, of(A, Some("nqn.a"), true));
+        assert_eq!((taken.len(), reason), (9, NoSeat::Host(9)));
+        let only = seats(SeatLimits { total: 8, listed: vec!["nqn.a".into()], ..SeatLimits::default() });
+        assert_eq!(fill(&only, of(A, Some("nqn.a"), true)).0.len(), 8, "nobody else may come");
+    }
+
+    #[test]
+    fn more_listed_hosts_than_places_share_half_of_them() {
+        let listed = (0..1000).map(|i| format!("nqn.{i}").into()).collect();
+        let seats = seats(SeatLimits { total: 64, listed, ..SeatLimits::default() });
+        let (taken, _) = fill(&seats, of(A, Some("nqn.0"), true));
+        assert_eq!(taken.len(), 32);
+        assert!(seats.take(of(A, Some("nqn.1"), true), "peer").is_err(), "still 999 could come");
+    }
+
+    #[test]
+    fn visitors_take_no_places_and_the_oldest_of_the_crowd_makes_room() {
+        let seats = seats(SeatLimits { total: 8, ..SeatLimits::default() });
+        let socket = || Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
+        let sockets: Vec<_> = (0..40).map(|_| socket()).collect();
+        let lonely = seats.visit(B, &sockets[0]);
+        let crowd: Vec<Seat> = sockets[1..].iter().map(|socket| seats.visit(A, socket)).collect();
+        assert_eq!(seats.table().taken.len(), LEAST_VISITORS);
+        let ids: Vec<u64> = seats.table().taken.iter().map(|taken| taken.id).collect();
+        assert_eq!(ids[0], lonely.id, "the address with one visitor keeps it");
+        assert_eq!(ids[1..], crowd[24..].iter().map(|seat| seat.id).collect::<Vec<_>>());
+        assert_eq!(fill(&seats, of(A, None, false)).0.len(), 8);
+        drop(crowd);
+        assert_eq!(seats.table().taken.len(), 1, "an evicted visitor gives back nothing of others");
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_origin() {
+        let origin = |text: &str| Origin::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(origin("2001:db8::1"), origin("2001:db8::2:3"));
+        assert_ne!(origin("2001:db8::1"), origin("2001:db8:0:1::1"));
+        assert_eq!(origin("::ffff:10.0.0.1"), A);
+    }
+}
