@@ -182,9 +182,10 @@ pub fn poll_readable(
 ) -> io::Result<()> {
     poll_events(fd, libc::POLLIN, timeout, signal_mask)?;
     let mut counter = 0u64;
-    // SAFETY: eight bytes of our own. The descriptor does not block unless its owner changed that, and then it
-    // is readable.
-    unsafe { libc::read(fd, (&raw mut counter).cast(), 8) };
+    let bytes = libc::iovec { iov_base: (&raw mut counter).cast(), iov_len: size_of::<u64>() };
+    // A server that has the event, too, may have lowered it already and made it block.
+    // SAFETY: eight bytes of our own.
+    unsafe { libc::preadv2(fd, &raw const bytes, 1, -1, libc::RWF_NOWAIT) };
     Ok(())
 }
 

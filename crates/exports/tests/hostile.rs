@@ -6,11 +6,13 @@ mod common;
 use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, Request, Server, SlowDevice, Vmm};
 use common::{eventually, is_signalled, pair, pattern, wait_signal};
 use exports::Export;
-use exports::vhost_user_blk::Config;
+use exports::vhost_user_blk::{Config, VhostUserBlk};
 use std::fs::File;
-use std::io::Write;
-use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use virtio::blk::*;
 use virtio::ring::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE};
@@ -134,6 +136,124 @@ fn a_vmm_that_truncates_its_memory_disturbs_nobody() {
     drop(guest);
     let mut next = Guest::boot(&server.socket, GuestConfig::default());
     assert_eq!(next.read(0, 3, 512), expected(1536, 512));
+}
+
+/// A blocking eventfd whose counter is filled whenever a thread of the server is about to write to any descriptor:
+/// what a VMM achieves that tries often enough.
+struct FilledEvent {
+    event: Arc<File>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl FilledEvent {
+    /// `watched` says when the core's thread is about to write ([`report_writes`]).
+    fn start(watched: Option<OwnedFd>) -> FilledEvent {
+        // SAFETY: a fresh descriptor.
+        let event = Arc::new(unsafe { File::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) });
+        let stop = Arc::<AtomicBool>::default();
+        let thread = watched.map(|listener| {
+            let (event, stop) = (event.clone(), stop.clone());
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    before_each_write(&listener, || fill(&event));
+                }
+            })
+        });
+        FilledEvent { event, stop, thread }
+    }
+}
+
+impl Drop for FilledEvent {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+        if std::thread::panicking() {
+            // A core that stands still would keep the server from ending, and the test from failing.
+            let _ = (&*self.event).read(&mut [0; 8]);
+        }
+    }
+}
+
+/// Fills the counter of an event that nobody signals now. The event blocks afterwards, as it did before.
+fn fill(mut event: &File) {
+    let set_flags = |flags: libc::c_int| {
+        // SAFETY: sets the flags of a descriptor of ours.
+        assert_eq!(unsafe { libc::fcntl(event.as_raw_fd(), libc::F_SETFL, flags) }, 0);
+    };
+    set_flags(libc::O_NONBLOCK);
+    let _ = event.read(&mut [0; 8]);
+    event.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+    set_flags(0);
+}
+
+/// From now on every `write(2)` of the calling thread waits for the listener that is returned; `None` where this
+/// system does not have that.
+fn report_writes() -> Option<OwnedFd> {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let number = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0);
+    let is_write =
+        libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ, libc::SYS_write as u32) };
+    let notify = statement(libc::BPF_RET, libc::SECCOMP_RET_USER_NOTIF);
+    let allow = statement(libc::BPF_RET, libc::SECCOMP_RET_ALLOW);
+    let mut filter = [number, is_write, notify, allow];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    // SAFETY: the program and its instructions live through the call; a descriptor that it returns is new.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let fd = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd as i32))
+    }
+}
+
+/// Waits a moment for a thread that is about to write, calls `act`, and lets the thread go on.
+fn before_each_write(listener: &OwnedFd, act: impl FnOnce()) {
+    const RECEIVE: libc::c_ulong = 0xc050_2100;
+    const ANSWER: libc::c_ulong = 0xc018_2101;
+    let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: all structures are plain data that lives through the calls, as long as the codes say.
+    unsafe {
+        if libc::poll(&raw mut poll, 1, 20) != 1 || poll.revents & libc::POLLIN == 0 {
+            return;
+        }
+        let mut call: libc::seccomp_notif = std::mem::zeroed();
+        if libc::ioctl(poll.fd, RECEIVE as _, &raw mut call) != 0 {
+            return;
+        }
+        act();
+        let mut answer: libc::seccomp_notif_resp = std::mem::zeroed();
+        answer.id = call.id;
+        answer.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as _;
+        libc::ioctl(poll.fd, ANSWER as _, &raw mut answer);
+    }
+}
+
+#[test]
+fn a_vmm_that_fills_its_call_event_stops_neither_its_core_nor_the_end_of_the_export() {
+    let server = Server::start(1, SlowDevice::new(MIB), |config| config);
+    let second = server.socket.with_extension("second");
+    let _second =
+        VhostUserBlk::start(server.device.clone(), server.cores.all(), Config::new(&second)).unwrap();
+    // Without the event index every completion interrupts.
+    let refused_features = virtio::VIRTIO_F_RING_PACKED | virtio::VIRTIO_F_EVENT_IDX;
+    let mut guest = Guest::boot(&second, GuestConfig { refused_features, ..GuestConfig::default() });
+    let mut neighbour = Guest::boot(&server.socket, GuestConfig::default());
+    let filled = FilledEvent::start(server.cores.all()[0].call(|_| report_writes()).unwrap());
+    let call = filled.event.as_raw_fd();
+    for (sector, is_full) in (0..100).zip([false, true].into_iter().cycle()) {
+        let _ = is_full.then(|| fill(&filled.event));
+        // Counts as an interrupt already.
+        guest.vmm.send(Request::SetVringCall, &[0], &[call]);
+        assert_eq!(guest.read(0, sector, 512), expected(sector * 512, 512));
+        assert_eq!(neighbour.read(0, sector, 512), expected(sector * 512, 512), "another guest of the core");
+        let mut count = [0; 8];
+        (&*filled.event).read_exact(&mut count).unwrap();
+        assert_eq!(u64::from_ne_bytes(count) >= u64::MAX - 1, is_full, "the event was signalled");
+    }
+    fill(&filled.event);
+    // The exports end while it is full.
+    drop(filled);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 //! The thread learns that the device is gone, or that its configuration space has changed. It touches no request:
 //! the first it tells by waking every queue, the second by a call.
 
+use reactor::PeerEvent;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -21,7 +22,7 @@ pub struct Peer {
     config: Mutex<ConfigSpace>,
     on_config: Mutex<Option<OnConfig>>,
     is_gone: AtomicBool,
-    calls: Mutex<Vec<(u16, EventFd)>>,
+    calls: Mutex<Vec<(u16, PeerEvent)>>,
 }
 
 impl Peer {
@@ -53,10 +54,8 @@ impl Peer {
             return;
         }
         tracing::warn!(device = %self.name, why, "the device is gone");
-        for (_, call) in lock(&self.calls).iter() {
-            // Fails only when the counter is full, and then the reader is awake.
-            let _ = call.write(1);
-        }
+        // The device may have filled their counters: watchers are woken all the same.
+        lock(&self.calls).iter_mut().for_each(|(_, call)| call.signal());
     }
 
     /// The configuration space as it was last read.
@@ -88,9 +87,14 @@ impl Peer {
         }
     }
 
-    /// The event that wakes queue `index`, to be written too when the device is gone.
-    pub fn add_call(&self, index: u16, call: EventFd) {
+    /// The event that wakes queue `index`, to be signalled too when the device is gone.
+    ///
+    /// # Errors
+    /// When the kernel refuses what that needs.
+    pub fn add_call(&self, index: u16, call: &EventFd) -> io::Result<()> {
+        let call = PeerEvent::new(as_fd(call))?;
         lock(&self.calls).push((index, call));
+        Ok(())
     }
 
     /// Forgets the event of queue `index`.
@@ -143,7 +147,7 @@ impl Drop for Listener {
 fn listen(mut watch: impl Watch, stop: &EventFd) {
     loop {
         let wanted = watch.wanted();
-        let stop = (std::os::fd::AsRawFd::as_raw_fd(stop), libc::POLLIN);
+        let stop = (stop.as_raw_fd(), libc::POLLIN);
         let came = wait(wanted.into_iter().chain([stop]), watch.period());
         let Some((stopped, came)) = came.split_last() else { return };
         if *stopped || !watch.handle(came) {
@@ -161,6 +165,12 @@ fn wait(wanted: impl Iterator<Item = (RawFd, i16)>, period: Option<Duration>) ->
         return vec![false; fds.len()];
     }
     fds.iter().map(|entry| entry.revents != 0).collect()
+}
+
+/// An event as its descriptor.
+pub fn as_fd(event: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: `event` owns the descriptor and is borrowed as long.
+    unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
 /// The lock of something that is whole after every step, even where another thread panicked.

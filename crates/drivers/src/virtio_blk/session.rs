@@ -381,7 +381,7 @@ impl Session {
         // SAFETY: the queue keeps the session and so the memory alive; the part belongs to this virtqueue,
         // which nobody else uses until the queue is given back.
         let queue = unsafe { BlkQueue::new(started.queue_config, memory) };
-        self.peer.add_call(index, call.try_clone().map_err(no_event)?);
+        self.peer.add_call(index, &call).map_err(no_event)?;
         let new = NewQueue { index, queue: &queue, call: &call, rings: &started.rings };
         let running = self.transport.start_queue(new);
         if running.is_err() || self.is_gone() {

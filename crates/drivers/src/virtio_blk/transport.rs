@@ -8,6 +8,7 @@
 
 use super::regions::Region;
 use crate::shared_memory::SharedMemory;
+use reactor::PeerEvent;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use virtio::blk::ConfigSpace;
@@ -81,8 +82,10 @@ pub struct RunningQueue {
 
 /// What tells a device that there is something in a virtqueue.
 pub enum Doorbell {
-    /// An event.
+    /// An event that the kernel alone reads.
     Event(EventFd),
+    /// An event that another process has, too.
+    Shared(Box<PeerEvent>),
     /// A register of the device.
     Register(super::vfio_pci::DoorbellRegister),
 }
@@ -90,10 +93,11 @@ pub enum Doorbell {
 impl Doorbell {
     /// Rings it.
     #[inline]
-    pub fn ring(&self) {
+    pub fn ring(&mut self) {
         match self {
             // Fails only when the counter is full, and then the device has been woken often enough.
             Doorbell::Event(event) => drop(event.write(1)),
+            Doorbell::Shared(event) => event.signal(),
             Doorbell::Register(register) => register.ring(),
         }
     }

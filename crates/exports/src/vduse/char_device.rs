@@ -1,7 +1,7 @@
 //! `/dev/vduse/control` and `/dev/vduse/NAME`: what the kernel lets a VDUSE server do, as functions.
 
 use super::uapi::{self, ConfigData, DevConfig, IotlbEntry, Message, VqConfig, VqEventfd, VqInfo};
-use crate::virtio_blk::queue::Interrupt;
+use crate::virtio_blk::signal::Interrupt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -263,7 +263,7 @@ pub(super) struct InjectIrq {
 }
 
 impl Interrupt for InjectIrq {
-    fn raise(&self) {
+    fn raise(&mut self) {
         // Refused while the driver does not run: then nobody waits for it.
         let _ = self.device.ioctl(uapi::VQ_INJECT_IRQ, &u32::from(self.queue));
     }

@@ -17,6 +17,7 @@ use crate::virtio_blk::config::{self, Offer};
 use crate::virtio_blk::memory::SharedMemory;
 use crate::virtio_blk::queue::{RingParts, Serving};
 use crate::virtio_blk::request::DiskConfig;
+use crate::virtio_blk::signal::{Call, ErrorEvent};
 use crate::virtio_blk::virtio_id;
 use crate::{Error, Stats};
 use block::{Device, Limits};
@@ -377,8 +378,8 @@ impl Session {
                 is_write_through: self.is_write_through.clone(),
             },
             kick: Some(self.queues[place].kick.clone()),
-            call: Some(Arc::new(InjectIrq { device: self.kernel.clone(), queue: index })),
-            err: Some(self.misses.clone()),
+            call: Some(Call::Kernel(Box::new(InjectIrq { device: self.kernel.clone(), queue: index }))),
+            err: Some(ErrorEvent::Own(self.misses.clone())),
             may_have_more_memory: true,
             stats: self.stats.queues[place].clone(),
             name: self.config.name.clone(),

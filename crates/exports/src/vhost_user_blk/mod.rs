@@ -17,6 +17,7 @@
 
 mod config_change;
 mod control;
+mod descriptors;
 mod features;
 mod protocol;
 mod rings;

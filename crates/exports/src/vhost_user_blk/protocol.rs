@@ -4,14 +4,14 @@
 //! feature a message needs was negotiated; it has not checked any index, address or length. An error ends the
 //! connection.
 
+use super::descriptors::event;
 use super::features;
 use super::rings::{Addresses, Kick};
 use super::session::Session;
 use crate::Error;
 use crate::virtio_blk::config;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::AsFd;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -250,21 +250,5 @@ fn spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
         user_addr: region.user_addr,
         fd: file.into(),
         fd_offset: region.mmap_offset,
-    }
-}
-
-/// An event descriptor of a ring. Anything but an eventfd is refused: a write to a pipe could block the core.
-fn event(index: u8, what: &str, file: Option<File>) -> Result<Option<Arc<OwnedFd>>, Error> {
-    let Some(file) = file else { return Ok(None) };
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    match link {
-        Ok(link) if !link.as_os_str().as_encoded_bytes().starts_with(b"anon_inode:[eventfd") => {
-            Err(Error::protocol(format!(
-                "queue {index}: {what} descriptor is {}, not an eventfd",
-                link.display()
-            )))
-        }
-        // Without /proc there is nothing to look at.
-        _ => Ok(Some(Arc::new(OwnedFd::from(file)))),
     }
 }

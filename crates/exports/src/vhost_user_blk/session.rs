@@ -11,6 +11,7 @@ use crate::virtio_blk::config::{self, Offer};
 use crate::virtio_blk::memory::SharedMemory;
 use crate::virtio_blk::queue::{RingParts, Serving};
 use crate::virtio_blk::request::DiskConfig;
+use crate::virtio_blk::signal::{Call, ErrorEvent};
 use crate::virtio_blk::virtio_id;
 use crate::{Error, Stats, queue_cores};
 use block::{Device, Limits};
@@ -193,7 +194,7 @@ impl Session {
     ) -> Result<(), Error> {
         self.ring(index)?.call = call.clone();
         if let Some(serving) = &self.serving[index as usize] {
-            serving.set_call(call.map(|call| call as _))?;
+            serving.set_call(call.map(Call::Event))?;
         }
         Ok(())
     }
@@ -378,8 +379,8 @@ impl Session {
                 is_write_through: self.is_write_through.clone(),
             },
             kick,
-            call: ring.call.clone().map(|call| call as _),
-            err: ring.err.clone(),
+            call: ring.call.clone().map(Call::Event),
+            err: ring.err.clone().map(ErrorEvent::Peer),
             may_have_more_memory: false,
             stats: self.stats.queues[index].clone(),
             name: self.name(),

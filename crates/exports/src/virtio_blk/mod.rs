@@ -1,5 +1,6 @@
 //! A virtio-blk disk, whoever brings its virtqueues: what it offers ([`config`]), its virtqueues on the cores that serve
-//! them ([`queue`]), the requests in them ([`request`]), and the memory that those point into ([`memory`]).
+//! them ([`queue`]), the requests in them ([`request`]), the memory that those point into ([`memory`]), and how the driver
+//! is interrupted ([`signal`]).
 //!
 //! Source of truth: virtio 1.3, 2.7, 2.8 and 5.2.
 
@@ -7,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod memory;
 pub(crate) mod queue;
 pub(crate) mod request;
+pub(crate) mod signal;
 
 use virtio::blk::ID_BYTES;
 

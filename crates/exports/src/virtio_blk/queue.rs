@@ -11,6 +11,7 @@
 //! whole batches; over others, one slot is woken for each request that waits.
 
 use super::request::{Disk, DiskConfig};
+use super::signal::{Call, ErrorEvent, Interrupt};
 use crate::Error;
 use crate::stats::QueueStats;
 use reactor::{Core, CoreRef, ServingSlots, Source, SourceHandle, current};
@@ -29,28 +30,15 @@ use virtio::device::{Chain, RingError, RingState, VirtQueue};
 /// Requests that one slot completes without waiting before it lets the core publish them and look elsewhere.
 const BATCH: u32 = 64;
 
-/// How a driver is interrupted.
-pub(crate) trait Interrupt: Send + Sync {
-    /// Tells the driver that something was used. Does not block.
-    fn raise(&self);
-}
-
-/// An eventfd of the driver's or its VMM's.
-impl Interrupt for OwnedFd {
-    fn raise(&self) {
-        signal(self);
-    }
-}
-
 /// What a core needs to serve a ring.
 pub(crate) struct RingParts {
     pub(crate) ring: VirtQueue,
     pub(crate) size: u16,
     pub(crate) disk: DiskConfig,
     pub(crate) kick: Option<Arc<OwnedFd>>,
-    pub(crate) call: Option<Arc<dyn Interrupt>>,
+    pub(crate) call: Option<Call>,
     /// Signalled when the ring cannot be served any more.
-    pub(crate) err: Option<Arc<OwnedFd>>,
+    pub(crate) err: Option<ErrorEvent>,
     /// There may be more memory than is known here: who watches `err` looks again.
     pub(crate) may_have_more_memory: bool,
     pub(crate) stats: Arc<QueueStats>,
@@ -100,15 +88,20 @@ impl Serving {
     }
 
     /// Interrupts in another way from now on, once at once: an interrupt that the old one got may be lost.
-    pub(crate) fn set_call(&self, call: Option<Arc<dyn Interrupt>>) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// When the core cannot signal the new one: then the ring has none.
+    pub(crate) fn set_call(&self, call: Option<Call>) -> Result<(), Error> {
         let id = self.id;
-        Ok(self.core.call(move |_| {
+        self.core.call(move |_| {
             let served = SERVED.with_borrow(|all| all.get(&id).cloned());
-            if let Some(served) = served {
-                served.call.replace(call);
-                served.interrupt();
-            }
-        })?)
+            let Some(served) = served else { return Ok(()) };
+            // The old one goes first: the new one takes its ring.
+            served.call.take();
+            served.call.replace(open_call(call)?);
+            served.interrupt();
+            Ok(())
+        })?
     }
 }
 
@@ -135,8 +128,8 @@ struct Served {
     handle: OnceCell<SourceHandle>,
     weak: std::rc::Weak<Served>,
     kick: Option<Arc<OwnedFd>>,
-    call: RefCell<Option<Arc<dyn Interrupt>>>,
-    err: Option<Arc<OwnedFd>>,
+    call: RefCell<Option<Box<dyn Interrupt>>>,
+    err: Option<ErrorEvent>,
     may_have_more_memory: bool,
     stats: Arc<QueueStats>,
     name: String,
@@ -146,6 +139,7 @@ struct Served {
 impl Served {
     fn start(core: &Core, parts: RingParts) -> Result<Rc<Served>, Error> {
         let disk = Disk::open(parts.disk)?;
+        let call = open_call(parts.call)?;
         let served = Rc::new_cyclic(|weak| Served {
             ring: RefCell::new(parts.ring),
             disk,
@@ -158,7 +152,7 @@ impl Served {
             handle: OnceCell::new(),
             weak: weak.clone(),
             kick: parts.kick,
-            call: RefCell::new(parts.call),
+            call: RefCell::new(call),
             err: parts.err,
             may_have_more_memory: parts.may_have_more_memory,
             stats: parts.stats,
@@ -234,7 +228,7 @@ impl Served {
     fn break_ring(&self, error: &dyn std::error::Error) {
         if self.state.replace(State::Broken) == State::Running {
             tracing::warn!(export = self.name, queue = self.index, %error, "ring broken by the guest: not served");
-            self.err.iter().for_each(|err| signal(err));
+            self.signal_error();
         }
     }
 
@@ -246,7 +240,13 @@ impl Served {
         }
         if self.state.replace(State::Broken) == State::Running {
             tracing::debug!(export = self.name, queue = self.index, %error, "ring waits for memory");
-            self.err.iter().for_each(|err| signal(err));
+            self.signal_error();
+        }
+    }
+
+    fn signal_error(&self) {
+        if let Some(Err(error)) = self.err.as_ref().map(ErrorEvent::signal) {
+            tracing::warn!(export = self.name, queue = self.index, %error, "cannot signal the ring's error event");
         }
     }
 
@@ -257,7 +257,7 @@ impl Served {
     }
 
     fn interrupt(&self) {
-        if let Some(call) = &*self.call.borrow() {
+        if let Some(call) = &mut *self.call.borrow_mut() {
             self.stats.count_interrupt();
             call.raise();
         }
@@ -344,15 +344,8 @@ impl Served {
     }
 }
 
-/// Writes to an eventfd of the client. The counter is the client's too, so it may be full, and then a write
-/// would block the core: it is asked first.
-fn signal(event: &OwnedFd) {
-    let mut fd = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    let one = 1u64;
-    // SAFETY: both calls work on live local variables of the sizes that are given.
-    unsafe {
-        if libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLOUT != 0 {
-            libc::write(fd.fd, (&raw const one).cast(), size_of::<u64>());
-        }
-    }
+/// Prepares the calling core to interrupt a driver.
+fn open_call(call: Option<Call>) -> Result<Option<Box<dyn Interrupt>>, Error> {
+    let failed = |source| Error::System { action: "prepare a queue's call event", source };
+    call.map(Call::open).transpose().map_err(failed)
 }

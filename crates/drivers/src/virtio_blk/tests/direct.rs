@@ -40,6 +40,30 @@ fn a_wait_ends_with_a_completion_whatever_the_kind_of_queue_and_thread() {
 }
 
 #[test]
+fn a_server_that_fills_every_event_blocks_neither_requests_nor_the_end_of_the_session() {
+    let character = Character { serves: false, fills_events: true, ..Character::good() };
+    let (mut server, session, memory) = Server::good(character, &options());
+    let (step, steps) = std::sync::mpsc::channel();
+    // A thread of its own: a write that blocks fails the test instead of hanging it.
+    let user = std::thread::spawn(move || {
+        let mut queue = session.start_queue().unwrap();
+        let list = [memory.segment(0, 512)];
+        assert_eq!(push(&mut queue, 0, &list, None, 0), Ok(()));
+        queue.kick();
+        step.send("kicked").unwrap();
+        assert_eq!(wait_for_one(&mut queue), (0, Err(IoError::DeviceGone)));
+        step.send("woken").unwrap();
+        drop((queue, session));
+        step.send("ended").unwrap();
+    });
+    assert_eq!(steps.recv_timeout(LONG), Ok("kicked"));
+    server.end();
+    assert_eq!(steps.recv_timeout(LONG), Ok("woken"));
+    assert_eq!(steps.recv_timeout(LONG), Ok("ended"));
+    user.join().unwrap();
+}
+
+#[test]
 fn only_an_event_queue_has_an_event_and_it_does_not_block() {
     let (_server, session, _memory) = Server::good(Character::good(), &options());
     let [event, polled] = both_kinds(&session);

@@ -4,7 +4,7 @@ use super::super::vhost_user::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, Fronte
 use super::super::*;
 use crate::shared_memory::SharedMemory;
 use block::Data;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +33,8 @@ pub(super) struct Character {
     pub(super) serves: bool,
     /// Write nonsense into the used ring instead of serving.
     pub(super) lies: bool,
+    /// Fill the counters of all events, and let those who write to them block.
+    pub(super) fills_events: bool,
 }
 
 impl Character {
@@ -66,6 +68,7 @@ impl Character {
             },
             serves: true,
             lies: false,
+            fills_events: false,
         }
     }
 }
@@ -221,6 +224,11 @@ impl State {
     fn set(&mut self, request: FrontendReq, payload: &[u8], mut fds: Vec<OwnedFd>) {
         let at =
             |i: usize| u64::from_le_bytes(std::array::from_fn(|b| payload.get(i + b).copied().unwrap_or(0)));
+        if self.character.fills_events
+            && matches!(request, FrontendReq::SET_VRING_KICK | FrontendReq::SET_VRING_CALL)
+        {
+            fds.iter().for_each(fill);
+        }
         let index = (at(0) as u32 % 2) as usize;
         let (ring, value) = (&mut self.rings[index], (at(0) >> 32) as u32);
         match request {
@@ -358,6 +366,16 @@ impl Serve for Command<'_> {
         };
         seen.lock().unwrap().push(what);
         VIRTIO_BLK_S_OK
+    }
+}
+
+/// Fills an event's counter, and lets those who write to it block.
+fn fill(event: &OwnedFd) {
+    let full = u64::MAX - 1;
+    // SAFETY: writes 8 bytes of a live variable, and sets flags.
+    unsafe {
+        assert_eq!(libc::write(event.as_raw_fd(), (&raw const full).cast(), 8), 8);
+        assert_eq!(libc::fcntl(event.as_raw_fd(), libc::F_SETFL, 0), 0);
     }
 }
 

@@ -15,10 +15,11 @@ pub(in crate::virtio_blk) use frontend::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSI
 pub use frontend::{Frontend, FrontendError, FrontendReq, Reply};
 
 use super::options::Choice;
-use super::peer::{Listener, Peer, lock};
+use super::peer::{Listener, Peer, as_fd, lock};
 use super::regions::Region;
 use super::transport::{Doorbell, Failure, NewQueue, RunningQueue, Traits, Transport};
 use link::Link;
+use reactor::PeerEvent;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -201,8 +202,9 @@ impl Transport for VhostUser {
 
     fn start_queue(&self, new: NewQueue<'_>) -> Result<RunningQueue, Failure> {
         let kick = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
+        let doorbell = Doorbell::Shared(Box::new(PeerEvent::new(as_fd(&kick))?));
         self.tell_queue(&new, &kick)?;
-        Ok(RunningQueue { doorbell: Doorbell::Event(kick), has_event: true })
+        Ok(RunningQueue { doorbell, has_event: true })
     }
 
     fn run(&self) -> Result<(), Failure> {
