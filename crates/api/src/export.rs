@@ -27,6 +27,9 @@ pub struct Export {
     pub description: Option<String>,
     /// What went through it since the daemon was started.
     pub traffic: Option<Traffic>,
+    /// Name of the `provisioner` token that may delete it.
+    #[serde(default)]
+    pub label: Option<String>,
 }
 
 /// Whether an export is served.
@@ -89,6 +92,10 @@ pub struct NewExport {
     /// Processors to serve it; all of the daemon's when none is named.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cores: Vec<usize>,
+    /// Name of the `provisioner` token that may delete it. Such a token's own name is the default for its exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    pub label: Option<String>,
 }
 
 /// What is to be different about an export while it is served.

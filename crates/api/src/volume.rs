@@ -26,6 +26,9 @@ pub struct Volume {
     pub exports: Vec<String>,
     /// The array or device that it moves to at the moment.
     pub moves_to: Option<String>,
+    /// Name of the `provisioner` token that may change it.
+    #[serde(default)]
+    pub label: Option<String>,
 }
 
 /// A volume to be made. It reads as zeroes.
@@ -51,6 +54,10 @@ pub struct NewVolume {
     /// Whatever lies on a device without volumes may be overwritten.
     #[serde(default)]
     pub force: bool,
+    /// Name of the `provisioner` token that may change it. Such a token's own name is the default for its volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    pub label: Option<String>,
 }
 
 /// Where a volume moves.

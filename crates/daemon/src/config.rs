@@ -20,7 +20,7 @@
 //! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and takes nothing away: what is
 //! there and different in another way is told, and left alone. Applying it again does nothing.
 
-use crate::engine::{Engine, checks};
+use crate::engine::{Authority, Engine, checks};
 use crate::fault::{Fault, Kind};
 use api::{Array, ArrayAction, NewArray, NewDevice, NewExport, NewVolume, Qos, ScrubWindow, VolumeChange};
 use serde::Deserialize;
@@ -276,11 +276,11 @@ impl Config {
             let made = match &step {
                 Step::Device(new) => engine.create_device(new).map(drop),
                 Step::Array(new) => engine.create_array(new).map(drop),
-                Step::Upkeep(name, action) => engine.act_on_array(name, action).map(drop),
+                Step::Upkeep(name, action) => engine.act_on_array(name, action, &Authority::Full).map(drop),
                 Step::Group(name, qos) => engine.set_group(name, qos).map(drop),
-                Step::Volume(new) => engine.create_volume(new).map(drop),
+                Step::Volume(new) => engine.create_volume(new, &Authority::Full).map(drop),
                 Step::Change(name, change) => engine.change_volume(name, change, |_| Ok(())).map(drop),
-                Step::Export(new) => engine.create_export(new).map(drop),
+                Step::Export(new) => engine.create_export(new, &Authority::Full).map(drop),
                 Step::Leave(what) => {
                     tracing::warn!("configuration: left alone: {what}");
                     Ok(())

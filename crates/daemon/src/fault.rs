@@ -27,6 +27,8 @@ pub enum Kind {
     Stale,
     /// It is there, but does not run.
     Unavailable,
+    /// It takes another role.
+    Forbidden,
     /// A device or the system fails.
     Failed,
 }

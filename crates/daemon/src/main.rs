@@ -60,7 +60,7 @@ struct Args {
     /// Serve the API, and the page, over TCP as well
     #[arg(long, value_name = "ADDR:PORT", requires = "tokens")]
     listen: Option<SocketAddr>,
-    /// Who may come over TCP: lines ROLE NAME TOKEN, with the roles admin, operator and read-only
+    /// Who may come over TCP: lines ROLE NAME TOKEN, with the roles admin, operator, provisioner and read-only
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// Has server-cert.pem and server-key.pem, for TLS over TCP; needed but on loopback addresses

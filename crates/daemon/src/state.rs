@@ -76,6 +76,9 @@ pub struct VolumeRecord {
     /// What it gets of them.
     #[serde(default)]
     pub floor: Floor,
+    /// Name of the `provisioner` token that may change it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
 }
 
 /// An export.
@@ -94,6 +97,9 @@ pub struct ExportRecord {
     pub read_only: bool,
     /// Processors that serve it; none: all.
     pub cores: Vec<usize>,
+    /// Name of the `provisioner` token that may delete it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
 }
 
 /// What an export serves, by what never changes.
@@ -290,8 +296,11 @@ mod tests {
             generation,
             devices: vec![DeviceRecord { name: "disk".into(), spec: "mem:size=1M".into() }],
             arrays: vec![ArrayRecord { name: "data".into(), uuid: "u".into(), devices: vec!["/a".into()] }],
-            volumes: [("v".into(), VolumeRecord { qos, group: Some("g".into()), floor: Floor::default() })]
-                .into(),
+            volumes: [(
+                "v".into(),
+                VolumeRecord { qos, group: Some("g".into()), floor: Floor::default(), label: None },
+            )]
+            .into(),
             groups: [("g".into(), Qos::default())].into(),
             exports: vec![ExportRecord {
                 name: "e".into(),
@@ -304,6 +313,7 @@ mod tests {
                 options: [("socket".into(), "/s".into())].into(),
                 read_only: true,
                 cores: vec![1],
+                label: None,
             }],
             moves: BTreeMap::new(),
         }

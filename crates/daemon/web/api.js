@@ -52,7 +52,7 @@ async function problem(response) {
     detail = said.detail || said.title || detail;
     kind = said.type || "";
   } catch { /* no problem document: the status must do */ }
-  if (response.status === 403) detail = `Your token may only read. ${detail}`;
+  if (response.status === 403) detail = `Your token may not do that. ${detail}`;
   return new ApiError(response.status, kind, detail);
 }
 

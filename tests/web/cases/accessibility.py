@@ -58,7 +58,7 @@ def axe_finds_nothing_in_messages(web):
     for scheme in ("light", "dark"):
         page = web.open("healthy", "#/arrays/data", scheme=scheme, token="only-looking")
         Mouse(page).press("button", "Pause jobs")
-        expect(page.locator("main [role=alert]").filter(has_text="may only read")).to_be_visible()
+        expect(page.locator("main [role=alert]").filter(has_text="may not do that")).to_be_visible()
         found += web.axe()
         page = web.open(scheme=scheme, token=None)
         expect(web.dialog()).to_be_visible()

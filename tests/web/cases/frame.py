@@ -135,10 +135,10 @@ def a_403_says_that_the_token_may_only_read(web):
     page = web.open("healthy", "#/arrays/data", token=READER)
     hand = Mouse(page)
     hand.press("button", "Pause jobs")
-    expect(page.locator("main").get_by_role("alert").filter(has_text="Your token may only read. role read-only may not POST")).to_be_visible()
+    expect(page.locator("main").get_by_role("alert").filter(has_text="Your token may not do that. role read-only may not POST")).to_be_visible()
     hand.press("button", "Grow…")
     hand.press("button", "Grow")
-    expect(web.dialog().get_by_role("alert")).to_contain_text("Your token may only read.")
+    expect(web.dialog().get_by_role("alert")).to_contain_text("Your token may not do that.")
 
 
 def hostile_names_are_text(web):

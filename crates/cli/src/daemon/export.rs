@@ -145,6 +145,7 @@ impl CreateArgs {
             options: self.options.iter().map(option).collect::<Result<_, _>>()?,
             read_only: self.read_only,
             cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
+            label: None,
         })
     }
 }

@@ -162,7 +162,7 @@ impl VolumeArgs {
             VolumeCommand::Create { name, on, size, qos, group, floor, force } => {
                 let (name, on, qos) = (name.clone(), on.clone(), qos.qos());
                 let (group, floor) = (group.clone(), floor.floor());
-                let new = NewVolume { name, on, size: size.0, qos, group, floor, force: *force };
+                let new = NewVolume { name, on, size: size.0, qos, group, floor, force: *force, label: None };
                 let made = session.client.change::<Begun<Volume>>(Method::POST, &["volumes"], &new)?;
                 finish(&session, made, &new.name, new.size)
             }

@@ -1,5 +1,6 @@
 //! Arrays: made, found, run, controlled.
 
+use super::authority::Authority;
 use super::change::Effects;
 use super::{Engine, checks};
 use crate::fault::{Fault, Kind};
@@ -208,25 +209,41 @@ impl Engine {
     ///
     /// # Errors
     /// When it does not run, or that cannot be done.
-    pub fn act_on_array(&self, key: &str, action: &ArrayAction) -> Result<Done, Fault> {
+    pub fn act_on_array(
+        &self,
+        key: &str,
+        action: &ArrayAction,
+        authority: &Authority,
+    ) -> Result<Done, Fault> {
         let name = find_record(&self.live().state.arrays, key)?.name.clone();
-        let text = self.control_array(&name, command(action))?.text;
+        let text = self.control_array(&name, command(action), authority)?.text;
         Ok(Done { text: if text.is_empty() { "done".into() } else { text }, array: self.array(&name)? })
     }
 
     /// Carries out what the API, or the array's control socket, asks of an array that runs.
-    fn control_array(&self, name: &str, command: Command) -> Result<protocol::Done, Fault> {
+    fn control_array(
+        &self,
+        name: &str,
+        command: Command,
+        authority: &Authority,
+    ) -> Result<protocol::Done, Fault> {
         let _alone = self.change();
-        self.plan_action(name, command)?.commit(self)
+        self.plan_action(name, command, authority)?.commit(self)
     }
 
-    fn plan_action(&self, name: &str, command: Command) -> Result<PlannedAction, Fault> {
+    fn plan_action(
+        &self,
+        name: &str,
+        command: Command,
+        authority: &Authority,
+    ) -> Result<PlannedAction, Fault> {
         let live = self.live();
         let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
         let running = live.arrays.get(name).ok_or_else(offline)?.running.clone();
         let known = &find_record(&live.state.arrays, name)?.devices;
         let mut newcomers = newcomers(&command);
         newcomers.retain(|device| !known.contains(device));
+        authority.check_newcomers(&newcomers)?;
         Ok(PlannedAction { name: name.to_owned(), running, newcomers, command })
     }
 
@@ -511,10 +528,12 @@ impl Controlled for Remembered {
             (_, _) if array.is_some_and(|array| !self.running.is_called(array)) => {
                 Err(format!("array {} is not served here; this is {name}", array.unwrap_or_default()))
             }
-            (command, Some(engine)) => engine.control_array(name, command).map_err(|fault| {
-                // Whoever asks over the socket says itself which array it is about.
-                fault.detail.strip_prefix(&format!("array {name}: ")).unwrap_or(&fault.detail).to_owned()
-            }),
+            (command, Some(engine)) => {
+                engine.control_array(name, command, &Authority::Full).map_err(|fault| {
+                    // Whoever asks over the socket says itself which array it is about.
+                    fault.detail.strip_prefix(&format!("array {name}: ")).unwrap_or(&fault.detail).to_owned()
+                })
+            }
         }
     }
 }

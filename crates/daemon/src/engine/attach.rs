@@ -91,6 +91,7 @@ mod tests {
             options: BTreeMap::new(),
             read_only: false,
             cores: Vec::new(),
+            label: None,
         };
         attach(&record, fields.as_object().unwrap()).lines
     }

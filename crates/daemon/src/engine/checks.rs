@@ -43,6 +43,7 @@ pub fn group(name: &str, qos: &Qos) -> Result<(), Fault> {
 /// With what cannot be, named.
 pub fn volume(new: &NewVolume) -> Result<Name, Fault> {
     let name = Name::new(&new.name)?;
+    new.label.as_deref().map(Name::new).transpose()?;
     limits(Some(&new.qos), Some(&new.floor))?;
     Ok(name)
 }

@@ -1,6 +1,7 @@
 //! Exports: started, remembered, started again.
 
 use super::attach::attach;
+use super::authority::Authority;
 use super::change::Effects;
 use super::volumes::OpenVolume;
 use super::{Engine, Live};
@@ -11,7 +12,7 @@ use block::{Device, Op};
 use exports::Stats;
 use sandbox::Profile;
 use serde_json::{Map, Value};
-use serving::export::ExportPlan;
+use serving::export::{ExportPlan, KINDS};
 use std::path::Path;
 use std::sync::Arc;
 use volume::{Name, Uuid};
@@ -69,6 +70,7 @@ impl Live {
             error: running.and_then(Result::err).map(Fault::to_string),
             description: running.and_then(Result::ok).map(|running| running.description.clone()),
             traffic: running.and_then(Result::ok).map(|running| traffic(running.export.stats())),
+            label: record.label.clone(),
         }
     }
 
@@ -168,18 +170,20 @@ impl Engine {
     ///
     /// # Errors
     /// When the name is taken, what it is to serve is not there, or it cannot be started.
-    pub fn create_export(&self, new: &NewExport) -> Result<Export, Fault> {
+    pub fn create_export(&self, new: &NewExport, authority: &Authority) -> Result<Export, Fault> {
         let _alone = self.change();
-        self.plan_export(new)?.commit(self)?;
+        self.plan_export(new, authority)?.commit(self)?;
         self.export(&new.name)
     }
 
-    fn plan_export(&self, new: &NewExport) -> Result<PlannedExport, Fault> {
+    fn plan_export(&self, new: &NewExport, authority: &Authority) -> Result<PlannedExport, Fault> {
+        // First: `draft` reads files of keys and certificates.
+        let of = new.of.iter().map(|key| self.target(key, authority));
+        let of = of.collect::<Result<Vec<Target>, Fault>>()?;
         if self.live().export_record(&new.name).is_ok() {
             return Err(Fault::new(Kind::Exists, format!("there is an export {} already", new.name)));
         }
         let (record, plan) = self.draft(new)?;
-        let of = new.of.iter().map(|key| self.target(key)).collect::<Result<Vec<Target>, Fault>>()?;
         let live = self.live();
         for other in &live.state.exports {
             if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
@@ -187,7 +191,8 @@ impl Engine {
                 return Err(Fault::new(Kind::Exists, detail));
             }
         }
-        Ok(PlannedExport { record: ExportRecord { of, ..record } })
+        let label = authority.label(new.label.as_deref());
+        Ok(PlannedExport { record: ExportRecord { of, label, ..record } })
     }
 
     /// Changes an export while it is served.
@@ -248,9 +253,15 @@ impl Engine {
     /// The record of an export that serves nothing yet, and what it is planned as.
     fn draft(&self, new: &NewExport) -> Result<(ExportRecord, ExportPlan), Fault> {
         Name::new(&new.name)?;
+        new.label.as_deref().map(Name::new).transpose()?;
         let invalid = |detail: String| Fault::invalid(format!("export {}: {detail}", new.name));
         if new.of.is_empty() {
             return Err(invalid("it has to serve something".into()));
+        }
+        // Otherwise a kind could bring options that no check of options sees.
+        if !KINDS.iter().any(|kind| kind.name == new.kind) {
+            let known: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+            return Err(invalid(format!("no such export: {:?}; there are {}", new.kind, known.join(", "))));
         }
         let mut options = new.options.clone();
         for (key, value) in &options {
@@ -279,6 +290,7 @@ impl Engine {
             options,
             read_only: new.read_only,
             cores: new.cores.clone(),
+            label: None,
         };
         let plan = plan_of(&record)?;
         if new.of.len() > 1 && !plan.config.takes_many() {
@@ -289,20 +301,26 @@ impl Engine {
         Ok((record, plan))
     }
 
-    /// What is called `key`.
-    fn target(&self, key: &str) -> Result<Target, Fault> {
+    /// What is called `key`, if it may be exported.
+    fn target(&self, key: &str, authority: &Authority) -> Result<Target, Fault> {
         let live = self.live();
+        let none = || Fault::not_found("volume, array or device", key);
         if let Ok(array) = super::arrays::find_record(&live.state.arrays, key) {
+            authority.check_whole(key, none)?;
             return whole(&live, &array.name, Target::Array(array.name.clone()));
         }
         if live.state.devices.iter().any(|device| device.name == key) {
+            authority.check_whole(key, none)?;
             return whole(&live, key, Target::Device(key.into()));
         }
         match live.volume(key) {
-            Ok((_, _, info)) => Ok(Target::Volume(info.uuid.to_string())),
-            Err(fault) if fault.kind == Kind::NotFound => {
-                Err(Fault::not_found("volume, array or device", key))
+            Ok((_, _, info)) => {
+                let uuid = info.uuid.to_string();
+                let label = live.state.volumes.get(&uuid).and_then(|record| record.label.as_deref());
+                authority.check_owns(label, none)?;
+                Ok(Target::Volume(uuid))
             }
+            Err(fault) if fault.kind == Kind::NotFound => Err(none()),
             Err(fault) => Err(fault),
         }
     }

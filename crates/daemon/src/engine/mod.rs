@@ -6,6 +6,7 @@
 
 mod arrays;
 mod attach;
+mod authority;
 mod bases;
 mod change;
 pub mod checks;
@@ -24,6 +25,8 @@ mod zeroing;
 use crate::events::Events;
 use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State, StateError, Store};
+pub use authority::Authority;
+
 use api::{CoreInfo, Floor, Qos, System};
 use arrays::ArrayLive;
 use bases::Base;
@@ -156,6 +159,11 @@ impl Engine {
     /// What has happened.
     pub fn events(&self) -> &Events {
         &self.events
+    }
+
+    /// How the daemon runs.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// The daemon itself.

@@ -1,5 +1,6 @@
 //! Moves of volumes to another array or device, as jobs: the crate `moves` says what is durable when.
 
+use super::authority::Authority;
 use super::bases::PlannedPool;
 use super::change::Effects;
 use super::volumes::OpenVolume;
@@ -237,7 +238,9 @@ impl Engine {
 
     fn cancel_job_of_array(&self, job: &Job) -> Result<(), Fault> {
         match &*job.kind {
-            "check" | "repair" | "replace" => self.act_on_array(&job.array, &ArrayAction::Cancel).map(drop),
+            "check" | "repair" | "replace" => {
+                self.act_on_array(&job.array, &ArrayAction::Cancel, &Authority::Full).map(drop)
+            }
             kind => {
                 let detail =
                     format!("job {}: array {} needs its {kind}: it can only be paused", job.id, job.array);

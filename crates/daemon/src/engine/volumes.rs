@@ -1,5 +1,6 @@
 //! Volumes, and groups that share limits.
 
+use super::authority::Authority;
 use super::bases::PlannedPool;
 use super::change::Effects;
 use super::{Engine, Live, checks, floor_limits, limits, throttle};
@@ -39,13 +40,14 @@ impl Live {
 
     fn volume_report(&self, on: &str, info: Info, exports: &HashMap<&str, Vec<String>>) -> Volume {
         let uuid = info.uuid.to_string();
-        let VolumeRecord { qos, group, floor } = self.state.volumes.get(&uuid).cloned().unwrap_or_default();
+        let VolumeRecord { qos, group, floor, label } =
+            self.state.volumes.get(&uuid).cloned().unwrap_or_default();
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
         let moves_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
         let moves_to = moves_to.map(|record| record.to.clone());
         let Info { name, size, pieces, .. } = info;
         let (name, on) = (name.to_string(), on.to_owned());
-        Volume { name, uuid, on, size, pieces, qos, group, floor, exports, moves_to }
+        Volume { name, uuid, on, size, pieces, qos, group, floor, exports, moves_to, label }
     }
 
     fn check_group(&self, name: &str) -> Result<(), Fault> {
@@ -120,7 +122,8 @@ impl PlannedVolumeChange<'_> {
     fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, Fault> {
         let PlannedVolumeChange { before, pool, info, name, record, room } = self;
         let uuid = &before.uuid;
-        let old = VolumeRecord { qos: before.qos, group: before.group.clone(), floor: before.floor };
+        let (group, label) = (before.group.clone(), before.label.clone());
+        let old = VolumeRecord { qos: before.qos, group, floor: before.floor, label };
         let mut effects = Effects::new(engine, "volume", &before.name);
         if record != old {
             engine.set_record(&info, &record)?;
@@ -218,12 +221,12 @@ impl Engine {
     ///
     /// # Errors
     /// When the name is taken, there is no such array or device, no room, or it fails.
-    pub fn create_volume(&self, new: &NewVolume) -> Result<Volume, Fault> {
+    pub fn create_volume(&self, new: &NewVolume, authority: &Authority) -> Result<Volume, Fault> {
         let alone = self.change();
-        self.plan_volume(new)?.commit(self, alone)
+        self.plan_volume(new, authority)?.commit(self, alone)
     }
 
-    fn plan_volume(&self, new: &NewVolume) -> Result<PlannedVolume, Fault> {
+    fn plan_volume(&self, new: &NewVolume, authority: &Authority) -> Result<PlannedVolume, Fault> {
         let name = checks::volume(new)?;
         if let Some(group) = &new.group {
             self.live().check_group(group)?;
@@ -231,8 +234,12 @@ impl Engine {
         self.check_is_new(name.as_str())?;
         // By the record's name: arrays may be called by UUID.
         let on = self.base_name(&new.on)?;
+        if self.live().base(&on)?.pool.is_none() {
+            authority.check_prepares(&on)?;
+        }
         let pool = self.plan_pool(&on, new.force, new.size)?;
-        let record = VolumeRecord { qos: new.qos, group: new.group.clone(), floor: new.floor };
+        let label = authority.label(new.label.as_deref());
+        let record = VolumeRecord { qos: new.qos, group: new.group.clone(), floor: new.floor, label };
         Ok(PlannedVolume { name, size: new.size, on, pool, record })
     }
 
@@ -292,7 +299,7 @@ impl Engine {
         // There has to be room; it is taken last, for that may take long.
         let room = size.map(|size| pool.reserve_growth(&before.uuid, size)).transpose()?;
         let (qos, floor) = (change.qos.unwrap_or(before.qos), change.floor.unwrap_or(before.floor));
-        let record = VolumeRecord { qos, group, floor };
+        let record = VolumeRecord { qos, group, floor, label: before.label.clone() };
         Ok(PlannedVolumeChange { before, pool, info, name, record, room })
     }
 
@@ -341,7 +348,7 @@ impl Engine {
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
             return Ok(open);
         }
-        let VolumeRecord { qos, group, floor } =
+        let VolumeRecord { qos, group, floor, .. } =
             self.live().state.volumes.get(uuid).cloned().unwrap_or_default();
         let mut throttles = vec![throttle(&qos)];
         throttles.extend(group.as_ref().and_then(|group| self.live().groups.get(group).cloned()));

@@ -1,14 +1,14 @@
-//! Who may ask for what, and the log of who did.
+//! The senders of requests, and their roles.
 //!
-//! Whoever may open the Unix socket may do everything: that is for its permission bits to say. Over TCP each request
-//! carries a token, whose role says what it may do. Every request that is to change something is logged, whether it was
-//! carried out or not.
+//! Access to the Unix socket grants the role admin: its permission bits limit it. Over TCP each request carries a token,
+//! which has a role.
 
 use super::answer::Failure;
 use super::page;
+use super::roles::{Caller, Role};
 use axum::extract::{ConnectInfo, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::AUTHORIZATION;
-use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
@@ -18,54 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 use tokio::net::UnixListener;
+use volume::Name;
 
 /// The shortest token: 128 bits in hexadecimal digits are 32.
 const MIN_TOKEN: usize = 24;
-
-/// What somebody may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Look at everything.
-    ReadOnly,
-    /// Everything but what data could be lost by: no array, device or volume is deleted, no disk is taken.
-    Operator,
-    /// Everything.
-    Admin,
-}
-
-impl Role {
-    /// Every role.
-    pub const ALL: [Role; 3] = [Role::ReadOnly, Role::Operator, Role::Admin];
-
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Role::ReadOnly => "read-only",
-            Role::Operator => "operator",
-            Role::Admin => "admin",
-        }
-    }
-
-    /// The role that it takes to do this.
-    fn needed(method: &Method, path: &str) -> Role {
-        let is_about = |what: &str| path.starts_with(&format!("/v1/{what}"));
-        match *method {
-            Method::GET | Method::HEAD | Method::OPTIONS => Role::ReadOnly,
-            Method::DELETE if ["exports/", "groups/", "jobs/"].into_iter().any(is_about) => Role::Operator,
-            Method::DELETE => Role::Admin,
-            Method::POST if path == "/v1/arrays" || path == "/v1/devices" => Role::Admin,
-            Method::POST | Method::PATCH | Method::PUT => Role::Operator,
-            _ => Role::Admin,
-        }
-    }
-}
-
-/// Who asks.
-#[derive(Clone, Debug)]
-struct Caller {
-    who: Arc<str>,
-    role: Role,
-}
 
 /// Tokens and what they are for.
 #[derive(Clone, Debug)]
@@ -126,6 +82,10 @@ impl Tokens {
                             "the token of {name}: want {MIN_TOKEN} characters at least"
                         )));
                     }
+                    // Its objects carry it.
+                    if role == Role::Provisioner {
+                        Name::new(name).map_err(|error| refuse(error.to_string()))?;
+                    }
                     tokens.push(Token { role, name: name.into(), secret: secret.into() });
                 }
                 _ => return Err(refuse("want ROLE NAME TOKEN".into())),
@@ -163,7 +123,7 @@ pub async fn over_unix(ConnectInfo(peer): ConnectInfo<Peer>, mut request: Reques
         Some((uid, None)) => format!("user {uid}"),
         None => "somebody on this host".into(),
     };
-    request.extensions_mut().insert(Caller { who: who.into(), role: Role::Admin });
+    request.extensions_mut().insert(Caller { who: who.into(), role: Role::Admin, label: "".into() });
     next.run(request).await
 }
 
@@ -176,7 +136,8 @@ pub async fn over_tcp(State(tokens): State<Tokens>, mut request: Request, next: 
         request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     match bearer.and_then(|secret| tokens.find(secret.trim())) {
         Some(token) => {
-            let caller = Caller { who: format!("token {}", token.name).into(), role: token.role };
+            let who = format!("token {}", token.name).into();
+            let caller = Caller { who, role: token.role, label: token.name.as_str().into() };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -189,53 +150,10 @@ pub async fn over_tcp(State(tokens): State<Tokens>, mut request: Request, next: 
     }
 }
 
-/// Lets those through who may do what they ask for, and logs what was to change something.
-pub async fn judge(request: Request, next: Next) -> Response {
-    let caller = request.extensions().get::<Caller>().cloned();
-    // Nobody comes here without: a listener that forgets to say who it is lets nobody do anything.
-    let caller = caller.unwrap_or(Caller { who: "somebody".into(), role: Role::ReadOnly });
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let needed = Role::needed(&method, &path);
-    if needed == Role::ReadOnly {
-        return next.run(request).await;
-    }
-    let response = if caller.role >= needed {
-        next.run(request).await
-    } else {
-        let detail =
-            format!("{} has the role {}, and this takes {}", caller.who, caller.role.name(), needed.name());
-        Failure::new(StatusCode::FORBIDDEN, "forbidden", "This role may not do that", detail).into_response()
-    };
-    let status = response.status().as_u16();
-    tracing::info!(target: "audit", who = %caller.who, role = caller.role.name(), %method, path, status, "asked for");
-    response
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
-
-    #[test]
-    fn roles_end_where_data_could_be_lost() {
-        use Role::{Admin, Operator, ReadOnly};
-        let cases = [
-            (Method::GET, "/v1/volumes", ReadOnly),
-            (Method::GET, "/metrics", ReadOnly),
-            (Method::POST, "/v1/volumes", Operator),
-            (Method::PATCH, "/v1/volumes/v", Operator),
-            (Method::POST, "/v1/arrays/data/actions", Operator),
-            (Method::DELETE, "/v1/exports/vm1", Operator),
-            (Method::DELETE, "/v1/volumes/v", Admin),
-            (Method::DELETE, "/v1/arrays/data", Admin),
-            (Method::POST, "/v1/arrays", Admin),
-            (Method::POST, "/v1/devices", Admin),
-            (Method::TRACE, "/v1/volumes", Admin),
-        ];
-        for (method, path, role) in cases {
-            assert_eq!(Role::needed(&method, path), role, "{method} {path}");
-        }
-    }
 
     #[test]
     fn tokens_are_read_from_a_file_that_is_nobody_elses() {
@@ -256,6 +174,7 @@ mod tests {
         assert!(refusal(&format!("admin me {long}"), 0o604).contains("others may read it (mode 604)"));
         assert!(refusal("admin me short", 0o600).contains("line 1: the token of me: want 24 characters"));
         assert!(refusal(&format!("\nroot me {long}"), 0o600).contains("line 2: role \"root\""));
+        assert!(refusal(&format!("provisioner a/b {long}"), 0o600).contains("line 1: \"a/b\": a name has"));
         assert!(refusal("", 0o600).contains("there is no token"));
         assert!(refusal(long, 0o600).contains("want ROLE NAME TOKEN"));
     }

@@ -31,6 +31,7 @@ impl From<Fault> for Failure {
             Kind::NoRoom => (StatusCode::CONFLICT, "no-room", "There is no room"),
             Kind::Stale => (StatusCode::PRECONDITION_FAILED, "stale", "It has changed"),
             Kind::Unavailable => (StatusCode::CONFLICT, "unavailable", "It does not run"),
+            Kind::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "This role may not do that"),
             Kind::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "Something failed"),
         };
         Failure::new(status, kind, title, fault.detail)

@@ -2,6 +2,7 @@
 
 use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path, Query};
+use super::roles::Caller;
 use super::{Context, run};
 use api::{Array, ArrayAction, Done, Member, NewArray, Problem};
 use axum::Json;
@@ -66,9 +67,11 @@ pub async fn members(
 pub async fn act(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
     Body(action): Body<ArrayAction>,
 ) -> Result<Json<Done>, Failure> {
-    run(context, move |engine| engine.act_on_array(&name, &action)).await.map(Json)
+    let authority = caller.authority();
+    run(context, move |engine| engine.act_on_array(&name, &action, &authority)).await.map(Json)
 }
 
 /// How an array is deleted.

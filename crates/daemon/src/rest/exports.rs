@@ -2,16 +2,32 @@
 
 use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path};
+use super::roles::Caller;
 use super::{Context, run};
+use crate::engine::{Authority, Engine};
+use crate::fault::Fault;
 use api::{Attach, Export, ExportChange, NewExport, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
+/// The export `name`, if it may be seen.
+fn find(engine: &Engine, name: &str, authority: &Authority) -> Result<Export, Fault> {
+    let export = engine.export(name)?;
+    check(&export, name, authority)?;
+    Ok(export)
+}
+
+fn check(export: &Export, name: &str, authority: &Authority) -> Result<(), Fault> {
+    authority.check_owns(export.label.as_deref(), || Fault::not_found("export", name))
+}
+
 /// Every export.
 #[utoipa::path(get, path = "/v1/exports", tag = "exports", responses((status = 200, body = Vec<Export>)))]
-pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Export>>, Failure> {
-    run(context, |engine| Ok(engine.exports())).await.map(Json)
+pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json<Vec<Export>>, Failure> {
+    let authority = caller.authority();
+    let is_seen = move |export: &Export| check(export, "", &authority).is_ok();
+    run(context, move |engine| Ok(engine.exports().into_iter().filter(is_seen).collect())).await.map(Json)
 }
 
 /// Start an export, now and at every start of the daemon.
@@ -21,9 +37,11 @@ pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Export>>, F
 )]
 pub async fn create(
     State(context): State<Context>,
+    caller: Caller,
     Body(new): Body<NewExport>,
 ) -> Result<Tagged<Export>, Failure> {
-    let export = run(context, move |engine| engine.create_export(&new)).await?;
+    let authority = caller.authority();
+    let export = run(context, move |engine| engine.create_export(&new, &authority)).await?;
     Ok(Tagged(StatusCode::CREATED, export))
 }
 
@@ -35,8 +53,10 @@ pub async fn create(
 pub async fn show(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
 ) -> Result<Tagged<Export>, Failure> {
-    Ok(Tagged(StatusCode::OK, run(context, move |engine| engine.export(&name)).await?))
+    let authority = caller.authority();
+    Ok(Tagged(StatusCode::OK, run(context, move |engine| find(engine, &name, &authority)).await?))
 }
 
 /// Change an export while it is served.
@@ -51,9 +71,7 @@ pub async fn change(
     tag: IfMatch,
     Body(change): Body<ExportChange>,
 ) -> Result<Tagged<Export>, Failure> {
-    let change = move |engine: &crate::engine::Engine| {
-        engine.change_export(&name, &change, |export| tag.check(export))
-    };
+    let change = move |engine: &Engine| engine.change_export(&name, &change, |export| tag.check(export));
     Ok(Tagged(StatusCode::OK, run(context, change).await?))
 }
 
@@ -65,8 +83,14 @@ pub async fn change(
 pub async fn attach(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
 ) -> Result<Json<Attach>, Failure> {
-    run(context, move |engine| engine.attach(&name)).await.map(Json)
+    let authority = caller.authority();
+    let attach = move |engine: &Engine| {
+        find(engine, &name, &authority)?;
+        engine.attach(&name)
+    };
+    run(context, attach).await.map(Json)
 }
 
 /// End an export, and forget it. Its clients lose it.
@@ -77,8 +101,14 @@ pub async fn attach(
 pub async fn delete(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
     tag: IfMatch,
 ) -> Result<StatusCode, Failure> {
-    run(context, move |engine| engine.delete_export(&name, |export| tag.check(export))).await?;
+    let authority = caller.authority();
+    let delete = move |engine: &Engine| {
+        let may_go = |export: &Export| check(export, &name, &authority).and_then(|()| tag.check(export));
+        engine.delete_export(&name, may_go)
+    };
+    run(context, delete).await?;
     Ok(StatusCode::NO_CONTENT)
 }

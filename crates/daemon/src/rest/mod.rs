@@ -5,6 +5,7 @@
 mod access;
 mod answer;
 mod arrays;
+mod asks;
 mod devices;
 mod exports;
 mod idempotency;
@@ -13,16 +14,19 @@ mod listen;
 mod page;
 mod pools;
 mod request;
+mod roles;
 mod system;
 mod volumes;
 
-pub use access::{Role, Tokens, TokensError};
+pub use access::{Tokens, TokensError};
 pub use listen::{ListenError, Listeners, TcpOptions, UnixOptions};
+pub use roles::{Ask, MATRIX, Role, Row};
 
 use crate::engine::Engine;
 use crate::fault::Fault;
 use answer::{Answer, Failure};
 use api::Job;
+use asks::OwnPlaces;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
@@ -43,6 +47,8 @@ struct Context {
     engine: Arc<Engine>,
     /// The document, as it is sent.
     document: Arc<str>,
+    /// What exports may name for every role.
+    own: OwnPlaces,
 }
 
 #[derive(OpenApi)]
@@ -93,14 +99,21 @@ fn api() -> OpenApiRouter<Context> {
 
 /// The OpenAPI document of the API.
 pub fn document() -> Document {
-    api().into_openapi()
+    complete(api().into_openapi())
+}
+
+/// Adds what the document takes from tables.
+fn complete(mut document: Document) -> Document {
+    roles::describe(&mut document);
+    document
 }
 
 /// Everything that the daemon answers, for whoever the listener has let in.
 fn router(engine: Arc<Engine>) -> Router {
     let (router, document) = api().split_for_parts();
-    let document = document.to_pretty_json().expect("plain data");
-    let context = Context { engine, document: document.into() };
+    let document = complete(document).to_pretty_json().expect("plain data");
+    let own = OwnPlaces::of(engine.options());
+    let context = Context { engine, document: document.into(), own };
     router
         .route("/v1/openapi.json", axum::routing::get(system::document))
         .route("/", axum::routing::get(page::index))
@@ -109,7 +122,7 @@ fn router(engine: Arc<Engine>) -> Router {
         .fallback(answer::no_such_path)
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(axum::middleware::from_fn_with_state(idempotency::Keys::default(), idempotency::once))
-        .layer(axum::middleware::from_fn(access::judge))
+        .layer(axum::middleware::from_fn(roles::judge))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(context)
 }

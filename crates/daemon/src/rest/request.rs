@@ -1,6 +1,9 @@
 //! What requests bring: bodies, names, tags; what is wrong with them is said as a problem.
 
+use super::Context;
 use super::answer::{Failure, Resource, tag};
+use super::asks::Asks;
+use super::roles::Judged;
 use crate::fault::{Fault, Kind};
 use axum::Json;
 use axum::body::{BodyDataStream, Bytes, HttpBody};
@@ -16,7 +19,7 @@ use serde_json::Value;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 use tokio_stream::{Stream, StreamExt};
 
@@ -33,7 +36,7 @@ struct SharedBody(Arc<Mutex<BodyDataStream>>);
 impl Stream for SharedBody {
     type Item = Result<Bytes, axum::Error>;
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    fn poll_next(self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Option<Self::Item>> {
         let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Pin::new(&mut *body).poll_next(context)
     }
@@ -63,20 +66,24 @@ pub async fn hear_out(request: Request, next: Next) -> Response {
     answer
 }
 
-/// A body in JSON: an object.
+/// A body in JSON: an object, whose sender may ask for what it says.
 pub struct Body<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned + Asks> FromRequest<Context> for Body<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, state: &S) -> Result<Body<T>, Failure> {
+    async fn from_request(request: Request, state: &Context) -> Result<Body<T>, Failure> {
+        let judged = request.extensions().get::<Judged>().cloned();
         let Json(body) = Json::<Value>::from_request(request, state).await?;
         let refuse = |detail: String| malformed(StatusCode::UNPROCESSABLE_ENTITY, detail);
         // Serde would take a list of values for a structure.
         if !body.is_object() {
             return Err(refuse("the body is no object".into()));
         }
-        serde_json::from_value(body).map(Body).map_err(|error| refuse(error.to_string()))
+        let body: T = serde_json::from_value(body).map_err(|error| refuse(error.to_string()))?;
+        // A route without a row in the table is open to administrators alone.
+        judged.map_or(Ok(()), |judged| judged.check(&body.asks(&state.own)))?;
+        Ok(Body(body))
     }
 }
 

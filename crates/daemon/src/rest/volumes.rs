@@ -2,17 +2,30 @@
 
 use super::answer::{Answer, Failure, Tagged};
 use super::request::{Body, IfMatch, Path, Prefer};
+use super::roles::{Caller, Role};
 use super::{Context, run, run_long};
-use crate::engine::Engine;
+use crate::engine::{Authority, Engine};
+use crate::fault::Fault;
 use api::{Group, Job, NewPlace, NewVolume, Problem, Qos, Volume, VolumeChange};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
+fn check(volume: &Volume, name: &str, authority: &Authority) -> Result<(), Fault> {
+    authority.check_owns(volume.label.as_deref(), || Fault::not_found("volume", name))
+}
+
+/// The preference of a caller that sees jobs; the others wait.
+fn seen(prefer: Prefer, caller: &Caller) -> Prefer {
+    Prefer { is_async: prefer.is_async && caller.role != Role::Provisioner }
+}
+
 /// Every volume.
 #[utoipa::path(get, path = "/v1/volumes", tag = "volumes", responses((status = 200, body = Vec<Volume>)))]
-pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Volume>>, Failure> {
-    run(context, |engine| Ok(engine.volumes())).await.map(Json)
+pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json<Vec<Volume>>, Failure> {
+    let authority = caller.authority();
+    let is_seen = move |volume: &Volume| check(volume, "", &authority).is_ok();
+    run(context, move |engine| Ok(engine.volumes().into_iter().filter(is_seen).collect())).await.map(Json)
 }
 
 /// Make a volume. It reads as zeroes, and is there when this has been answered; or, if that is a job, when the job has ended.
@@ -27,11 +40,14 @@ pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Volume>>, F
 pub async fn create(
     State(context): State<Context>,
     prefer: Prefer,
+    caller: Caller,
     Body(new): Body<NewVolume>,
 ) -> Result<Answer<Volume>, Failure> {
+    let (authority, prefer) = (caller.authority(), seen(prefer, &caller));
     let id = format!("{}.create", new.name);
     let job = move |engine: &Engine| engine.job(&id);
-    run_long(context, prefer, StatusCode::CREATED, move |engine| engine.create_volume(&new), job).await
+    let create = move |engine: &Engine| engine.create_volume(&new, &authority);
+    run_long(context, prefer, StatusCode::CREATED, create, job).await
 }
 
 /// A volume.
@@ -42,8 +58,15 @@ pub async fn create(
 pub async fn show(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
 ) -> Result<Tagged<Volume>, Failure> {
-    Ok(Tagged(StatusCode::OK, run(context, move |engine| engine.volume(&name)).await?))
+    let authority = caller.authority();
+    let find = move |engine: &Engine| {
+        let volume = engine.volume(&name)?;
+        check(&volume, &name, &authority)?;
+        Ok(volume)
+    };
+    Ok(Tagged(StatusCode::OK, run(context, find).await?))
 }
 
 /// Rename a volume, make it larger, or say what it may take; while it is in use. If the answer is a job, it is larger when the
@@ -64,10 +87,15 @@ pub async fn change(
     Path(name): Path<String>,
     tag: IfMatch,
     prefer: Prefer,
+    caller: Caller,
     Body(change): Body<VolumeChange>,
 ) -> Result<Answer<Volume>, Failure> {
+    let (authority, prefer) = (caller.authority(), seen(prefer, &caller));
     let (now, grows) = (change.name.clone().unwrap_or_else(|| name.clone()), change.size.is_some());
-    let change = move |engine: &Engine| engine.change_volume(&name, &change, |volume| tag.check(volume));
+    let change = move |engine: &Engine| {
+        let may_change = |volume: &Volume| check(volume, &name, &authority).and_then(|()| tag.check(volume));
+        engine.change_volume(&name, &change, may_change)
+    };
     let prefer = Prefer { is_async: prefer.is_async && grows };
     let job = move |engine: &Engine| engine.job(&format!("{}.grow", engine.volume(&now)?.name));
     run_long(context, prefer, StatusCode::OK, change, job).await
@@ -82,9 +110,15 @@ pub async fn change(
 pub async fn delete(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
     tag: IfMatch,
 ) -> Result<StatusCode, Failure> {
-    run(context, move |engine| engine.delete_volume(&name, |volume| tag.check(volume))).await?;
+    let authority = caller.authority();
+    let delete = move |engine: &Engine| {
+        let may_go = |volume: &Volume| check(volume, &name, &authority).and_then(|()| tag.check(volume));
+        engine.delete_volume(&name, may_go)
+    };
+    run(context, delete).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

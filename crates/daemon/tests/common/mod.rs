@@ -12,6 +12,8 @@ use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -78,6 +80,27 @@ impl Daemon {
             assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// A daemon that listens over TCP too, for tokens in these lines, and the address.
+    pub fn listening(tokens: &str) -> (Daemon, String) {
+        let mut daemon =
+            Daemon::prepare(&["--patience", "1", "--json", "--listen", "127.0.0.1:0", "--tokens"]);
+        let path = daemon.path("tokens");
+        let mut file = File::options().create_new(true).write(true).mode(0o600).open(&path).unwrap();
+        file.write_all(tokens.as_bytes()).unwrap();
+        daemon.args.push(path.to_str().unwrap().into());
+        daemon.start();
+        daemon.wait_for("the log", || daemon.logged("ready").next().is_some());
+        let address = daemon.logged("ready").next().unwrap()["listen"].as_str().unwrap().to_owned();
+        (daemon, address)
+    }
+
+    /// Lines of the log with this message, if it is JSON.
+    pub fn logged(&self, message: &'static str) -> impl Iterator<Item = Value> + use<> {
+        let lines: Vec<Value> =
+            self.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        lines.into_iter().filter(move |line: &Value| line["message"] == message)
     }
 
     pub fn pid(&self) -> u32 {

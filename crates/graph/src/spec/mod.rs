@@ -49,10 +49,17 @@ pub struct Kind {
 pub struct Key {
     /// What stands before the equals sign.
     pub name: &'static str,
-    /// What stands behind it, for people.
+    /// What stands behind it, for people. `PATH`, `FILE` and `DIR` are places in the file system.
     pub value: &'static str,
     /// One line for the help.
     pub about: &'static str,
+}
+
+impl Key {
+    /// Whether its value names a place in the file system.
+    pub fn is_path(&self) -> bool {
+        matches!(self.value, "PATH" | "FILE" | "DIR")
+    }
 }
 
 /// A table entry of a [`Kind`]'s keys.

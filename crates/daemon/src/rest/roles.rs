@@ -1,0 +1,309 @@
+//! Roles, and the one table that says what each may ask for.
+//!
+//! A request is judged twice. Its operation is judged before its body is read ([`judge`]), and its body is judged before
+//! it is handled ([`Judged::check`], by [`super::request::Body`]): `force`, devices, paths and listening sockets take a
+//! role of their own wherever they are asked for ([`Ask`]). Both look at the request alone, so a refusal tells nothing of
+//! the file system. What depends on the daemon's objects is judged within the change, by [`Authority`].
+//!
+//! The document shows the table as `x-roles`, and a test calls every operation with every role.
+
+use super::answer::Failure;
+use super::asks::Asked;
+use crate::engine::Authority;
+use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use std::convert::Infallible;
+use std::sync::Arc;
+use utoipa::openapi::{OpenApi, extensions::ExtensionsBuilder};
+
+/// The part that a caller has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Looks at everything.
+    ReadOnly,
+    /// Makes, grows and deletes volumes and exports that have its token's name as their label, and sees only those.
+    Provisioner,
+    /// Everything that loses no data and reaches no file: it deletes no array, device or volume, and uses no new disk.
+    Operator,
+    /// Everything.
+    Admin,
+}
+
+use Role::{Admin, Operator, Provisioner, ReadOnly};
+
+/// Nothing of the daemon is shown.
+const ANYBODY: &[Role] = &Role::ALL;
+/// A provisioner sees its own.
+const SEES_OWN: &[Role] = &Role::ALL;
+const READS: &[Role] = &[ReadOnly, Operator, Admin];
+/// A provisioner makes and changes its own.
+const MAKES: &[Role] = &[Provisioner, Operator, Admin];
+/// A provisioner removes its own.
+const REMOVES: &[Role] = &[Provisioner, Admin];
+const OPERATES: &[Role] = &[Operator, Admin];
+const ADMINISTERS: &[Role] = &[Admin];
+
+impl Role {
+    /// Every role.
+    pub const ALL: [Role; 4] = [ReadOnly, Provisioner, Operator, Admin];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReadOnly => "read-only",
+            Provisioner => "provisioner",
+            Operator => "operator",
+            Admin => "admin",
+        }
+    }
+}
+
+/// Something that a request asks for beyond its operation, and that takes a role of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// `force`: content may be overwritten.
+    Force,
+    /// A device that an array does not know, or an export of a whole device or array.
+    RawDevice,
+    /// An option that names a path outside the daemon's own directories.
+    Path,
+    /// An export that listens beyond loopback addresses and does not require TLS.
+    OpenListener,
+    /// Limits, groups, names and labels of volumes.
+    Settings,
+}
+
+impl Ask {
+    /// Everything that can be asked for.
+    pub const ALL: [Ask; 5] = [Ask::Force, Ask::RawDevice, Ask::Path, Ask::OpenListener, Ask::Settings];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Ask::Force => "force",
+            Ask::RawDevice => "raw-device",
+            Ask::Path => "path",
+            Ask::OpenListener => "open-listener",
+            Ask::Settings => "settings",
+        }
+    }
+
+    /// The roles that may ask for it, wherever that is.
+    pub const fn roles(self) -> &'static [Role] {
+        match self {
+            Ask::Force | Ask::RawDevice | Ask::Path | Ask::OpenListener => ADMINISTERS,
+            Ask::Settings => OPERATES,
+        }
+    }
+
+    /// Its meaning, for the document.
+    const fn about(self) -> &'static str {
+        match self {
+            Ask::Force => "`force` is true: content may be overwritten",
+            Ask::RawDevice => {
+                "a device that an array does not know yet, or an export of a whole device or array"
+            }
+            Ask::Path => {
+                "an option of an export that names a path; free are files below `keys` and directories below \
+                 `reservations` in the state directory, and the socket `NAME.sock` in the runtime directory"
+            }
+            Ask::OpenListener => {
+                "an export that listens beyond loopback addresses, written as numbers, and does not require TLS"
+            }
+            Ask::Settings => {
+                "another name for a volume, its group, its floor, a change of its limits, or a label that is not the \
+                 token's name"
+            }
+        }
+    }
+}
+
+/// An operation of the API.
+#[derive(Debug)]
+pub struct Row {
+    /// Its method.
+    pub method: Method,
+    /// Its path, as the router has it.
+    pub path: &'static str,
+    /// The roles that may ask for it.
+    pub roles: &'static [Role],
+    /// What a request may ask for beyond that.
+    pub asks: &'static [Ask],
+}
+
+const fn row(method: Method, path: &'static str, roles: &'static [Role], asks: &'static [Ask]) -> Row {
+    Row { method, path, roles, asks }
+}
+
+/// Every operation. What is not here takes the role admin.
+pub const MATRIX: &[Row] = &[
+    row(Method::GET, "/", ANYBODY, &[]),
+    row(Method::GET, "/web/{name}", ANYBODY, &[]),
+    row(Method::GET, "/v1/openapi.json", ANYBODY, &[]),
+    row(Method::GET, "/metrics", READS, &[]),
+    row(Method::GET, "/v1/devices", READS, &[]),
+    row(Method::POST, "/v1/devices", ADMINISTERS, &[]),
+    row(Method::GET, "/v1/devices/{name}", READS, &[]),
+    row(Method::DELETE, "/v1/devices/{name}", ADMINISTERS, &[]),
+    row(Method::GET, "/v1/arrays", READS, &[]),
+    row(Method::POST, "/v1/arrays", ADMINISTERS, &[]),
+    row(Method::GET, "/v1/arrays/{name}", READS, &[]),
+    row(Method::DELETE, "/v1/arrays/{name}", ADMINISTERS, &[]),
+    row(Method::GET, "/v1/arrays/{name}/members", READS, &[]),
+    row(Method::POST, "/v1/arrays/{name}/actions", OPERATES, &[Ask::Force, Ask::RawDevice]),
+    row(Method::GET, "/v1/volumes", SEES_OWN, &[]),
+    row(Method::POST, "/v1/volumes", MAKES, &[Ask::Force, Ask::Settings]),
+    row(Method::GET, "/v1/volumes/{name}", SEES_OWN, &[]),
+    row(Method::PATCH, "/v1/volumes/{name}", MAKES, &[Ask::Settings]),
+    row(Method::DELETE, "/v1/volumes/{name}", REMOVES, &[]),
+    row(Method::POST, "/v1/volumes/{name}/move", OPERATES, &[Ask::Force]),
+    row(Method::GET, "/v1/pools/{on}", READS, &[]),
+    row(Method::POST, "/v1/pools/{on}/actions", OPERATES, &[]),
+    row(Method::GET, "/v1/groups", READS, &[]),
+    row(Method::PUT, "/v1/groups/{name}", OPERATES, &[]),
+    row(Method::DELETE, "/v1/groups/{name}", OPERATES, &[]),
+    row(Method::GET, "/v1/exports", SEES_OWN, &[]),
+    row(Method::POST, "/v1/exports", MAKES, &[Ask::RawDevice, Ask::Path, Ask::OpenListener, Ask::Settings]),
+    row(Method::GET, "/v1/exports/{name}", SEES_OWN, &[]),
+    row(Method::PATCH, "/v1/exports/{name}", OPERATES, &[]),
+    row(Method::DELETE, "/v1/exports/{name}", MAKES, &[]),
+    row(Method::GET, "/v1/exports/{name}/attach", SEES_OWN, &[]),
+    row(Method::GET, "/v1/jobs", READS, &[]),
+    row(Method::GET, "/v1/jobs/{id}", READS, &[]),
+    row(Method::PATCH, "/v1/jobs/{id}", OPERATES, &[]),
+    row(Method::DELETE, "/v1/jobs/{id}", OPERATES, &[]),
+    row(Method::GET, "/v1/system", READS, &[]),
+    row(Method::GET, "/v1/events", READS, &[]),
+    row(Method::GET, "/v1/events/stream", READS, &[]),
+    row(Method::GET, "/v1/samples", READS, &[]),
+];
+
+fn find(method: &Method, path: &str) -> Option<&'static Row> {
+    let method = if method == Method::HEAD { &Method::GET } else { method };
+    MATRIX.iter().find(|row| row.method == *method && row.path == path)
+}
+
+/// The sender of a request.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// For the log.
+    pub who: Arc<str>,
+    /// Its role.
+    pub role: Role,
+    /// The name of its token, which a provisioner's objects carry as label.
+    pub label: Arc<str>,
+}
+
+impl Caller {
+    /// A caller that no listener has named: it may see what every role may see.
+    fn unknown() -> Caller {
+        Caller { who: "an unknown caller".into(), role: ReadOnly, label: "".into() }
+    }
+
+    /// What changes are made on its behalf.
+    pub fn authority(&self) -> Authority {
+        match self.role {
+            Admin => Authority::Full,
+            Operator | ReadOnly => Authority::Operator,
+            Provisioner => Authority::Label(self.label.to_string()),
+        }
+    }
+
+    fn refuse(&self, what: &str, roles: &[Role]) -> Failure {
+        let roles: Vec<&str> = roles.iter().map(|role| role.name()).collect();
+        let detail =
+            format!("{}: role {}: {what} takes the role {}", self.who, self.role.name(), roles.join(" or "));
+        Failure::new(StatusCode::FORBIDDEN, "forbidden", "This role may not do that", detail)
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Caller, Infallible> {
+        Ok(parts.extensions.get().cloned().unwrap_or_else(Caller::unknown))
+    }
+}
+
+/// A request whose operation its caller may ask for.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    caller: Caller,
+    row: &'static Row,
+}
+
+impl Judged {
+    /// Judges what a body asks for.
+    ///
+    /// # Errors
+    /// When the role may not ask for that.
+    pub fn check(&self, asked: &[Asked]) -> Result<(), Failure> {
+        let Judged { caller, row } = self;
+        // A provisioner may say its own label.
+        let own = Asked::label(&caller.label);
+        for asked in asked.iter().filter(|asked| **asked != own) {
+            debug_assert!(row.asks.contains(&asked.ask), "{} {}: {asked:?}", row.method, row.path);
+            if !asked.ask.roles().contains(&caller.role) {
+                return Err(caller.refuse(&asked.what, asked.ask.roles()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lets requests through whose operation the caller may ask for, and logs what was to change something.
+pub async fn judge(mut request: Request, next: Next) -> Response {
+    let caller = request.extensions().get().cloned().unwrap_or_else(Caller::unknown);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let matched = request.extensions().get::<MatchedPath>().map(|matched| matched.as_str().to_owned());
+    let response = match matched.as_deref().map(|matched| find(&method, matched)) {
+        // The router answers that there is no such path.
+        None => next.run(request).await,
+        Some(Some(row)) if row.roles.contains(&caller.role) => {
+            request.extensions_mut().insert(Judged { caller: caller.clone(), row });
+            next.run(request).await
+        }
+        Some(None) if caller.role == Admin => next.run(request).await,
+        Some(row) => {
+            let roles = row.map_or(ADMINISTERS, |row| row.roles);
+            caller.refuse(&format!("{method} {path}"), roles).into_response()
+        }
+    };
+    if ![Method::GET, Method::HEAD, Method::OPTIONS].contains(&method) {
+        let (who, role, status) = (&caller.who, caller.role.name(), response.status().as_u16());
+        tracing::info!(target: "audit", %who, role, %method, path, status, "asked for");
+    }
+    response
+}
+
+/// Shows the table in the document.
+pub fn describe(document: &mut OpenApi) {
+    let names = |roles: &[Role]| json!(roles.iter().map(|role| role.name()).collect::<Vec<_>>());
+    for row in MATRIX {
+        let Some(item) = document.paths.paths.get_mut(row.path) else { continue };
+        let operation = match row.method {
+            Method::POST => &mut item.post,
+            Method::PUT => &mut item.put,
+            Method::PATCH => &mut item.patch,
+            Method::DELETE => &mut item.delete,
+            _ => &mut item.get,
+        };
+        let Some(operation) = operation else { continue };
+        let mut shown = Map::from_iter([("operation".to_owned(), names(row.roles))]);
+        shown.extend(row.asks.iter().map(|ask| (ask.name().to_owned(), names(ask.roles()))));
+        let extension = ExtensionsBuilder::new().add("x-roles", Value::Object(shown)).build();
+        operation.extensions.get_or_insert_default().merge(extension);
+    }
+    let mut text = document.info.description.take().unwrap_or_default();
+    text += "\n\nRoles: `x-roles` lists the roles that may ask for an `operation`, and the roles for what a request may \
+             ask for beyond it:\n\n";
+    for ask in Ask::ALL {
+        text += &format!("- `{}`: {}.\n", ask.name(), ask.about());
+    }
+    text += "\nA `provisioner` sees, changes and removes only volumes and exports whose `label` is its token's name.";
+    document.info.description = Some(text);
+}
