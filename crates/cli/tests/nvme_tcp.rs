@@ -49,7 +49,7 @@ fn host_and_target_prove_to_each_other_who_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = dir.path().join(name);
-        std::fs::write(&path, text).unwrap();
+        secrets::write(&path, text).unwrap();
         path.display().to_string()
     };
     let keys = file("keys", &format!("# ours\n{HOST} {SECRET} {OF_TARGET}\n"));

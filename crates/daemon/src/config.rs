@@ -68,13 +68,17 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
-    /// It makes no sense.
-    #[error("configuration {}: {error}", .path.display())]
+    /// It is no configuration. Nothing of the file is quoted: the path may be that of a file with keys.
+    #[error("configuration {}: line {line}, column {column}: {fault}", .path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// Where and why.
-        error: toml::de::Error,
+        /// The line, from 1 on.
+        line: usize,
+        /// The column in bytes, from 1 on.
+        column: usize,
+        /// Why.
+        fault: String,
     },
     /// A step could not be made; those before it have been.
     #[error("configuration: {step}: {fault}")]
@@ -155,7 +159,13 @@ impl Config {
     /// # Errors
     /// When it makes no sense.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
-        toml::from_str(text).map_err(|error| ConfigError::Syntax { path: path.into(), error })
+        toml::from_str(text).map_err(|error| {
+            let before = &text.as_bytes()[..error.span().map_or(0, |span| span.start.min(text.len()))];
+            let line_start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            let fault = syntax_fault(text, error.message());
+            ConfigError::Syntax { path: path.into(), line, column: 1 + before.len() - line_start, fault }
+        })
     }
 
     /// What is to be done, in this order.
@@ -289,6 +299,24 @@ impl Config {
             made.map_err(|fault| ConfigError::Step { step: step.to_string(), fault })?;
         }
         Ok(())
+    }
+}
+
+/// Why a text is no configuration, without quoting it: messages of the parser and of serde hold lines, keys and values.
+fn syntax_fault(text: &str, message: &str) -> String {
+    if toml::from_str::<toml::Table>(text).is_err() {
+        return "invalid TOML".into();
+    }
+    // Field names and what was expected are of the program, all else is of the file.
+    if message.starts_with("missing field `") {
+        return message.into();
+    }
+    let is_unknown = message.starts_with("unknown field `");
+    match (message.rsplit_once(", expected "), is_unknown) {
+        (Some((_, expected)), true) => format!("unknown key: want {expected}"),
+        (Some((_, expected)), false) => format!("invalid value: want {expected}"),
+        (None, true) => "unknown key".into(),
+        (None, false) => "invalid value".into(),
     }
 }
 

@@ -496,7 +496,7 @@ fn tls_is_spoken_where_it_is_asked_for_and_tokens_do_not_go_in_the_clear() {
     };
     assert!(run("0.0.0.0:0").contains("0.0.0.0:0: this is no loopback address, so it takes TLS"));
     std::fs::set_permissions(daemon.path("tokens"), std::fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(run("127.0.0.1:0").contains("others may read it"));
+    assert!(run("127.0.0.1:0").contains("other users have access to this secret file (mode 644)"));
 }
 
 #[test]

@@ -10,9 +10,6 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nvme::fabrics::Nqn;
 use nvme::fabrics::auth::Hash;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -55,22 +52,9 @@ pub enum KeyError {
 /// Why a file with secrets cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
-    #[error("{path}: {source}", path = .path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// It is longer than such files are.
-    #[error("{path}: longer than {limit} bytes", path = .path.display())]
-    TooLong {
-        /// Which file.
-        path: PathBuf,
-        /// How long it may be.
-        limit: u64,
-    },
+    /// It cannot be read, or other users have access to it.
+    #[error(transparent)]
+    File(#[from] secrets::Error),
     /// What it holds is no secret.
     #[error("{path}: {source}", path = .path.display())]
     Key {
@@ -105,7 +89,7 @@ impl Key {
     /// # Errors
     /// When there is no such file, or no secret in it.
     pub fn read(path: &Path) -> Result<Key, FileError> {
-        let text = read_secret(path, MAX_FILE_BYTES)?;
+        let text = secrets::read_text(path, MAX_FILE_BYTES)?;
         Key::parse(text.trim()).map_err(|source| FileError::Key { path: path.to_owned(), source })
     }
 
@@ -130,22 +114,6 @@ pub(crate) fn decode(base64: &str, lengths: &[usize]) -> Result<Zeroizing<Vec<u8
     }
     secret.truncate(len);
     Ok(secret)
-}
-
-/// Reads a file with secrets, and warns when everybody can.
-pub(crate) fn read_secret(path: &Path, limit: u64) -> Result<Zeroizing<String>, FileError> {
-    let failed = |source| FileError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.permissions().mode() & 0o004 != 0 {
-        tracing::warn!(path = %path.display(), "a file with secrets can be read by every user (chmod 600)");
-    }
-    // All of it at once: a text that grows leaves copies behind.
-    let mut text = Zeroizing::new(String::with_capacity(limit as usize + 1));
-    file.take(limit + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > limit {
-        return Err(FileError::TooLong { path: path.to_owned(), limit });
-    }
-    Ok(text)
 }
 
 impl std::fmt::Debug for Key {
@@ -207,16 +175,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         assert!(Key::read(&path).unwrap_err().to_string().contains("/key: No such file"));
-        std::fs::write(&path, format!("{PLAIN}\n")).unwrap();
+        secrets::write(&path, format!("{PLAIN}\n")).unwrap();
         assert_eq!(Key::read(&path).unwrap(), Key::parse(PLAIN).unwrap());
-        std::fs::write(&path, "DHHC-1:07:AAAA:").unwrap();
+        secrets::write(&path, "DHHC-1:07:AAAA:").unwrap();
         assert!(
             Key::read(&path)
                 .unwrap_err()
                 .to_string()
                 .ends_with("/key: the secret's hash is 00, 01, 02 or 03")
         );
-        std::fs::write(&path, vec![b' '; 5000]).unwrap();
+        secrets::write(&path, vec![b' '; 5000]).unwrap();
         assert!(Key::read(&path).unwrap_err().to_string().contains("longer than 4096 bytes"));
     }
 }

@@ -6,7 +6,6 @@
 //! nqn.2014-08.org.example:two   DHHC-1:01:…:        DHHC-1:01:…:
 //! ```
 
-use crate::key::{FileError, read_secret};
 use crate::{Key, KeyError};
 use nvme::fabrics::{Nqn, NqnError};
 use std::collections::BTreeMap;
@@ -32,9 +31,9 @@ pub struct Keys(BTreeMap<Nqn, Arc<HostKeys>>);
 /// Why a file is no list of secrets, one line for each host; `F`: what can be wrong with a line.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError<F = Fault> {
-    /// It cannot be read.
+    /// It cannot be read, or other users have access to it.
     #[error(transparent)]
-    File(#[from] FileError),
+    File(#[from] secrets::Error),
     /// A line is wrong.
     #[error("{path}, line {line}: {fault}", path = .path.display())]
     Line {
@@ -59,9 +58,9 @@ pub enum Fault {
     /// The first is no name. It is not repeated: it may be a secret.
     #[error("the host's name: {0}")]
     Name(NqnError),
-    /// The host has a line already.
-    #[error("the host {0} has a line already")]
-    Twice(Nqn),
+    /// The host has a line already. It is not repeated.
+    #[error("an earlier line has the same host")]
+    Twice,
     /// A secret is none.
     #[error("the {0}'s secret: {1}")]
     Key(&'static str, KeyError),
@@ -75,7 +74,7 @@ pub(crate) fn read_lines<F>(
     path: &Path,
     mut insert: impl FnMut(&str) -> Result<(), F>,
 ) -> Result<(), KeysError<F>> {
-    let text = read_secret(path, MAX_FILE_BYTES)?;
+    let text = secrets::read_text(path, MAX_FILE_BYTES)?;
     let mut is_empty = true;
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {
         if !line.is_empty() && !line.starts_with('#') {
@@ -113,7 +112,7 @@ impl Keys {
             return Err(Fault::Same);
         }
         if self.0.contains_key(&host) {
-            return Err(Fault::Twice(host));
+            return Err(Fault::Twice);
         }
         self.0.insert(host, Arc::new(keys));
         Ok(())
@@ -145,7 +144,7 @@ mod tests {
     fn read(text: &str) -> Result<Keys, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
-        std::fs::write(&path, text).unwrap();
+        secrets::write(&path, text).unwrap();
         let strip = |error: KeysError| error.to_string().replace(&*path.display().to_string(), "keys");
         Keys::read(&path).map_err(strip)
     }
@@ -168,7 +167,7 @@ mod tests {
             ("nqn.a".into(), "keys, line 1: want the host's NQN"),
             (format!("\nnqn.a {ONE} {OTHER} x"), "keys, line 2: want the host's NQN"),
             (format!("{ONE} nqn.a"), "keys, line 1: the host's name: an NVMe name starts with"),
-            (format!("nqn.a {ONE}\nnqn.a {OTHER}"), "keys, line 2: the host nqn.a has a line already"),
+            (format!("nqn.a {ONE}\nnqn.a {OTHER}"), "keys, line 2: an earlier line has the same host"),
             ("nqn.a DHHC-1:00:AAAA:".into(), "keys, line 1: the host's secret: the secret has 0 bytes"),
             (format!("nqn.a {ONE} x"), "keys, line 1: the controller's secret: a secret looks like"),
             (format!("nqn.a {ONE} {ONE}"), "keys, line 1: host and controller have the same secret"),

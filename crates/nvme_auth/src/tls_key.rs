@@ -165,9 +165,9 @@ pub enum TlsFault {
     /// The first is no name. It is not repeated: it may be a key.
     #[error("the host's name: {0}")]
     Name(NqnError),
-    /// The host has a line already.
-    #[error("the host {0} has a line already")]
-    Twice(Nqn),
+    /// The host has a line already. It is not repeated.
+    #[error("an earlier line has the same host")]
+    Twice,
     /// The second is no key.
     #[error(transparent)]
     Key(TlsKeyError),
@@ -191,9 +191,9 @@ impl TlsKeys {
         };
         let host = Nqn::new(host).map_err(TlsFault::Name)?;
         let key = TlsKey::parse(key).map_err(TlsFault::Key)?;
-        match self.0.insert(host.clone(), key) {
+        match self.0.insert(host, key) {
             None => Ok(()),
-            Some(_) => Err(TlsFault::Twice(host)),
+            Some(_) => Err(TlsFault::Twice),
         }
     }
 
@@ -316,7 +316,7 @@ mod tests {
             ("nqn.a".into(), ", line 1: want the host's NQN and its key"),
             (format!("nqn.a {BOUND} x"), ", line 1: want the host's NQN"),
             (format!("{BOUND} nqn.a"), ", line 1: the host's name"),
-            (format!("\nnqn.a {BOUND}\nnqn.a {BOUND}"), ", line 3: the host nqn.a has a line already"),
+            (format!("\nnqn.a {BOUND}\nnqn.a {BOUND}"), ", line 3: an earlier line has the same host"),
             ("nqn.a NVMeTLSkey-1:".into(), ", line 1: a key looks like"),
         ] {
             let error = read(&text).unwrap_err();

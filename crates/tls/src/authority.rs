@@ -45,7 +45,7 @@ impl Authority {
         builder.sign(&self.key, MessageDigest::sha256()).unwrap();
         let file = |what: &str| directory.join(format!("{role}-{what}.pem"));
         std::fs::write(file("cert"), builder.build().to_pem().unwrap()).unwrap();
-        std::fs::write(file("key"), key.private_key_to_pem_pkcs8().unwrap()).unwrap();
+        secrets::write(&file("key"), key.private_key_to_pem_pkcs8().unwrap()).unwrap();
     }
 }
 

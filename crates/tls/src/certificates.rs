@@ -8,38 +8,13 @@ use openssl::pkey::{PKey, Private};
 use openssl::ssl::SslContextBuilder;
 use openssl::x509::X509;
 use openssl::x509::store::X509StoreBuilder;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
-use zeroize::Zeroizing;
 
 /// Who signs those whom we trust.
 pub(crate) const AUTHORITY: &str = "ca-cert.pem";
 /// Longest file of certificates or keys.
-const MAX_FILE: u64 = 4 << 20;
-
-/// Reads all of a file that is no longer than it may be.
-pub(crate) fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-    let failed = |source| Error::File { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    let mut bytes = Zeroizing::new(Vec::new());
-    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > MAX_FILE {
-        return Err(Error::content(path, format!("is longer than {MAX_FILE} bytes")));
-    }
-    Ok(bytes)
-}
-
-/// As [`read`]; warns when others may read it, too.
-pub(crate) fn read_secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, Error> {
-    let bytes = read(path)?;
-    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
-    if mode & 0o004 != 0 {
-        tracing::warn!(path = %path.display(), "everybody on this machine may read this secret");
-    }
-    Ok(bytes)
-}
+pub(crate) const MAX_FILE: u64 = 4 << 20;
 
 /// Whether there is a file, or something that fails otherwise when it is read.
 pub(crate) fn exists(path: &Path) -> bool {
@@ -87,12 +62,12 @@ pub(crate) fn within(directory: &Path, name: &str) -> PathBuf {
 }
 
 fn parse(path: &Path) -> Result<Vec<X509>, Error> {
-    X509::stack_from_pem(&read(path)?)
+    X509::stack_from_pem(&secrets::read_public(path, MAX_FILE)?)
         .map_err(|stack| Error::content(path, format!("is no certificate in PEM: {}", reasons(&stack))))
 }
 
 fn private_key(path: &Path) -> Result<PKey<Private>, Error> {
-    let pem = read_secret(path)?;
+    let pem = secrets::read(path, MAX_FILE)?;
     let mut is_locked = false;
     // Without a callback the library would ask whoever sits at the terminal.
     let key = PKey::private_key_from_pem_callback(&pem, |_| {

@@ -11,14 +11,9 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
-    File {
-        /// Which file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
+    /// A file cannot be read, or other users have access to it.
+    #[error(transparent)]
+    File(#[from] secrets::Error),
     /// A file is not what it should be.
     #[error("{}: {fault}", path.display())]
     Content {

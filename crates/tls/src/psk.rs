@@ -2,7 +2,7 @@
 //! and QEMU read them.
 
 use crate::Error;
-use crate::certificates::read_secret;
+use crate::certificates::MAX_FILE;
 use openssl::error::ErrorStack;
 use openssl::ex_data::Index;
 use openssl::ssl::{Ssl, SslContextBuilder, SslRef};
@@ -29,8 +29,7 @@ pub(crate) struct Key {
 
 /// Reads a file of keys.
 pub(crate) fn read_keys(path: &Path) -> Result<Vec<Key>, Error> {
-    let bytes = read_secret(path)?;
-    let text = std::str::from_utf8(&bytes).map_err(|_| Error::content(path, "is not text"))?;
+    let text = secrets::read_text(path, MAX_FILE)?;
     let mut keys: Vec<Key> = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         if line.trim().is_empty() || line.starts_with('#') {
@@ -39,7 +38,7 @@ pub(crate) fn read_keys(path: &Path) -> Result<Vec<Key>, Error> {
         let fault = |fault: &str| Error::content(path, format!("line {number}: {fault}"));
         let key = parse(line).map_err(|what| fault(&what))?;
         if keys.iter().any(|other| other.identity == key.identity) {
-            return Err(fault(&format!("there is a key of {:?} already", key.identity)));
+            return Err(fault("an earlier line has the same identity"));
         }
         keys.push(key);
     }
@@ -49,16 +48,15 @@ pub(crate) fn read_keys(path: &Path) -> Result<Vec<Key>, Error> {
     Ok(keys)
 }
 
-/// The fault never quotes the key.
+/// The fault quotes nothing of the line: of a file that holds no keys any part of it may be a secret.
 fn parse(line: &str) -> Result<Key, String> {
     let (identity, hex) = line.trim_end().rsplit_once(':').ok_or("want identity:hexadecimal key")?;
     if identity.is_empty() || identity.len() > MAX_IDENTITY || identity.contains('\0') {
         return Err(format!("an identity of {} bytes: want 1 to {MAX_IDENTITY}", identity.len()));
     }
-    let secret = from_hex(hex).ok_or_else(|| format!("the key of {identity:?} is not hexadecimal"))?;
+    let secret = from_hex(hex).ok_or("the key is not hexadecimal")?;
     if !(MIN_KEY..=MAX_KEY).contains(&secret.len()) {
-        let len = secret.len();
-        return Err(format!("a key of {len} bytes for {identity:?}: want {MIN_KEY} to {MAX_KEY}"));
+        return Err(format!("a key of {} bytes: want {MIN_KEY} to {MAX_KEY}", secret.len()));
     }
     Ok(Key { identity: identity.into(), secret })
 }
@@ -164,9 +162,12 @@ mod tests {
             ("alice".into(), "line 1: want identity"),
             (format!(":{secret}"), "an identity of 0 bytes"),
             (format!("{}:{secret}", "x".repeat(129)), "an identity of 129 bytes"),
-            (format!("a:{secret}\na:{secret}"), "line 2: there is a key of \"a\" already"),
+            (format!("a:{secret}\na:{secret}"), "line 2: an earlier line has the same identity"),
             (format!("a:{secret}5"), "not hexadecimal"),
             (format!("a:{secret}zz"), "not hexadecimal"),
+            // As /etc/shadow has them.
+            (format!("root:$y$j9T${secret}:19000:0:99999:7:::"), "line 1: a key of 0 bytes"),
+            (format!("{secret}:x"), "line 1: the key is not hexadecimal"),
             (format!("a:{secret}ää"), "not hexadecimal"),
             ("a:5e5e".into(), "a key of 2 bytes"),
             (format!("a:{}", "5e".repeat(65)), "a key of 65 bytes"),

@@ -123,7 +123,7 @@ fn who_is_not_trusted_is_told_so() {
 fn a_key_that_both_have_is_enough_and_another_is_not() {
     let files = TempDir::new().unwrap();
     let file = |name: &str, text: &str| {
-        std::fs::write(files.path().join(name), text).unwrap();
+        secrets::write(&files.path().join(name), text).unwrap();
         files.path().join(name)
     };
     let (good, bad) = ("5e".repeat(32), "5f".repeat(32));

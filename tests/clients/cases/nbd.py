@@ -200,7 +200,7 @@ def _keys(client, name):
     """A directory with a file of keys, as psktool writes it."""
     directory = client.path(name)
     os.mkdir(directory)
-    with open(os.path.join(directory, "keys.psk"), "w") as file:
+    with open(os.open(os.path.join(directory, "keys.psk"), os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(f"alice:{os.urandom(32).hex()}\n")
     return directory
 

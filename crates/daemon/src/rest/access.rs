@@ -12,8 +12,6 @@ use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
@@ -22,6 +20,9 @@ use volume::Name;
 
 /// The shortest token: 128 bits in hexadecimal digits are 32.
 const MIN_TOKEN: usize = 24;
+
+/// Longest file of tokens, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Tokens and what they are for.
 #[derive(Clone, Debug)]
@@ -42,12 +43,9 @@ impl std::fmt::Debug for Token {
 /// Why there are no tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum TokensError {
-    /// The file cannot be read.
-    #[error("tokens {}: {error}", .0.display(), error = .1)]
-    Io(PathBuf, io::Error),
-    /// Others may read it.
-    #[error("tokens {}: others may read it (mode {:o}): want 600", .0.display(), .1 & 0o777)]
-    Open(PathBuf, u32),
+    /// The file cannot be read, or other users have access to it.
+    #[error("tokens {0}")]
+    File(#[from] secrets::Error),
     /// A line is none.
     #[error("tokens {}: line {}: {}", .0.display(), .1, .2)]
     Line(PathBuf, usize, String),
@@ -59,12 +57,7 @@ impl Tokens {
     /// # Errors
     /// When the file cannot be read, others may read it, or a line makes no sense.
     pub fn read(path: &Path) -> Result<Tokens, TokensError> {
-        let failed = |error| TokensError::Io(path.into(), error);
-        let mode = std::fs::metadata(path).map_err(failed)?.mode();
-        if mode & 0o007 != 0 {
-            return Err(TokensError::Open(path.into(), mode));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = secrets::read_text(path, MAX_FILE_BYTES)?;
         let mut tokens: Vec<Token> = Vec::new();
         for (number, line) in text.lines().enumerate() {
             let refuse = |fault: String| TokensError::Line(path.into(), number + 1, fault);
@@ -75,16 +68,16 @@ impl Tokens {
                 [role, name, secret] => {
                     let role = Role::ALL.into_iter().find(|known| known.name() == role).ok_or_else(|| {
                         let known = Role::ALL.map(Role::name).join(", ");
-                        refuse(format!("role {role:?}: expected {known}"))
+                        // The word is not repeated: in a file of another kind it may be a secret.
+                        refuse(format!("unknown role: want {known}"))
                     })?;
                     if secret.len() < MIN_TOKEN {
-                        return Err(refuse(format!(
-                            "the token of {name}: want {MIN_TOKEN} characters at least"
-                        )));
+                        return Err(refuse(format!("the token has fewer than {MIN_TOKEN} characters")));
                     }
                     // Its objects carry it.
                     if role == Role::Provisioner {
-                        Name::new(name).map_err(|error| refuse(error.to_string()))?;
+                        let fault = "the name of a provisioner's token is no name of an object";
+                        Name::new(name).map_err(|_| refuse(fault.into()))?;
                     }
                     tokens.push(Token { role, name: name.into(), secret: secret.into() });
                 }
@@ -171,10 +164,16 @@ mod tests {
         assert!(tokens.find("").is_none() && tokens.find(&long[1..]).is_none());
         assert!(!format!("{tokens:?}").contains(long));
         let refusal = |text: &str, mode| write(text, mode).unwrap_err().to_string();
-        assert!(refusal(&format!("admin me {long}"), 0o604).contains("others may read it (mode 604)"));
-        assert!(refusal("admin me short", 0o600).contains("line 1: the token of me: want 24 characters"));
-        assert!(refusal(&format!("\nroot me {long}"), 0o600).contains("line 2: role \"root\""));
-        assert!(refusal(&format!("provisioner a/b {long}"), 0o600).contains("line 1: \"a/b\": a name has"));
+        assert!(
+            refusal(&format!("admin me {long}"), 0o604)
+                .contains("other users have access to this secret file (mode 604)")
+        );
+        assert!(refusal("admin me short", 0o600).contains("line 1: the token has fewer than 24 characters"));
+        assert!(
+            refusal(&format!("\nroot me {long}"), 0o600).contains("line 2: unknown role: want read-only, ")
+        );
+        let refused = refusal(&format!("provisioner a/b {long}"), 0o600);
+        assert!(refused.contains("line 1: the name of a provisioner's token") && !refused.contains("a/b"));
         assert!(refusal("", 0o600).contains("there is no token"));
         assert!(refusal(long, 0o600).contains("want ROLE NAME TOKEN"));
     }

@@ -82,7 +82,7 @@ fn nbdkit_that_does_not_know_us_says_so() {
     let files = tempfile::tempdir().unwrap();
     tls::authority::write_all(files.path());
     let keys = files.path().join("keys.psk");
-    std::fs::write(&keys, format!("alice:{}\n", "00".repeat(32))).unwrap();
+    secrets::write(&keys, format!("alice:{}\n", "00".repeat(32))).unwrap();
     for secret in Secret::ALL {
         let Some(server) = Server::nbdkit_secured(Over::Unix, secret) else { return };
         let stranger = match secret {

@@ -55,7 +55,7 @@ impl Server {
         let files = tempfile::tempdir().unwrap();
         let keys = files.path().join("keys.psk");
         tls::authority::write_all(files.path());
-        std::fs::write(&keys, format!("alice:{}\n", "5e".repeat(32))).unwrap();
+        secrets::write(&keys, format!("alice:{}\n", "5e".repeat(32))).unwrap();
         let (certificates, keys_at) =
             (format!("--tls-certificates={}", files.path().display()), keys.display());
         let keys_at = format!("--tls-psk={keys_at}");

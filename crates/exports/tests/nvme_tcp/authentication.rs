@@ -26,7 +26,7 @@ fn server(choices: Choices) -> Server {
 fn server_with(choices: Choices, change: impl FnOnce(Config) -> Config) -> Server {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    std::fs::write(&path, format!("{HOST} {SECRET} {OF_TARGET}\nnqn.one {SECRET}\n")).unwrap();
+    secrets::write(&path, format!("{HOST} {SECRET} {OF_TARGET}\nnqn.one {SECRET}\n")).unwrap();
     let keys = Arc::new(Keys::read(&path).unwrap());
     let auth = Some(Auth { keys, choices: Arc::new(choices) });
     Server::with(MIB, |config| change(Config { auth, ..config }))

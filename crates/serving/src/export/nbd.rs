@@ -235,7 +235,7 @@ mod tests {
         assert!(
             refusal(&format!("{certificates},tls-verify-peer=on")).contains("/ca-cert.pem: No such file")
         );
-        std::fs::write(folder.path().join("keys"), "alice:5e5e").unwrap();
+        secrets::write(&folder.path().join("keys"), "alice:5e5e").unwrap();
         let keys = format!("nbd:socket=s,tls-psk={path}/keys");
         let said = refusal(&keys);
         assert!(said.contains("/keys: line 1: a key of 2 bytes") && !said.contains("5e5e"), "{said}");

@@ -270,7 +270,7 @@ mod tests {
         let path = folder.path().join("keys");
         let text = format!("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,tls-keys={}", path.display());
         assert!(refusal(&text).contains("tls-keys: ") && refusal(&text).contains("No such file"));
-        std::fs::write(&path, format!("nqn.a {KEY}\n")).unwrap();
+        secrets::write(&path, format!("nqn.a {KEY}\n")).unwrap();
         for (more, mode) in [("", "require"), (",tls=require", "require"), (",tls=allow", "allow")] {
             let plan = ExportPlan::parse(&format!("{text}{more}")).unwrap();
             assert_eq!(plan.config.fields()["tls"], mode);
@@ -287,7 +287,7 @@ mod tests {
         let path = folder.path().join("keys");
         let text = format!("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,auth-keys={}", path.display());
         assert!(refusal(&text).contains("/keys: No such file"));
-        std::fs::write(&path, format!("nqn.a {SECRET}\n")).unwrap();
+        secrets::write(&path, format!("nqn.a {SECRET}\n")).unwrap();
         let plan = ExportPlan::parse(&format!("{text},auth-hashes=sha256+sha512,auth-groups=null")).unwrap();
         assert_eq!(plan.config.fields()["authentication"], true);
         let shown = format!("{plan:?}");
@@ -297,7 +297,7 @@ mod tests {
                 .contains("\"sha1\" is none of sha256, sha384, sha512")
         );
         assert!(refusal(&format!("{text},auth-groups=")).contains("\"\" is none of null, ffdhe2048"));
-        std::fs::write(&path, "nqn.a secret\n").unwrap();
+        secrets::write(&path, "nqn.a secret\n").unwrap();
         assert!(refusal(&text).contains("/keys, line 1: the host's secret: a secret looks like"));
         assert!(
             refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,auth-groups=null").contains("need auth-keys")
