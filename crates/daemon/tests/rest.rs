@@ -515,6 +515,29 @@ fn the_socket_is_for_its_owner_and_group() {
 }
 
 #[test]
+fn a_file_at_the_path_of_the_socket_is_left_alone() {
+    let mut daemon = Daemon::prepare(&[]);
+    let (socket, beside) = (daemon.path("d.sock"), daemon.path("d.new"));
+    std::fs::write(&socket, "data").unwrap();
+    std::fs::write(&beside, "more data").unwrap();
+    let output = daemon.command().output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let why = format!("cannot listen on {}: a file that is not a socket is there", socket.display());
+    assert!(!output.status.success() && said.contains(&why), "{said}");
+    assert_eq!(std::fs::read(&socket).unwrap(), b"data");
+    // A socket without a listener, which a killed daemon leaves, is replaced.
+    std::fs::remove_file(&socket).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    daemon.start();
+    assert_eq!(std::fs::read(&beside).unwrap(), b"more data");
+    // At its end the daemon removes its own socket, and no file that has taken the place.
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "data").unwrap();
+    daemon.end("-TERM");
+    assert_eq!(std::fs::read(&socket).unwrap(), b"data");
+}
+
+#[test]
 fn events_are_streamed_from_where_one_was() {
     let daemon = Daemon::new();
     with_disk(&daemon);

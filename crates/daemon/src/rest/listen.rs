@@ -6,12 +6,11 @@ use super::{TokensError, router};
 use crate::engine::Engine;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum_server::tls_rustls::RustlsConfig;
+use exports::stream::SocketPath;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use serving::control::server::take_over;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -80,7 +79,8 @@ pub enum ListenError {
 /// Sockets on which the API is served. Dropping it ends that.
 pub struct Listeners {
     runtime: Option<Runtime>,
-    socket: Option<PathBuf>,
+    /// Absent when the service manager owns it.
+    socket: Option<SocketPath>,
     /// Where TCP is served, with the port that was chosen.
     pub address: Option<SocketAddr>,
 }
@@ -102,15 +102,12 @@ impl Listeners {
             .enable_all()
             .build()
             .map_err(ListenError::Threads)?;
-        let socket = inherited.is_none().then(|| unix.path.clone());
-        let listener = match inherited {
-            Some(listener) => Ok(listener),
-            None => listen(unix),
-        };
         let failed = |error| ListenError::Listen { place: unix.path.display().to_string(), error };
-        let listener = listener
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(failed)?;
+        let (listener, socket) = match inherited {
+            Some(listener) => (listener, None),
+            None => listen_unix(unix).map(|(listener, path)| (listener, Some(path))).map_err(failed)?,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
         let _entered = runtime.enter();
         let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
         let service = router(engine.clone()).layer(from_fn(access::over_unix)).layer(from_fn(hear_out));
@@ -123,31 +120,20 @@ impl Listeners {
 
 impl Drop for Listeners {
     fn drop(&mut self) {
-        if let Some(path) = &self.socket {
-            let _ = std::fs::remove_file(path);
-        }
+        self.socket = None;
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(GRACE);
         }
     }
 }
 
-fn listen(options: &UnixOptions) -> io::Result<UnixListener> {
+fn listen_unix(options: &UnixOptions) -> io::Result<(UnixListener, SocketPath)> {
     let path = &options.path;
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;
     }
-    take_over(path)?;
-    // Made under another name, so that nobody finds it with the wrong permissions.
-    let new = path.with_extension("new");
-    let _ = std::fs::remove_file(&new);
-    let listener = UnixListener::bind(&new)?;
-    if let Some(group) = options.group {
-        std::os::unix::fs::chown(&new, None, Some(group))?;
-    }
-    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(options.permissions))?;
-    std::fs::rename(&new, path)?;
-    Ok(listener)
+    SocketPath::free(path)?;
+    exports::stream::listen(path, options.permissions, options.group)
 }
 
 fn serve_tcp(

@@ -42,5 +42,6 @@ pub(crate) use readiness::Readiness;
 pub(crate) use registry::Registry;
 pub(crate) use seats::{Applicant, NoSeat, Origin, Seat, SeatLimits, Seats};
 pub(crate) use unix::UnixSocket;
+pub use unix::{SocketPath, listen};
 pub use wire::Security;
 pub(crate) use wire::Wire;

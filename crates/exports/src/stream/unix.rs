@@ -15,27 +15,17 @@ const BACKLOG: libc::c_int = 128;
 /// A listening socket that owns its path.
 pub(crate) struct UnixSocket {
     listener: UnixListener,
-    path: PathBuf,
-    /// Device and inode of the socket file: what is removed at the end is ours.
-    identity: (u64, u64),
+    path: SocketPath,
 }
 
 impl UnixSocket {
     /// Takes `path`. A socket file that nobody listens on any more is replaced; anything else is left alone.
     pub(crate) fn bind(path: &Path, permissions: u32) -> Result<UnixSocket, Error> {
-        remove_stale(path)?;
-        let failed = |source| Error::Socket { path: path.into(), action: "listen on", source };
-        let socket = bind_closed(path).map_err(failed)?;
-        // Nobody can connect between bind and listen: there is no moment with the wrong permissions.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(permissions)).map_err(failed)?;
-        // SAFETY: a plain system call on a descriptor that we own.
-        if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
-            return Err(failed(io::Error::last_os_error()));
-        }
-        let listener = UnixListener::from(socket);
-        listener.set_nonblocking(true).map_err(failed)?;
-        let file = std::fs::symlink_metadata(path).map_err(failed)?;
-        Ok(UnixSocket { listener, path: path.into(), identity: (file.dev(), file.ino()) })
+        let failed = |action| move |source| Error::Socket { path: path.into(), action, source };
+        SocketPath::free(path).map_err(failed("take over"))?;
+        let (listener, path) = listen(path, permissions, None).map_err(failed("listen on"))?;
+        listener.set_nonblocking(true).map_err(failed("listen on"))?;
+        Ok(UnixSocket { listener, path })
     }
 
     /// The socket itself, which does not block.
@@ -45,11 +35,42 @@ impl UnixSocket {
 
     /// The path that it owns.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        &self.path.path
     }
 }
 
-impl Drop for UnixSocket {
+/// The path of a socket that this process has bound. Dropping it removes the socket, unless another file is there now.
+#[derive(Debug)]
+pub struct SocketPath {
+    path: PathBuf,
+    /// Device and inode of the socket file.
+    identity: (u64, u64),
+}
+
+impl SocketPath {
+    /// Removes a socket that refuses connections, which a process that has ended left there. Nothing at the path is
+    /// fine, too.
+    ///
+    /// # Errors
+    /// When a process listens there, or anything but a socket is there: a file, a directory, a symbolic link. They stay.
+    pub fn free(path: &Path) -> io::Result<()> {
+        let file = match std::fs::symlink_metadata(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if !file.file_type().is_socket() {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket is there"));
+        }
+        match UnixStream::connect(path) {
+            Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for SocketPath {
     fn drop(&mut self) {
         let is_ours =
             std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
@@ -59,26 +80,24 @@ impl Drop for UnixSocket {
     }
 }
 
-fn remove_stale(path: &Path) -> Result<(), Error> {
-    let failed = |source| Error::Socket { path: path.into(), action: "take over", source };
-    let file = match std::fs::symlink_metadata(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
-    };
-    if !file.file_type().is_socket() {
-        return Err(failed(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            "a file that is not a socket is there",
-        )));
+/// Listens at `path`, where nothing may be ([`SocketPath::free`]), with permission bits and perhaps a group. No client
+/// can connect before the socket has both.
+///
+/// # Errors
+/// When a file is there, the path is too long for a socket, or the system refuses a step.
+pub fn listen(path: &Path, permissions: u32, group: Option<u32>) -> io::Result<(UnixListener, SocketPath)> {
+    let socket = bind_closed(path)?;
+    let file = std::fs::symlink_metadata(path)?;
+    let claim = SocketPath { path: path.into(), identity: (file.dev(), file.ino()) };
+    if group.is_some() {
+        std::os::unix::fs::lchown(path, None, group)?;
     }
-    match UnixStream::connect(path) {
-        Ok(_) => Err(failed(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(failed)
-        }
-        Err(error) => Err(failed(error)),
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(permissions))?;
+    // SAFETY: a plain system call on a descriptor that we own.
+    if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
+        return Err(io::Error::last_os_error());
     }
+    Ok((UnixListener::from(socket), claim))
 }
 
 /// A stream socket bound to `path` that does not listen yet, which the standard library cannot make.
@@ -127,9 +146,26 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_socket_stays() {
+    fn what_is_no_socket_stays_and_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("file"), "data").unwrap();
+        std::fs::create_dir(path("directory")).unwrap();
+        drop(UnixListener::bind(path("stale")).unwrap());
+        // A link to a stale socket is not ours to remove.
+        std::os::unix::fs::symlink(path("stale"), path("link")).unwrap();
+        for name in ["file", "directory", "link"] {
+            let error = UnixSocket::bind(&path(name), 0o600).err().expect(name).to_string();
+            assert!(error.contains(&format!("/{name}")) && error.contains("not a socket"), "{error}");
+            assert!(std::fs::symlink_metadata(path(name)).is_ok(), "{name}");
+        }
+        assert_eq!(std::fs::read(path("file")).unwrap(), b"data");
+    }
+
+    #[test]
+    fn a_file_that_appears_after_the_look_is_not_replaced() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(UnixSocket::bind(file.path(), 0o600).is_err());
+        assert_eq!(listen(file.path(), 0o600, None).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert!(file.path().exists());
     }
 

@@ -1,9 +1,10 @@
 //! The side of the control socket that `freestone serve` has: a thread that listens, and one for each client.
 
 use super::protocol::{Command, Done, MAX_LINE, Reply, Request, parse_request};
-use socket2::{Domain, SockAddr, Socket, Type};
+use exports::stream::{SocketPath, listen};
+use socket2::Socket;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ pub trait Controlled: Send + Sync {
 /// A socket that is being listened on. Dropping it ends that, and removes the socket.
 pub struct ControlSocket {
     path: PathBuf,
+    claim: Option<SocketPath>,
     listener: Arc<Socket>,
     is_ending: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -42,18 +44,14 @@ impl ControlSocket {
         if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
             std::fs::create_dir_all(directory)?;
         }
-        take_over(path)?;
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        socket.bind(&SockAddr::unix(path)?)?;
-        // Nobody can connect between bind and listen: there is no moment with the wrong permissions.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-        socket.listen(MAX_CLIENTS as i32)?;
-        let listener = Arc::new(socket);
+        SocketPath::free(path)?;
+        let (listener, claim) = listen(path, 0o600, None)?;
+        let listener = Arc::new(Socket::from(OwnedFd::from(listener)));
         let is_ending = Arc::new(AtomicBool::new(false));
         let (accepting, ending) = (listener.clone(), is_ending.clone());
         let run = move || accept(&accepting, &ending, &controlled);
         let thread = Some(reactor::spawn_thread("array-control", run)?);
-        Ok(ControlSocket { path: path.into(), listener, is_ending, thread })
+        Ok(ControlSocket { path: path.into(), claim: Some(claim), listener, is_ending, thread })
     }
 
     /// Where it listens.
@@ -65,7 +63,7 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.is_ending.store(true, Ordering::SeqCst);
-        let _ = std::fs::remove_file(&self.path);
+        self.claim = None;
         // Ends the accept that the thread waits in.
         let _ = self.listener.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
@@ -74,24 +72,11 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Removes a socket that nobody listens at any more.
-///
-/// # Errors
-/// When somebody listens there, or it cannot be removed.
-pub fn take_over(path: &Path) -> io::Result<()> {
-    match UnixStream::connect(path) {
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
 fn accept(listener: &Socket, is_ending: &AtomicBool, controlled: &Arc<dyn Controlled>) {
     let clients = Arc::new(AtomicUsize::new(0));
     while !is_ending.load(Ordering::SeqCst) {
         let stream: UnixStream = match listener.accept() {
-            Ok((socket, _)) => std::os::fd::OwnedFd::from(socket).into(),
+            Ok((socket, _)) => OwnedFd::from(socket).into(),
             Err(_) if is_ending.load(Ordering::SeqCst) => return,
             Err(error) => {
                 // Out of descriptors, most likely: the next try may have one.
@@ -152,6 +137,7 @@ fn answer(mut stream: &UnixStream, result: Result<Done, String>) -> io::Result<(
 mod tests {
     use super::super::client::Client;
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     struct Echo;
 
@@ -195,6 +181,11 @@ mod tests {
         let stale = dir.path().join("stale");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
         drop(ControlSocket::listen(&stale, Arc::new(Echo)).unwrap());
+        let file = dir.path().join("file");
+        std::fs::write(&file, "data").unwrap();
+        let refused = ControlSocket::listen(&file, Arc::new(Echo)).err().unwrap();
+        assert_eq!(refused.to_string(), "a file that is not a socket is there");
+        assert_eq!(std::fs::read(&file).unwrap(), b"data");
     }
 
     #[test]
