@@ -131,6 +131,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/daemon/run
 	tests/web/run --jobs 2
 	tests/lab/demo --once --listen 127.0.0.1:0
+	tests/lab/demo --once --listen 127.0.0.1:0 --disk-rate 8M
 	tests/lab/run --jobs 2
 
 bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/

@@ -11,7 +11,7 @@ import time
 import paths
 from vm import die_with_parent
 
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60  # without an answer or progress
 MIB = 1 << 20
 
 
@@ -52,23 +52,34 @@ class Freestoned:
     def path(self, name):
         return os.path.join(self.directory, name)
 
-    def start(self, wait=True):
-        """Start it; returns the seconds until it answered."""
+    def start(self, wait=True, tell=lambda start: None):
+        """Start it; returns the seconds until it was ready. However long its configuration takes, it makes progress: each
+        is told."""
         began = time.monotonic()
         with open(self.path("freestoned.log"), "ab") as log:
             self.process = subprocess.Popen(
                 [*self.prefix, self.program, "--state-dir", self.state, "--socket", self.socket, *self.arguments],
                 stdin=subprocess.DEVNULL, stderr=log, env=self.environment() | self.more_environment,
                 pass_fds=self.inherited, preexec_fn=die_with_parent)
-        while wait:
-            try:
-                self.get("/v1/system")
-                break
-            except OSError:
-                if self.process.poll() is not None or time.monotonic() > began + START_TIMEOUT_S:
-                    raise DaemonError(f"freestoned does not answer\n{self.log()}") from None
-                time.sleep(0.005)
+        if wait:
+            self._wait_until_ready(tell)
         return time.monotonic() - began
+
+    def _wait_until_ready(self, tell):
+        deadline, before, trouble = time.monotonic() + START_TIMEOUT_S, None, "does not answer"
+        while True:
+            try:
+                system = self.get("/v1/system")
+                if system["state"] == "ready":
+                    return
+                if system["start"] != before:
+                    deadline, before, trouble = time.monotonic() + START_TIMEOUT_S, system["start"], f"stands still: {system}"
+                    tell(before)
+            except OSError:
+                pass
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise DaemonError(f"freestoned {trouble}\n{self.log()}")
+            time.sleep(0.005 if before is None else 0.1)
 
     def environment(self):
         return os.environ | {"XDG_RUNTIME_DIR": self.directory, "FREESTONE_SOCKET": self.socket}
@@ -163,7 +174,7 @@ class GuestDaemon:
     def start(self):
         self.job = self.guest.start(
             "daemon", f"mkdir -p {self.DIRECTORY}; rm -f {self.socket}; echo $BASHPID >/run/daemon.pid; exec {self.command}")
-        self.guest.sh(f"for i in $(seq 600); do [ -S {self.socket} ] && exit 0; sleep 0.1; done; cat /run/daemon.out; exit 1")
+        self.guest.sh(f"{paths.FREESTONE} status --socket {self.socket} --wait || {{ cat /run/daemon.out; exit 1; }}")
 
     def end(self, name="TERM"):
         """Send it this signal and wait until it is gone, in good order unless it is KILL. Returns its log."""

@@ -233,7 +233,7 @@ class Api:
 
     def get_system(self):
         cores = [{"number": i, "cpu": i, "exports": list(self.state.exports)[i::2]} for i in range(2)]
-        return 200, {"version": "0.9.0", "pid": 4711, "started_ns": self.state.started_ns, "user": 990, "state_dir": "/var/lib/freestone", "generation": 42, "cores": cores}
+        return 200, {"version": "0.9.0", "state": "ready", "start": None, "pid": 4711, "started_ns": self.state.started_ns, "user": 990, "state_dir": "/var/lib/freestone", "generation": 42, "cores": cores}
 
     def get_samples(self):
         return 200, self.state.samples()

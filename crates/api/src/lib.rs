@@ -25,7 +25,7 @@ pub use job::{Job, JobChange};
 pub use pool::{Pool, PoolAction, Repaired, TableCopy};
 pub use problem::Problem;
 pub use sample::{Sample, Samples};
-pub use system::{CoreInfo, System};
+pub use system::{CoreInfo, StartProgress, System, SystemState};
 pub use volume::{Floor, Group, NewPlace, NewVolume, Qos, Rate, Volume, VolumeChange};
 
 /// What every path of the API begins with.

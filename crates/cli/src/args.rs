@@ -3,8 +3,8 @@
 use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
 use crate::daemon::{
-    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, JobArgs, ManArgs, SupportArgs,
-    TopArgs, VolumeArgs,
+    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, JobArgs, ManArgs, StatusArgs,
+    SupportArgs, TopArgs, VolumeArgs,
 };
 use crate::discover::DiscoverArgs;
 use crate::info::InfoArgs;
@@ -55,6 +55,8 @@ pub enum Command {
     Core(CoreArgs),
     /// Events of a daemon: what has happened
     Event(EventArgs),
+    /// Readiness of a daemon; waits for it with --wait
+    Status(StatusArgs),
     /// Collect what somebody who is to help wants to know of a daemon
     Support(SupportArgs),
     /// Watch a daemon's volumes

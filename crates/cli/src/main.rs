@@ -1,7 +1,7 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
-//!   args ─► daemon ─► freestoned (volume, export, device, group, job, core, event, top)
+//!   args ─► daemon ─► freestoned (volume, export, device, group, job, core, event, status, top)
 //!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | discover | array | ublk
 //! ```
 //!
@@ -104,6 +104,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Job(args) => ask(&args.daemon, &|| args.run()),
         Command::Core(args) => ask(&args.daemon, &|| args.run()),
         Command::Event(args) => ask(&args.daemon, &|| args.run()),
+        Command::Status(args) => ask(&args.daemon, &|| args.run()),
         Command::Support(args) => ask(&args.daemon, &|| args.run()),
         Command::Top(args) => ask(&args.daemon, &|| args.run()),
         Command::Completion(args) => {

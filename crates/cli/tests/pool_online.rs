@@ -1,43 +1,17 @@
 //! `freestone pool` against a daemon, which is played by the test.
 
+mod common;
+
+use common::played::Played;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output};
 
 /// Runs the program against a daemon that answers once; the request line, its body, and what the program did.
 fn ask(args: &[&str], status: u16, answer: &Value) -> (String, String, Output) {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("d.sock");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let answer = answer.to_string();
-    let daemon = std::thread::spawn(move || {
-        let (stream, _) = listener.accept().unwrap();
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
-        let (mut first, mut len) = (String::new(), 0);
-        reader.read_line(&mut first).unwrap();
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).unwrap();
-            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                len = value.trim().parse().unwrap();
-            }
-            if line.trim().is_empty() {
-                break;
-            }
-        }
-        let mut body = vec![0; len];
-        reader.read_exact(&mut body).unwrap();
-        let head = format!(
-            "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-            answer.len()
-        );
-        (&stream).write_all((head + &answer).as_bytes()).unwrap();
-        (first.trim().to_owned(), String::from_utf8(body).unwrap())
-    });
-    let output = freestone(args, &socket);
-    let (first, body) = daemon.join().unwrap();
+    let daemon = Played::new(vec![(status, answer.clone())]);
+    let output = freestone(args, &daemon.socket());
+    let (first, body) = daemon.requests().remove(0);
     (first, body, output)
 }
 

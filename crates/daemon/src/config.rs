@@ -123,6 +123,16 @@ impl Step {
     }
 }
 
+impl Step {
+    /// The volume that is made or grows.
+    fn volume(&self) -> Option<&str> {
+        match self {
+            Step::Volume(NewVolume { name, .. }) | Step::Change(name, _) => Some(name),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -282,7 +292,9 @@ impl Config {
     pub fn apply(&self, engine: &Engine) -> Result<(), ConfigError> {
         let steps = self.plan(engine);
         self.check(engine, &steps)?;
-        for step in steps {
+        let total = steps.len();
+        for (done, step) in steps.into_iter().enumerate() {
+            engine.begin_step(step.to_string(), step.volume(), done, total);
             let made = match &step {
                 Step::Device(new) => engine.create_device(new).map(drop),
                 Step::Array(new) => engine.create_array(new).map(drop),

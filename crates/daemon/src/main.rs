@@ -31,9 +31,11 @@ const POLL_US: u64 = 50;
 const CONFIG_TIME: Duration = Duration::from_secs(1);
 /// How much more.
 const MORE_TIME: Duration = Duration::from_secs(30);
+/// How long changes in flight may take to be answered when the daemon ends.
+const GRACE: Duration = Duration::from_secs(2);
 /// What --demo is made of.
 const DEMO_MEMBERS: usize = 5;
-const DEMO_MEMBER_BYTES: u64 = 256 << 20;
+const DEMO_MEMBER_BYTES: u64 = 128 << 20;
 
 /// Keeps devices, arrays, volumes and exports, and serves them.
 ///
@@ -125,21 +127,27 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         engine.stop(true);
         return Ok(());
     }
-    let ended = serve(args, &engine, config, inherited, began);
+    let mut listeners = None;
+    let ended = serve(args, &engine, config, inherited, (began, &mut listeners));
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: finishing what is in flight");
+    engine.begin_stop(GRACE);
     // A service manager ends a daemon to start another; a person at the keyboard wants it gone.
-    engine.stop(!matches!(ended, Ok(SIGINT)));
+    let stopped = engine.stop(!matches!(ended, Ok(SIGINT)));
+    // Until here the API answers that the daemon stops.
+    drop(listeners);
+    drop(stopped);
     ended.map(drop)
 }
 
-/// Makes what the configuration wants, and serves the API until a signal ends that; which one.
+/// Makes what the configuration wants, and serves the API until a signal ends that; which one. The API goes on as long as
+/// the listeners that this leaves.
 fn serve(
     args: &Args,
     engine: &Arc<Engine>,
     config: Config,
     inherited: Option<UnixListener>,
-    began: Instant,
+    (began, serving): (Instant, &mut Option<Listeners>),
 ) -> Result<i32, Box<dyn Error>> {
     let unix = UnixOptions {
         path: args.socket.clone(),
@@ -163,13 +171,14 @@ fn serve(
     let applied = start_config(config, engine)?;
     let mut is_there = wait_for(&applied)?;
     // What takes longer is a job as others are, for which the API has to be there.
-    let listeners = Listeners::start(engine, &unix, inherited, tcp.as_ref())?;
+    let listeners = serving.insert(Listeners::start(engine, &unix, inherited, tcp.as_ref())?);
     while !is_there && !is_stopping.load(Ordering::SeqCst) {
         is_there = wait_for(&applied)?;
     }
     if is_there {
         let took_ms = began.elapsed().as_millis() as u64;
         let listen = listeners.address.map(|address| address.to_string());
+        engine.set_ready();
         tracing::info!(socket = %args.socket.display(), listen, took_ms, "ready");
         notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
         start_watchdog(engine)?;

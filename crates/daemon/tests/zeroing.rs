@@ -175,7 +175,7 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
     slow.daemon.args.extend(["--config".into(), slow.daemon.path("c.toml").to_str().unwrap().to_owned()]);
     let begin = |slow: &mut Slow| {
         let began = Instant::now();
-        slow.daemon.start();
+        slow.daemon.start_without_waiting_for_ready();
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert_eq!(slow.daemon.get("/v1/jobs/big.create")["total_bytes"], LARGE);
         assert_eq!(slow.state().0, before.0, "nothing of it is there yet");
@@ -203,4 +203,40 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
     }
     assert!(message.starts_with("READY=1\n"), "{message}");
     assert_eq!(slow.daemon.get("/v1/volumes/big")["size"], LARGE);
+}
+
+#[test]
+fn the_api_says_whether_the_daemon_starts_is_ready_or_stops() {
+    let mut slow = Slow::new();
+    assert_eq!(slow.daemon.get("/v1/system")["state"], "ready");
+    slow.daemon.end("-TERM");
+    // Longer than a look at the API takes on a busy machine.
+    slow.device.clear();
+    slow.device.add(Rule::new(Action::Delay(5_000_000_000)).on(&[Op::WriteZeroes]));
+    let wanted = format!(
+        "[[volume]]\nname = 'big'\non = 'data'\nsize = {LARGE}\n[[export]]\nname = 'e1'\nkind = 'nbd'\nof = ['big']\n"
+    );
+    std::fs::write(slow.daemon.path("c.toml"), wanted).unwrap();
+    slow.daemon.args.extend(["--config".into(), slow.daemon.path("c.toml").to_str().unwrap().to_owned()]);
+    slow.daemon.start_without_waiting_for_ready();
+    assert_eq!(slow.daemon.get("/v1/system")["state"], "starting");
+    slow.daemon.wait_for("progress", || {
+        let start = &slow.daemon.get("/v1/system")["start"];
+        start["total_bytes"] == LARGE && start["done_bytes"].as_u64().is_some_and(|done| done > 0)
+    });
+    let start = &slow.daemon.get("/v1/system")["start"];
+    assert_eq!(start["step"], format!("make volume big of {LARGE} bytes on data"));
+    assert_eq!((&start["done_steps"], &start["total_steps"]), (&json!(0), &json!(2)));
+    assert_eq!(slow.daemon.get("/v1/exports"), json!([]), "an export is there before the daemon is ready");
+    // While it stops, it reads and does not write.
+    slow.daemon.signal("-TERM");
+    slow.daemon.wait_for("a daemon that stops", || slow.daemon.get("/v1/system")["state"] == "stopping");
+    let refused =
+        slow.daemon.refusal(Method::POST, "/v1/volumes", &json!({ "name": "v2", "on": "data", "size": MIB }));
+    assert_eq!((refused.0, &*refused.1), (503, "stopping"));
+    assert_eq!(slow.daemon.wait().code(), Some(0));
+    slow.device.clear();
+    slow.daemon.start();
+    assert_eq!(slow.daemon.get("/v1/system")["start"], Value::Null);
+    assert_eq!(slow.daemon.get("/v1/exports/e1")["state"], "active");
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A daemon's API.
 pub struct Client {
@@ -40,6 +41,15 @@ impl Client {
     /// When the daemon does not answer, or says that there is nothing.
     pub fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<T, Error> {
         self.parse(self.request(Method::GET, path, None)?)
+    }
+
+    /// What is at a path, from a daemon that answers within a time.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn get_within<T: DeserializeOwned>(&self, path: &[&str], time: Duration) -> Result<T, Error> {
+        let response = self.http.get(url(path)).timeout(time).send().map_err(|error| self.silent(&error))?;
+        self.parse(self.check(response)?)
     }
 
     /// The text at an address that is none of the API's.

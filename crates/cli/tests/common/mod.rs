@@ -1,6 +1,8 @@
 //! Runs the program as a user does.
 #![allow(dead_code)] // each test file uses a part
 
+pub mod played;
+
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -11,7 +13,11 @@ use std::time::Duration;
 /// The program under test.
 pub fn freestone() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_freestone"));
-    command.env_remove("FREESTONE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+        .env_remove("FREESTONE_LOG")
+        .env_remove("FREESTONE_SOCKET")
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::null());
     command
 }
 
@@ -81,7 +87,11 @@ impl Server {
     /// As [`Server::start`], by another user, from a copy of the program that it can execute.
     pub fn start_as(uid: u32, program: &Path, args: &[&str]) -> (Server, Value) {
         let mut command = Command::new(program);
-        command.env_remove("FREESTONE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+        command
+            .env_remove("FREESTONE_LOG")
+            .env_remove("FREESTONE_SOCKET")
+            .env_remove("NOTIFY_SOCKET")
+            .stdin(Stdio::null());
         std::os::unix::process::CommandExt::uid(&mut command, uid);
         std::os::unix::process::CommandExt::gid(&mut command, uid);
         Server::start_with(command, args)

@@ -15,6 +15,7 @@ mod exports;
 mod jobs;
 mod moves;
 mod pools;
+mod readiness;
 mod report;
 mod samples;
 pub mod upkeep;
@@ -36,6 +37,7 @@ use layers::qos::Throttle;
 use moves::MoveLive;
 use raid::jobs::SparePool;
 use reactor::{CoreConfig, CoreRef, Cores};
+use readiness::Readiness;
 use samples::Counted;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -95,6 +97,7 @@ pub struct Engine {
     /// Copies that no move will finish may be on some pool.
     may_have_leftovers: AtomicBool,
     has_ended: AtomicBool,
+    readiness: Arc<Readiness>,
     live: RwLock<Live>,
     /// Last: whatever is open ran on them.
     cores: Cores,
@@ -140,6 +143,7 @@ impl Engine {
             wants_refresh: AtomicBool::new(false),
             may_have_leftovers: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
+            readiness: Arc::default(),
             live: RwLock::new(Live { state, groups, ..Live::default() }),
             cores,
             this: this.clone(),
@@ -176,8 +180,11 @@ impl Engine {
             let exports = live.state.exports.iter().filter(serves).map(|record| record.name.clone());
             CoreInfo { number, cpu: *cpu, exports: exports.collect() }
         };
+        let (state, start) = self.readiness(&live);
         System {
             version: env!("CARGO_PKG_VERSION").into(),
+            state,
+            start,
             pid: std::process::id(),
             started_ns: self.started_ns,
             user: sandbox::effective_user(),
@@ -207,8 +214,8 @@ impl Engine {
     }
 
     /// Ends everything in good order: clients, requests in flight, arrays. What cannot be is logged. With a
-    /// successor, clients wait for it who can.
-    pub fn stop(&self, has_successor: bool) {
+    /// successor, clients wait for it who can. No change is made as long as the result lives.
+    pub fn stop(&self, has_successor: bool) -> Stopped<'_> {
         self.has_ended.store(true, Ordering::SeqCst);
         // Not within a change: they may be about to make their last one.
         let moves = std::mem::take(&mut self.live_mut().moves);
@@ -217,7 +224,7 @@ impl Engine {
         while !self.live().zeroing.is_empty() {
             std::thread::sleep(work::LOOK / 10);
         }
-        let _alone = self.change();
+        let alone = self.change();
         let exports = std::mem::take(&mut self.live_mut().exports);
         if has_successor {
             exports.values().flatten().for_each(|running| running.export.hand_over());
@@ -236,6 +243,7 @@ impl Engine {
             array.stop(&self.core()); // says what went wrong itself
         }
         self.events.emit("daemon", "freestoned", "stopped", "in good order");
+        Stopped(alone)
     }
 
     /// The core that metadata is read and written on, and that arrays have as their home.
@@ -289,6 +297,9 @@ impl Engine {
         }
     }
 }
+
+/// An engine that has stopped.
+pub struct Stopped<'a>(#[expect(dead_code, reason = "held, not read")] MutexGuard<'a, ()>);
 
 /// The limits of a volume or group.
 fn throttle(qos: &Qos) -> Arc<Throttle> {

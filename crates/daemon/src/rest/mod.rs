@@ -15,6 +15,7 @@ mod page;
 mod pools;
 mod request;
 mod roles;
+mod stopping;
 mod system;
 mod volumes;
 
@@ -113,7 +114,7 @@ fn router(engine: Arc<Engine>) -> Router {
     let (router, document) = api().split_for_parts();
     let document = complete(document).to_pretty_json().expect("plain data");
     let own = OwnPlaces::of(engine.options());
-    let context = Context { engine, document: document.into(), own };
+    let context = Context { engine: engine.clone(), document: document.into(), own };
     router
         .route("/v1/openapi.json", axum::routing::get(system::document))
         .route("/", axum::routing::get(page::index))
@@ -122,6 +123,7 @@ fn router(engine: Arc<Engine>) -> Router {
         .fallback(answer::no_such_path)
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(axum::middleware::from_fn_with_state(idempotency::Keys::default(), idempotency::once))
+        .layer(axum::middleware::from_fn_with_state(engine, stopping::refuse_changes))
         .layer(axum::middleware::from_fn(roles::judge))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(context)

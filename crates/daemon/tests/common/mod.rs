@@ -70,8 +70,14 @@ impl Daemon {
         command
     }
 
-    /// Starts the daemon, and waits until it answers.
+    /// Starts the daemon, and waits until it is ready.
     pub fn start(&mut self) {
+        self.start_without_waiting_for_ready();
+        self.wait_for("a daemon that is ready", || self.get("/v1/system")["state"] == "ready");
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    pub fn start_without_waiting_for_ready(&mut self) {
         let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
         self.child = Some(self.command().stdin(Stdio::null()).stderr(log).spawn().unwrap());
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -107,10 +113,15 @@ impl Daemon {
         self.child.as_ref().unwrap().id()
     }
 
-    /// Sends a signal, and waits for the end.
-    pub fn end(&mut self, signal: &str) -> std::process::ExitStatus {
+    /// Sends a signal.
+    pub fn signal(&self, signal: &str) {
         let pid = self.pid().to_string();
         assert!(Command::new("kill").arg(signal).arg(pid).status().unwrap().success());
+    }
+
+    /// Sends a signal, and waits for the end.
+    pub fn end(&mut self, signal: &str) -> std::process::ExitStatus {
+        self.signal(signal);
         self.wait()
     }
 
