@@ -7,23 +7,52 @@ use crate::daemon::{
     SupportArgs, TopArgs, VolumeArgs,
 };
 use crate::discover::DiscoverArgs;
+use crate::error::Error;
 use crate::info::InfoArgs;
 use crate::pool::PoolArgs;
 use crate::serve::ServeArgs;
 use crate::ublk::UblkArgs;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, Parser, Subcommand};
 use graph::kinds;
 use graph::spec::{CpuList, Value};
 use reactor::{CoreConfig, PollWindow};
 use serving::export;
+use std::path::PathBuf;
 
 /// Block devices for virtual machines, served fast.
 #[derive(Debug, Parser)]
 #[command(name = "freestone", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
 pub struct Cli {
+    /// The socket of freestoned, for commands that ask it; they take it behind their name, too
+    // An id of its own: clap hands values down by id.
+    #[arg(id = "daemon-socket", long = "socket", value_name = "PATH")]
+    socket: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Gives the command the socket that stands before it.
+    ///
+    /// # Errors
+    /// When the command asks no daemon, or has a socket of its own.
+    pub fn place_socket(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        let Some(socket) = self.socket.take() else { return Ok(()) };
+        let shown = socket.display().to_string();
+        let (name, matches) = matches.subcommand().expect("clap asks for a command");
+        // Commands that ask no daemon do not have the option.
+        let is_given = matches.try_contains_id("socket").is_ok()
+            && matches.value_source("socket") == Some(ValueSource::CommandLine);
+        if is_given {
+            return Err(Error::Usage(format!("--socket {shown}: it is given before and behind {name}")));
+        }
+        match self.command.set_socket(socket) {
+            true => Ok(()),
+            false => Err(Error::Usage(format!("--socket {shown}: freestone {name} asks no daemon"))),
+        }
+    }
 }
 
 /// What to do.
@@ -67,6 +96,34 @@ pub enum Command {
     Man(ManArgs),
     /// Disks of this machine's kernel, /dev/ublkbN: make, list, remove them
     Ublk(UblkArgs),
+}
+
+impl Command {
+    /// Names the daemon that the command asks; `false` when it asks none.
+    fn set_socket(&mut self, socket: PathBuf) -> bool {
+        match self {
+            Command::Array(args) => args.socket = Some(socket),
+            Command::Pool(args) => args.socket = socket,
+            Command::Volume(VolumeArgs { daemon, .. })
+            | Command::Export(ExportArgs { daemon, .. })
+            | Command::Device(DeviceArgs { daemon, .. })
+            | Command::Group(GroupArgs { daemon, .. })
+            | Command::Job(JobArgs { daemon, .. })
+            | Command::Core(CoreArgs { daemon, .. })
+            | Command::Event(EventArgs { daemon, .. })
+            | Command::Status(StatusArgs { daemon, .. })
+            | Command::Support(SupportArgs { daemon, .. })
+            | Command::Top(TopArgs { daemon, .. }) => daemon.socket = socket,
+            Command::Serve(_)
+            | Command::Bench(_)
+            | Command::Info(_)
+            | Command::Discover(_)
+            | Command::Completion(_)
+            | Command::Man(_)
+            | Command::Ublk(_) => return false,
+        }
+        true
+    }
 }
 
 /// What every command takes.

@@ -64,7 +64,8 @@ fn parse() -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((cli, matches))
 }
 
-fn run(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
+fn run(mut cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
+    cli.place_socket(matches)?;
     let (_, matches) = matches.subcommand().expect("clap asks for a command");
     let start_logs =
         |common: &CommonArgs, default| logging::start(common.log.as_deref(), default, common.json);

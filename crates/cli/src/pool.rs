@@ -24,6 +24,9 @@ use volume::store::{self, Copy};
 pub struct PoolArgs {
     #[command(subcommand)]
     command: PoolCommand,
+    /// The socket of freestoned
+    #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
@@ -42,9 +45,6 @@ struct Place {
     /// The array or device that freestoned has the pool open on
     #[arg(value_name = "NAME", required_unless_present = "device", conflicts_with = "device")]
     name: Option<String>,
-    /// The socket of freestoned
-    #[arg(long, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
-    socket: PathBuf,
     /// The device of a pool that no daemon has open; several for a layer over them
     #[arg(long, value_name = "KIND:KEY=VALUE,…")]
     device: Vec<String>,
@@ -80,11 +80,11 @@ pub fn run(args: &PoolArgs, matches: &ArgMatches) -> Result<(), Error> {
     let output = Output::new(args.common.json);
     match &args.command {
         PoolCommand::Check(CheckArgs { place }) => match &place.name {
-            Some(name) => online::check(&place.socket, name, output),
+            Some(name) => online::check(&args.socket, name, output),
             None => with_device(place, matches, |device, core| check(device, core, output)),
         },
         PoolCommand::Repair(RepairArgs { place, sequence, .. }) => match &place.name {
-            Some(name) => online::repair(&place.socket, name, output),
+            Some(name) => online::repair(&args.socket, name, output),
             None => with_device(place, matches, |device, core| match sequence {
                 Some(sequence) => choose(device, core, *sequence, output),
                 None => repair(device, core, output),

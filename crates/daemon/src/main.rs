@@ -223,7 +223,10 @@ fn options(args: &Args) -> Options {
         Some(CpuList(cpus)) => cpus.iter().map(|cpu| core(Some(*cpu))).collect(),
         None => vec![core(None)],
     };
-    let beside = || args.socket.parent().map(PathBuf::from).unwrap_or_default();
+    let beside = || {
+        let socket = std::path::absolute(&args.socket).unwrap_or_default();
+        socket.parent().map(PathBuf::from).unwrap_or_default()
+    };
     Options {
         state_dir: args.state_dir.clone(),
         runtime_dir: std::path::absolute(args.runtime_dir.clone().unwrap_or_else(beside)).unwrap_or_default(),

@@ -324,3 +324,18 @@ fn an_array_is_deleted_when_nothing_is_on_it_and_its_members_are_free() {
     assert_eq!((refusal.0, &*refusal.1), (409, "in-use"));
     assert!(refusal.2.contains("m0"), "{}", refusal.2);
 }
+
+#[test]
+fn lines_for_clients_have_absolute_paths_although_the_daemons_are_relative() {
+    let mut daemon = Daemon::prepare(&[]);
+    daemon.start_in_its_directory();
+    let spec = json!({ "name": "data", "spec": "mem:size=64M" });
+    daemon.post("/v1/devices", &spec);
+    let place = daemon.dir.path().canonicalize().unwrap();
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "vhost-user-blk", "of": ["data"] }));
+    let line = daemon.get("/v1/exports/e1/attach")["lines"]["qemu"].clone();
+    assert!(line.as_str().unwrap().contains(&format!("path={}/e1.sock,", place.display())), "{line}");
+    let relative = json!({ "name": "e2", "kind": "nbd", "of": ["data"], "options": { "socket": "e2.sock" } });
+    let (_, kind, detail) = daemon.refusal(Method::POST, "/v1/exports", &relative);
+    assert_eq!((&*kind, &*detail), ("invalid", "export e2: socket \"e2.sock\": want an absolute path"));
+}

@@ -15,7 +15,8 @@ pub struct ArrayArgs {
     /// Ask the server with this control socket (freestone serve --control), and nobody else
     #[arg(long, global = true, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// The socket of freestoned, which makes, lists and deletes arrays [default: that of the daemon that runs, if one does]
+    /// The socket of freestoned: only its arrays are meant [default: create, list and delete ask the daemon that runs, if
+    /// one does; other commands look for the array among all that run]
     #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE)]
     pub socket: Option<PathBuf>,
     #[command(flatten)]

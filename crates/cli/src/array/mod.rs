@@ -1,8 +1,9 @@
 //! `freestone array`: makes arrays, looks after them, looks into them.
 //!
 //! ```text
-//!   array runs (its control socket answers)  ─► control ─► the freestone serve that runs it
-//!   array is to be made, with a daemon           ─► daemon  ─► freestoned, which runs it
+//!   a daemon is named (--socket)             ─► daemon  ─► that freestoned, and no other process
+//!   array runs (its control socket answers)  ─► control ─► the process that runs it
+//!   array is to be made, with a daemon       ─► daemon  ─► freestoned, which runs it
 //!   array does not run                       ─► offline ─► members, opened and locked here
 //! ```
 //!
@@ -30,7 +31,10 @@ use std::path::PathBuf;
 /// With what could not be done, named by object and value.
 pub fn run(args: &ArrayArgs) -> Result<(), Error> {
     let output = Output::new(args.common.json);
-    let online = Online { control: args.control.as_deref(), output };
+    let control = args.control.as_deref();
+    // Who names a control socket means that one, whatever the environment says of a daemon.
+    let daemon = args.socket.as_deref().filter(|_| control.is_none());
+    let online = Online { control, daemon, output };
     match &args.command {
         ArrayCommand::Create(create) => match daemon::array::socket(args.socket.as_deref()) {
             Some(socket) => {

@@ -4,8 +4,10 @@ use super::args::{
     AddArgs, GrowArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, SetArgs, ShowArgs,
 };
 use super::{offline, text};
+use crate::daemon::running::{self, RunningArray};
 use crate::error::Error;
 use crate::output::Output;
+use api::Array;
 use graph::kinds::raid::is_spec;
 use raid::admin::report::ArrayReport;
 use serde_json::{Value, json};
@@ -18,19 +20,41 @@ use std::path::Path;
 pub struct Online<'a> {
     /// The control socket; otherwise arrays are looked for where control sockets usually are.
     pub control: Option<&'a Path>,
+    /// The socket of the daemon that alone is asked, if one was named.
+    pub daemon: Option<&'a Path>,
     /// Where results go.
     pub output: Output,
+}
+
+/// An array that runs, and the way to it.
+enum Running {
+    /// Its control socket.
+    Control(Client),
+    /// The API of its daemon.
+    Daemon(Box<RunningArray>),
+}
+
+impl Running {
+    fn ask(&mut self, array: &str, command: Command) -> Result<Done, Error> {
+        match self {
+            Running::Control(client) => client.ask(command).map_err(|error| failed(array, error)),
+            Running::Daemon(running) => running.ask(command),
+        }
+    }
 }
 
 impl Online<'_> {
     /// `freestone array show`.
     pub fn show(&self, args: &ShowArgs) -> Result<(), Error> {
         let output = self.output;
+        if let Some(socket) = self.daemon {
+            return self.show_of(socket, args);
+        }
         match (&args.array, self.control) {
-            (Some(array), _) => match self.find(array)? {
+            (Some(array), _) => match self.reach(array)? {
                 Some((_, report)) => print(&report, output),
                 None if args.place.is_given() => offline::show::run(args, output)?,
-                None => return Err(not_running(array)),
+                None => return Err(self.not_running(array)),
             },
             (None, _) if args.place.is_given() => offline::show::run(args, output)?,
             (None, Some(path)) => {
@@ -41,12 +65,31 @@ impl Online<'_> {
         Ok(())
     }
 
+    /// `freestone array show`, of the daemon at `socket`.
+    fn show_of(&self, socket: &Path, args: &ShowArgs) -> Result<(), Error> {
+        let Some(name) = &args.array else {
+            if args.place.is_given() {
+                return offline::show::run(args, self.output);
+            }
+            RunningArray::all(socket)?.iter().for_each(|array| print_of_daemon(array, self.output));
+            return Ok(());
+        };
+        match RunningArray::find(socket, name)? {
+            Some(running) => print_of_daemon(running.array(), self.output),
+            None if args.place.is_given() => offline::show::run(args, self.output)?,
+            None => return Err(self.not_running(name)),
+        }
+        Ok(())
+    }
+
     /// `freestone array stop`.
     pub fn stop(&self, args: &RunningArgs) -> Result<(), Error> {
-        let mut client = self.connect(&args.array)?;
-        let done = client.ask(Command::Stop).map_err(|error| failed(&args.array, error))?;
+        let mut running = self.connect(&args.array)?;
+        let done = running.ask(&args.array, Command::Stop)?;
         // Stopped is when its sockets are gone: members are free again.
-        client.wait_for_end();
+        if let Running::Control(client) = &mut running {
+            client.wait_for_end();
+        }
         self.say("stopped", &args.array, &done);
         Ok(())
     }
@@ -54,8 +97,8 @@ impl Online<'_> {
     /// `freestone array fail`.
     pub fn fail(&self, args: &MembersArgs) -> Result<(), Error> {
         match self.find_or_place(&args.array, &args.place)? {
-            Some(client) => {
-                self.ask(client, &args.array, Command::Fail { members: args.members.clone() }, "failed")
+            Some(running) => {
+                self.ask(running, &args.array, Command::Fail { members: args.members.clone() }, "failed")
             }
             None => offline::edit::fail(args, self.output),
         }
@@ -64,8 +107,8 @@ impl Online<'_> {
     /// `freestone array remove`.
     pub fn remove(&self, args: &RemoveArgs) -> Result<(), Error> {
         match self.find_or_place(&args.array, &args.place)? {
-            Some(client) => {
-                self.ask(client, &args.array, Command::Remove { members: args.members.clone() }, "removed")
+            Some(running) => {
+                self.ask(running, &args.array, Command::Remove { members: args.members.clone() }, "removed")
             }
             None => offline::edit::remove(args, self.output),
         }
@@ -76,14 +119,14 @@ impl Online<'_> {
         let ReAddArgs { array, devices, place } = &args.devices;
         let running = match args.global {
             // Nothing of the array is needed to make a spare for any.
-            true => self.find(array)?.map(|(client, _)| client),
+            true => self.find(array)?,
             false => self.find_or_place(array, place)?,
         };
         match running {
-            Some(client) => {
+            Some(running) => {
                 let (force, global) = (args.force, args.global);
                 let command = Command::Add { devices: absolute(devices), force, global };
-                self.ask(client, array, command, "added")
+                self.ask(running, array, command, "added")
             }
             None => offline::edit::add(args, self.output),
         }
@@ -102,9 +145,9 @@ impl Online<'_> {
                  --add and --scan or --member)",
                 args.array
             ))),
-            Some(client) => {
+            Some(running) => {
                 let command = Command::Grow { size: args.size.map(|size| size.0) };
-                self.ask(client, &args.array, command, "grown")
+                self.ask(running, &args.array, command, "grown")
             }
             None => match args.goal() {
                 Some(goal) => offline::grow::restripe(args, goal, self.output),
@@ -117,9 +160,9 @@ impl Online<'_> {
     /// `freestone array re-add`.
     pub fn re_add(&self, args: &ReAddArgs) -> Result<(), Error> {
         match self.find_or_place(&args.array, &args.place)? {
-            Some(client) => {
+            Some(running) => {
                 let command = Command::ReAdd { devices: absolute(&args.devices) };
-                self.ask(client, &args.array, command, "re-added")
+                self.ask(running, &args.array, command, "re-added")
             }
             None => offline::fill::re_add(args, self.output),
         }
@@ -128,10 +171,10 @@ impl Online<'_> {
     /// `freestone array replace`.
     pub fn replace(&self, args: &ReplaceArgs) -> Result<(), Error> {
         match self.find_or_place(&args.array, &args.place)? {
-            Some(client) => {
+            Some(running) => {
                 let device = absolute(std::slice::from_ref(&args.with)).remove(0);
                 let command = Command::Replace { member: args.member.clone(), device, force: args.force };
-                self.ask(client, &args.array, command, "replacing")
+                self.ask(running, &args.array, command, "replacing")
             }
             None => offline::fill::replace(args, self.output),
         }
@@ -146,44 +189,68 @@ impl Online<'_> {
             ));
         }
         match self.find_or_place(&args.array, &args.place)? {
-            Some(client) => self.ask(client, &args.array, Command::Set(change), "set"),
+            Some(running) => self.ask(running, &args.array, Command::Set(change), "set"),
             None => offline::edit::set(args, self.output),
         }
     }
 
     /// A command that takes nothing but the array.
     pub fn command(&self, args: &RunningArgs, command: Command, event: &str) -> Result<(), Error> {
-        let client = self.connect(&args.array)?;
-        self.ask(client, &args.array, command, event)
+        let running = self.connect(&args.array)?;
+        self.ask(running, &args.array, command, event)
     }
 
-    fn ask(&self, mut client: Client, array: &str, command: Command, event: &str) -> Result<(), Error> {
-        let done = client.ask(command).map_err(|error| failed(array, error))?;
+    fn ask(&self, mut running: Running, array: &str, command: Command, event: &str) -> Result<(), Error> {
+        let done = running.ask(array, command)?;
         self.say(event, array, &done);
         Ok(())
     }
 
-    /// The array, if it runs. A server that was named must have it.
-    fn find(&self, array: &str) -> Result<Option<(Client, ArrayReport)>, Error> {
-        match self.control {
-            Some(path) => client::at(path, array).map(Some).map_err(|error| failed(array, error)),
-            None => Ok(client::find(array)),
+    /// The array, if it runs. A server whose control socket was named must have it.
+    fn find(&self, array: &str) -> Result<Option<Running>, Error> {
+        match self.daemon {
+            Some(socket) => {
+                Ok(RunningArray::find(socket, array)?.map(|found| Running::Daemon(Box::new(found))))
+            }
+            None => Ok(self.reach(array)?.map(|(client, _)| Running::Control(client))),
         }
     }
 
+    /// The array over its control socket, if it runs.
+    fn reach(&self, array: &str) -> Result<Option<(Client, ArrayReport)>, Error> {
+        let found = match self.control {
+            Some(path) => client::at(path, array).map(Some),
+            None => client::find(array),
+        };
+        found.map_err(|error| failed(array, error))
+    }
+
     /// The array, if it runs; `None` when it does not, and members were given to work on.
-    fn find_or_place(&self, array: &str, place: &Place) -> Result<Option<Client>, Error> {
+    fn find_or_place(&self, array: &str, place: &Place) -> Result<Option<Running>, Error> {
         match self.find(array)? {
-            Some((client, _)) => Ok(Some(client)),
+            Some(running) => Ok(Some(running)),
             None if place.is_given() => Ok(None),
+            None if self.daemon.is_some() => Err(self.not_running(array)),
             None => Err(Error::Runtime(format!(
                 "array {array}: it does not run: its members are needed (--member or --scan)"
             ))),
         }
     }
 
-    fn connect(&self, array: &str) -> Result<Client, Error> {
-        self.find(array)?.map(|(client, _)| client).ok_or_else(|| not_running(array))
+    fn connect(&self, array: &str) -> Result<Running, Error> {
+        self.find(array)?.ok_or_else(|| self.not_running(array))
+    }
+
+    fn not_running(&self, array: &str) -> Error {
+        match self.daemon {
+            Some(socket) => Error::Runtime(format!(
+                "array {array}: the daemon at {} has no such array (without --socket and {}, every running array is \
+                 searched)",
+                socket.display(),
+                api::SOCKET_VARIABLE
+            )),
+            None => not_running(array),
+        }
     }
 
     fn say(&self, event: &str, array: &str, done: &Done) {
@@ -212,6 +279,18 @@ fn not_running(array: &str) -> Error {
 
 fn failed(array: &str, error: String) -> Error {
     Error::Runtime(format!("array {array}: {error}"))
+}
+
+/// Prints an array of a daemon; as JSON with the fields of the API.
+fn print_of_daemon(array: &Array, output: Output) {
+    let human = match running::report(array) {
+        Some(report) => text::array(&report),
+        None => {
+            let why = array.error.as_deref().unwrap_or("it is not open");
+            format!("array {} ({}): offline: {why}", array.name, array.uuid)
+        }
+    };
+    output.event("array", human, serde_json::to_value(array).unwrap_or(Value::Null));
 }
 
 fn print(report: &ArrayReport, output: Output) {

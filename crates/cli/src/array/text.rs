@@ -31,12 +31,12 @@ pub fn array(report: &ArrayReport) -> String {
         ("strip", human_bytes(report.strip_bytes.into())),
         ("block size", human_bytes(report.block_size.into())),
         ("consistency", report.consistency.clone()),
-        ("generation", report.generation.to_string()),
+        ("generation", if report.generation > 0 { report.generation.to_string() } else { String::new() }),
         ("scrubs", scrubs(report)),
         ("read errors", read_errors(report.maintenance.read_errors)),
     ];
     let changing = report.reshape.as_ref().map(|reshape| ("changing", self::reshape(reshape)));
-    for (name, value) in rows.into_iter().chain(changing) {
+    for (name, value) in rows.into_iter().chain(changing).filter(|(_, value)| !value.is_empty()) {
         let _ = write!(text, "\n  {name:<14}{value}");
     }
     for member in &report.members {

@@ -252,7 +252,7 @@ mod tests {
     fn plan(args: &str, limits: &Limits) -> Result<Plan, String> {
         let words = ["freestone", "bench", "--device", "null"].into_iter().chain(args.split_whitespace());
         let matches = command().try_get_matches_from(words).expect("clap takes it");
-        let Ok(Cli { command: Command::Bench(args) }) = Cli::from_arg_matches(&matches) else { panic!() };
+        let Ok(Cli { command: Command::Bench(args), .. }) = Cli::from_arg_matches(&matches) else { panic!() };
         Plan::new(&args, limits).map_err(|error| error.to_string())
     }
 

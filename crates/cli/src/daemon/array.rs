@@ -1,10 +1,11 @@
-//! `freestone array` where a daemon is asked: making, listing and deleting. Whatever else is done to an array that runs
-//! goes through its control socket, whoever runs it.
+//! `freestone array` where a daemon is asked: making, listing and deleting. Commands for an array that runs are those of
+//! [`super::running`] when the daemon was named, else they go through the array's control socket.
 
 use super::Session;
+use super::running::window;
 use super::table::table;
 use crate::error::Error;
-use api::{Array, NewArray, ScrubWindow};
+use api::{Array, NewArray};
 use reqwest::Method;
 use serving::create::Creation;
 use serving::text::human_bytes;
@@ -35,10 +36,7 @@ pub fn create(socket: &Path, creation: &Creation, is_json: bool) -> Result<(), E
         copies: creation.copies,
         member_bytes: creation.member_bytes,
         scrub_period_s: creation.maintenance.scrub_period_s,
-        scrub_window: creation
-            .maintenance
-            .scrub_window
-            .map(|window| ScrubWindow { start_minute: window.start_minute, end_minute: window.end_minute }),
+        scrub_window: creation.maintenance.scrub_window.map(window),
         read_error_budget: creation.maintenance.read_errors,
         force: creation.force,
     };

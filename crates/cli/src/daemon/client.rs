@@ -3,7 +3,7 @@
 use crate::error::Error;
 use api::{Job, Problem};
 use reqwest::blocking::{self, Response};
-use reqwest::{Method, Url};
+use reqwest::{Method, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{BufReader, Write};
@@ -41,6 +41,18 @@ impl Client {
     /// When the daemon does not answer, or says that there is nothing.
     pub fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<T, Error> {
         self.parse(self.request(Method::GET, path, None)?)
+    }
+
+    /// What is at a path, if there is something.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or refuses.
+    pub fn find<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>, Error> {
+        let response = self.http.get(url(path)).send().map_err(|error| self.silent(&error))?;
+        match response.status() {
+            StatusCode::NOT_FOUND => Ok(None),
+            _ => self.parse(self.check(response)?).map(Some),
+        }
     }
 
     /// What is at a path, from a daemon that answers within a time.

@@ -16,6 +16,7 @@ mod export;
 mod group;
 mod job;
 pub mod pool;
+pub mod running;
 mod status;
 mod support;
 mod table;
@@ -48,7 +49,7 @@ use std::path::{Path, PathBuf};
 pub struct DaemonArgs {
     /// The socket of freestoned
     #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
     /// Say what would be asked for, and do not ask for it
     #[arg(long, global = true)]
     dry_run: bool,

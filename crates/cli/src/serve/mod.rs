@@ -168,7 +168,9 @@ mod tests {
     pub(super) fn plan(args: &str) -> Result<ServePlan, Error> {
         let words = ["freestone", "serve"].into_iter().chain(args.split_whitespace());
         let matches = args::command().try_get_matches_from(words).expect("clap takes it");
-        let Ok(Cli { command: Command::Serve(serve) }) = Cli::from_arg_matches(&matches) else { panic!() };
+        let Ok(Cli { command: Command::Serve(serve), .. }) = Cli::from_arg_matches(&matches) else {
+            panic!()
+        };
         ServePlan::parse(&serve, matches.subcommand().unwrap().1)
     }
 

@@ -125,6 +125,11 @@ impl Server {
         text
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
         kill(name, self.child.id());

@@ -76,10 +76,22 @@ impl Daemon {
         self.wait_for("a daemon that is ready", || self.get("/v1/system")["state"] == "ready");
     }
 
+    /// Starts the daemon with its directory as the current one and relative paths, and waits until it answers.
+    pub fn start_in_its_directory(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_freestoned"));
+        command.current_dir(self.dir.path()).args(["--state-dir", "state", "--socket", "d.sock"]);
+        command.env("XDG_RUNTIME_DIR", self.dir.path()).env_remove("FREESTONE_LOG");
+        self.spawn(command);
+    }
+
     /// Starts the daemon, and waits until it answers.
     pub fn start_without_waiting_for_ready(&mut self) {
+        self.spawn(self.command());
+    }
+
+    fn spawn(&mut self, mut command: Command) {
         let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
-        self.child = Some(self.command().stdin(Stdio::null()).stderr(log).spawn().unwrap());
+        self.child = Some(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
         let deadline = Instant::now() + Duration::from_secs(30);
         while self.http.get("http://d/v1/system").send().is_err() {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();

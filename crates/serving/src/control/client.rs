@@ -20,6 +20,8 @@ pub struct Client {
     path: PathBuf,
     /// The array that is meant, where a socket may be for several.
     array: Option<String>,
+    /// The process that serves it, once it has said so.
+    pid: u32,
 }
 
 impl Client {
@@ -29,7 +31,7 @@ impl Client {
     /// When nobody listens there.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = BufReader::new(UnixStream::connect(path)?);
-        let client = Client { stream, path: path.into(), array: None };
+        let client = Client { stream, path: path.into(), array: None, pid: 0 };
         client.wait_at_most(ANSWER_TIMEOUT)?;
         Ok(client)
     }
@@ -91,12 +93,26 @@ fn reach(path: &Path) -> Result<Client, String> {
     Client::connect(path).map_err(|error| format!("control socket {}: {error}", path.display()))
 }
 
-/// The running array of that name or UUID, and what it says about itself; `None` when none runs.
-pub fn find(array: &str) -> Option<(Client, ArrayReport)> {
-    match Uuid::parse(array) {
-        Some(uuid) => greet(&path_of(uuid)),
-        None => running().into_iter().find(|(_, report)| report.name == array),
+/// The running array of that name or UUID, and its report; `None` when none runs.
+///
+/// # Errors
+/// When several arrays of that name run: with the UUID and the process of each.
+pub fn find(array: &str) -> Result<Option<(Client, ArrayReport)>, String> {
+    if let Some(uuid) = Uuid::parse(array) {
+        return Ok(greet(&path_of(uuid)));
     }
+    let mut found: Vec<_> = running().into_iter().filter(|(_, report)| report.name == array).collect();
+    if found.len() > 1 {
+        let candidate =
+            |(client, report): &(Client, ArrayReport)| format!("{} (process {})", report.uuid, client.pid);
+        let candidates: Vec<String> = found.iter().map(candidate).collect();
+        return Err(format!(
+            "{} arrays of this name run: {}; name one by UUID",
+            found.len(),
+            candidates.join(", ")
+        ));
+    }
+    Ok(found.pop())
 }
 
 /// All running arrays that this user may control.
@@ -119,7 +135,9 @@ pub fn running() -> Vec<(Client, ArrayReport)> {
 fn greet(path: &Path) -> Option<(Client, ArrayReport)> {
     let mut client = Client::connect(path).ok()?;
     client.wait_at_most(GREETING_TIMEOUT).ok()?;
-    let report = client.ask(Command::Show).ok()?.array?;
+    let done = client.ask(Command::Show).ok()?;
+    let report = done.array?;
+    client.pid = done.pid;
     client.wait_at_most(ANSWER_TIMEOUT).ok()?;
     Some((client, report))
 }
