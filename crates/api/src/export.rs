@@ -111,6 +111,11 @@ pub struct ExportChange {
 /// Lines to attach an export with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attach {
-    /// By program: `qemu`, `libvirt`, `cloud-hypervisor`, `nvme`, `nbd-client`, `path`, …
+    /// By program: `qemu` (9.2 and newer), `qemu-before-9.2`, `libvirt`, `cloud-hypervisor`, `nvme`, `nbd-client`, `path`, …
     pub lines: BTreeMap<String, String>,
+}
+
+impl Attach {
+    /// The program whose line is for QEMU before 9.2, where it is not that of `qemu`.
+    pub const OLD_QEMU: &str = "qemu-before-9.2";
 }

@@ -151,8 +151,9 @@ Examples:
         --export vhost-user-blk:socket=/tmp/disk.sock,queues=4 --cores 0,1
   In QEMU:
     -object memory-backend-memfd,id=mem,size=1G,share=on -numa node,memdev=mem \\
-    -chardev socket,id=disk,path=/tmp/disk.sock,reconnect-ms=100 \\
+    -chardev socket,id=disk,path=/tmp/disk.sock,reconnect=1 \\
     -device vhost-user-blk-pci,chardev=disk,num-queues=4
+  (reconnect=1 is for QEMU before 9.2; newer versions take reconnect-ms=100)
   Two disks, one of them slow now and then:
     freestone serve --device mem:size=1G,id=a --device mem:size=1G,id=b \\
         --layer fault:device=b,op=read,probability=0.001,delay-us=50000 \\

@@ -160,10 +160,11 @@ def an_export_says_how_it_is_attached(subject):
     _array(daemon)
     daemon.cli("volume", "create", "v1", "--on", "data", "--size", "4M")
     daemon.cli("export", "create", "vm1", "--kind", "vhost-user-blk", "--volume", "v1")
-    line = daemon.cli("export", "show", "vm1", "--attach", "qemu")
-    assert f"path={daemon.path('vm1.sock')},reconnect-ms=100" in line and line.count("\n") == 1, line
+    for version, reconnect in (("7.2.17", "reconnect=1"), ("9.2", "reconnect-ms=100"), ("10.0.2", "reconnect-ms=100")):
+        line = daemon.cli("export", "show", "vm1", "--attach", "qemu", "--qemu", version)
+        assert f"path={daemon.path('vm1.sock')},{reconnect} " in line and line.count("\n") == 1, line
     code, _, err = daemon.cli("export", "show", "vm1", "--attach", "floppy", check=False)
-    assert code == 2 and "nothing is known for floppy, but for cloud-hypervisor, libvirt, qemu" in err, err
+    assert code == 2 and "nothing is known for floppy, but for cloud-hypervisor, libvirt, qemu, qemu-before-9.2" in err, err
     daemon.cli("export", "delete", "vm1")
 
 

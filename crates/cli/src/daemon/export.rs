@@ -1,7 +1,7 @@
 //! `freestone export`.
 
 use super::table::{fields, table};
-use super::{DaemonArgs, Session};
+use super::{DaemonArgs, Session, qemu};
 use crate::args;
 use crate::error::Error;
 use api::{Attach, Export, ExportChange, NewExport};
@@ -32,6 +32,9 @@ enum ExportCommand {
         /// Print what to type to attach it: qemu, libvirt, cloud-hypervisor, nvme, nbd-client, …
         #[arg(long, value_name = "PROGRAM")]
         attach: Option<String>,
+        /// The version of QEMU that the line is for [default: that of the QEMU of this machine]
+        #[arg(long, value_name = "VERSION", requires = "attach", value_parser = args::parsed::<qemu::Version>)]
+        qemu: Option<qemu::Version>,
     },
     /// Start an export, now and at every start of the daemon
     Create(CreateArgs),
@@ -92,14 +95,15 @@ impl ExportArgs {
                 let exports: Vec<Export> = session.client.get(&["exports"])?;
                 session.print(&exports, || list(&exports));
             }
-            ExportCommand::Show { name, attach: None } => {
+            ExportCommand::Show { name, attach: None, .. } => {
                 let export = find(name)?;
                 session.print(&export, || show(&export));
             }
-            ExportCommand::Show { name, attach: Some(program) } => {
+            ExportCommand::Show { name, attach: Some(program), qemu } => {
                 let attach: Attach = session.client.get(&["exports", name, "attach"])?;
                 let known = || attach.lines.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-                let line = attach.lines.get(program).ok_or_else(|| {
+                let key = variant(program, &attach, *qemu);
+                let line = attach.lines.get(key).ok_or_else(|| {
                     Error::Usage(format!(
                         "export {name}: nothing is known for {program}, but for {}",
                         known()
@@ -147,6 +151,23 @@ impl CreateArgs {
             cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
             label: None,
         })
+    }
+}
+
+/// The name of the line for a program, where that depends on the program's version.
+fn variant<'a>(program: &'a str, attach: &Attach, version: Option<qemu::Version>) -> &'a str {
+    if program != "qemu" || !attach.lines.contains_key(Attach::OLD_QEMU) {
+        return program;
+    }
+    match version.or_else(qemu::installed) {
+        Some(version) if version < qemu::RECONNECT_MS => Attach::OLD_QEMU,
+        Some(_) => program,
+        None => {
+            eprintln!(
+                "freestone: no QEMU is found here: the line is for 9.2 and newer; for an older one give --qemu VERSION"
+            );
+            program
+        }
     }
 }
 

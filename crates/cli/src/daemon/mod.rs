@@ -16,6 +16,7 @@ mod export;
 mod group;
 mod job;
 pub mod pool;
+mod qemu;
 pub mod running;
 mod status;
 mod support;

@@ -15,14 +15,17 @@ pub fn attach(record: &ExportRecord, fields: &Map<String, Value>) -> Attach {
         "vhost-user-blk" => {
             let socket = text("socket");
             let queues = fields.get("queues").and_then(Value::as_u64).unwrap_or(1);
-            add(
-                "qemu",
-                format!(
-                    "-object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem \
-                     -chardev socket,id={name},path={socket},reconnect-ms=100 \
-                     -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
-                ),
-            );
+            // reconnect is gone from the newest QEMU, and older ones know no reconnect-ms.
+            for (program, reconnect) in [("qemu", "reconnect-ms=100"), (Attach::OLD_QEMU, "reconnect=1")] {
+                add(
+                    program,
+                    format!(
+                        "-object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem \
+                         -chardev socket,id={name},path={socket},{reconnect} \
+                         -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
+                    ),
+                );
+            }
             add(
                 "libvirt",
                 format!(
@@ -99,7 +102,11 @@ mod tests {
     #[test]
     fn lines_name_the_place_of_the_export() {
         let vhost = lines("vhost-user-blk", json!({ "socket": "/run/vm1.sock", "queues": 4 }));
-        assert!(vhost["qemu"].ends_with("-device vhost-user-blk-pci,chardev=vm1,num-queues=4"));
+        for (program, reconnect) in [("qemu", "reconnect-ms=100"), ("qemu-before-9.2", "reconnect=1")] {
+            let end =
+                format!("path=/run/vm1.sock,{reconnect} -device vhost-user-blk-pci,chardev=vm1,num-queues=4");
+            assert!(vhost[program].ends_with(&end), "{}", vhost[program]);
+        }
         assert!(vhost["cloud-hypervisor"].contains("socket=/run/vm1.sock,num_queues=4"));
         let nbd = lines("nbd", json!({ "listen": "127.0.0.1:10809", "name": "vm1" }));
         assert_eq!(nbd["nbd-client"], "nbd-client -N vm1 127.0.0.1 10809 /dev/nbd0");
