@@ -98,16 +98,10 @@ web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
 	$(MAKE) build
 	tests/web/run
 
-install: ## The C library, the programs, their manual pages and units under PREFIX (/usr/local), with DESTDIR before it
+install: ## Programs, C library, manual pages, completions, units, user and udev rule under PREFIX (/usr/local), with DESTDIR before it
 	cargo build --release --locked -p blkio
-	crates/blkio/install $(PREFIX)
 	cargo build --release --locked -p freestone -p daemon --bin freestone --bin freestoned
-	install -D -t $(DESTDIR)$(PREFIX)/bin target/release/freestone target/release/freestoned
-	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system crates/daemon/systemd/freestoned.service crates/daemon/systemd/freestoned.socket
-	sed -i 's,/usr/bin,$(PREFIX)/bin,' $(DESTDIR)$(PREFIX)/lib/systemd/system/freestoned.service
-	target/release/freestone man $(DESTDIR)$(PREFIX)/share/man/man1
-	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
-	target/release/freestone completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/freestone
+	packaging/install $(PREFIX)
 
 clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.so
 	tests/lab/setup
@@ -124,6 +118,7 @@ test: ## Everything: installs what is missing, passes all tests
 	tests/capi/run
 	$(MAKE) build
 	target/release/hot-path --check
+	tests/install
 	tests/raid-check
 	$(MAKE) python
 	$(MAKE) fuzz

@@ -276,7 +276,7 @@ def an_ordinary_user_has_disks_of_their_own(lab):
     disk = UblkServer(guest, "--device mem:size=16M --export ublk:id=5,queues=2", uid=user)
     # Without the rule the control device is root's.
     assert "needs root, or a udev rule" in ublk_fails(guest, disk.arguments, "serve", user)
-    guest.sh("chmod 666 /dev/ublk-control")  # as the rule does
+    guest.sh("chmod 666 /dev/ublk-control")  # what the rule does for a group
     roots = UblkServer(guest, f"{FILE} --export ublk:id=0", name="roots")
     roots.start()
     udev = guest.start("udev", f"""for i in $(seq 600); do [ ! -e /run/udev.end ] || exit 0
