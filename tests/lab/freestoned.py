@@ -11,7 +11,8 @@ import time
 import paths
 from vm import die_with_parent
 
-START_TIMEOUT_S = 60  # without an answer or progress
+START_TIMEOUT_S = 60  # without an answer
+STEP_TIMEOUT_S = 1200  # of a step of its start that reports no progress: making an array on a slow disk
 MIB = 1 << 20
 
 
@@ -73,7 +74,7 @@ class Freestoned:
                 if system["state"] == "ready":
                     return
                 if system["start"] != before:
-                    deadline, before, trouble = time.monotonic() + START_TIMEOUT_S, system["start"], f"stands still: {system}"
+                    deadline, before, trouble = time.monotonic() + STEP_TIMEOUT_S, system["start"], f"stands still: {system}"
                     tell(before)
             except OSError:
                 pass

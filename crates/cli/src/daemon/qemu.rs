@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-/// The first version that has `reconnect-ms` on sockets; from 10.2 on `reconnect` may be missing.
+/// The first version that has `reconnect-ms` on sockets; newer ones drop `reconnect`.
 pub const RECONNECT_MS: Version = Version { major: 9, minor: 2 };
 
 /// A version of QEMU.
