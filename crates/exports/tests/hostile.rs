@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, Request, Server, SlowDevice, Vmm};
+use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, QueueMemory, Request, Server, SlowDevice, Vmm};
 use common::{eventually, is_signalled, pair, pattern, wait_signal};
 use exports::Export;
-use exports::vhost_user_blk::{Config, VhostUserBlk};
+use exports::vhost_user_blk::{Config, MemoryFiles, VhostUserBlk};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -254,6 +254,81 @@ fn a_vmm_that_fills_its_call_event_stops_neither_its_core_nor_the_end_of_the_exp
     fill(&filled.event);
     // The exports end while it is full.
     drop(filled);
+}
+
+#[test]
+fn a_ninth_client_that_truncates_its_memory_disturbs_nobody_however_many_regions_others_have() {
+    exports::contain_truncation().unwrap();
+    let server = Server::start(1, SlowDevice::new(MIB), |config| config);
+    let export = |i: usize| {
+        let socket = server.socket.with_extension(format!("{i}"));
+        let config = Config::new(&socket);
+        (VhostUserBlk::start(server.device.clone(), server.cores.all(), config).unwrap(), socket)
+    };
+    let exports: Vec<_> = (0..8).map(export).collect();
+    let mut guests: Vec<_> =
+        exports.iter().map(|(_, socket)| Guest::negotiate(socket, GuestConfig::default())).collect();
+    for guest in &mut guests {
+        guest.send_memory();
+        let region = |i: u64| [0, GUEST_BASE + (i << 30), 4096, 0x1000_0000_0000 + (i << 30), i * 4096];
+        for i in 1..512 {
+            assert!(guest.vmm.send_acked(Request::AddMemReg, &region(i), &[guest.memory.fd.as_raw_fd()]));
+        }
+        guest.start_queue(0, 0);
+        assert_eq!(guest.read(0, 1, 512), expected(512, 512));
+    }
+    let mut ninth = Guest::boot(&server.socket, GuestConfig::default());
+    assert_eq!(ninth.read(0, 1, 512), expected(512, 512));
+    File::from(ninth.memory.fd.try_clone().unwrap()).set_len(0).unwrap();
+    ninth.kick(0);
+    assert!(wait_signal(&ninth.queues[0].err, Duration::from_secs(5)));
+    for guest in &mut guests {
+        assert_eq!(guest.read(0, 2, 512), expected(1024, 512));
+    }
+    // The next region is one too many.
+    let one_more = [0, GUEST_BASE + (600 << 30), 4096, 0x2000_0000_0000, 0];
+    assert!(!guests[0].vmm.send_acked(Request::AddMemReg, &one_more, &[guests[0].memory.fd.as_raw_fd()]));
+    assert_eq!(guests[1].read(0, 3, 512), expected(1536, 512));
+}
+
+#[test]
+fn a_request_whose_data_was_lost_is_not_reported_as_done() {
+    exports::contain_truncation().unwrap();
+    let server = Server::start(1, SlowDevice::new(MIB), |config| config);
+    let mut guest = Guest::boot(&server.socket, GuestConfig::default());
+    // A region for data alone; the ring stays where it is.
+    let data = QueueMemory::new(8192);
+    let at = GUEST_BASE + (1 << 30);
+    let region = [0, at, 8192, 0x1000_0000_0000, 0];
+    assert!(guest.vmm.send_acked(Request::AddMemReg, &region, &[data.fd.as_raw_fd()]));
+    let header = guest.scratch(0, 0);
+    guest.memory.write(header, &Header { kind: VIRTIO_BLK_T_IN, ioprio: 0, sector: 1 }.to_bytes());
+    let buffer = |addr, len, is_writable| Buffer { addr, len, is_writable };
+    let chain = [buffer(header, 16, false), buffer(at, 512, true), buffer(header + 64, 1, true)];
+    guest.submit_chain(0, &chain);
+    guest.wait_used(0);
+    assert!(!is_signalled(&guest.queues[0].err));
+    File::from(data.fd.try_clone().unwrap()).set_len(0).unwrap();
+    guest.submit_chain(0, &chain);
+    assert!(wait_signal(&guest.queues[0].err, Duration::from_secs(5)));
+    assert_eq!(guest.poll_used(0), None);
+}
+
+#[test]
+fn memory_that_is_no_file_in_memory_is_refused_unless_it_is_allowed() {
+    // Can be mapped everywhere, and is no file in memory.
+    let file = File::options().read(true).write(true).open("/dev/zero").unwrap();
+    let region = [1, GUEST_BASE, MIB, 0x7e00_0000_0000, 0];
+    let inflight = [4096, 0, 1 | 16 << 16];
+    for (memory, is_taken) in [(MemoryFiles::Ram, false), (MemoryFiles::Any, true)] {
+        let server = Server::start(1, SlowDevice::new(MIB), |config| Config { memory, ..config });
+        for (request, body) in [(Request::SetMemTable, &region[..]), (Request::SetInflightFd, &inflight)] {
+            let guest = Guest::negotiate(&server.socket, GuestConfig::default());
+            assert_eq!(guest.vmm.send_acked(request, body, &[file.as_raw_fd()]), is_taken, "{request:?}");
+        }
+        let mut guest = Guest::boot(&server.socket, GuestConfig::default());
+        assert_eq!(guest.read(0, 1, 512), expected(512, 512));
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub mod ring;
 pub mod status;
 mod truncation;
 
-pub use truncation::contain_truncation;
+pub use truncation::{contain_truncation, losses as memory_losses};
 
 /// The driver may use [`ring::DESC_F_INDIRECT`] descriptors.
 pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;

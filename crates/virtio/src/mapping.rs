@@ -14,7 +14,7 @@ pub(crate) struct Mapping {
     lead: usize,
     len: usize,
     /// Where truncation is watched for.
-    watch: Option<usize>,
+    watch: usize,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; access to its bytes is the users' matter.
@@ -29,7 +29,8 @@ impl Mapping {
     /// It can still be truncated later ([`truncation`]); only a memfd sealed against shrinking cannot.
     ///
     /// # Errors
-    /// `InvalidInput` when the range is empty, overflows or lies outside the file; else what the system says.
+    /// `InvalidInput` when the range is empty, overflows or lies outside the file, `QuotaExceeded` when the process
+    /// watches as many mappings as it can; else what the system says.
     pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Mapping> {
         let end =
             offset.checked_add(len).filter(|&end| len > 0 && end <= i64::MAX as u64).ok_or_else(|| {
@@ -56,14 +57,23 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast()).expect("mmap without MAP_FIXED never maps address 0");
-        let watch = truncation::watch(base.addr().get(), mapped_len);
+        let base: NonNull<u8> =
+            NonNull::new(base.cast()).expect("mmap without MAP_FIXED never maps address 0");
+        let watch = truncation::watch(base.addr().get(), mapped_len, page as usize).inspect_err(|_| {
+            // SAFETY: exactly what was mapped above; there is no pointer into it yet.
+            unsafe { libc::munmap(base.as_ptr().cast(), mapped_len) };
+        })?;
         Ok(Mapping { base, mapped_len, lead: (offset - start) as usize, len: len as usize, watch })
     }
 
     /// First byte of the wished range.
     pub(crate) fn addr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.lead)
+    }
+
+    /// Whether the file was truncated and private zeroes stand for a part of it.
+    pub(crate) fn is_lost(&self) -> bool {
+        truncation::is_lost(self.watch)
     }
 
     /// Length of the wished range in bytes.
@@ -74,7 +84,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.watch.into_iter().for_each(truncation::forget);
+        truncation::forget(self.watch);
         // SAFETY: exactly what `new` mapped; whoever still uses the bytes breaks the contract of the owner.
         let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped_len) };
         debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());

@@ -13,15 +13,19 @@
 //! files are long enough when they are mapped. A front-end that truncates such a file later makes the next
 //! access raise SIGBUS, in this process or (as `EFAULT`) in a system call. Only the owner of the file can
 //! prevent that, with a memfd sealed against shrinking; a program that must survive it calls
-//! [`crate::contain_truncation`].
+//! [`crate::contain_truncation`]. Every region is watched for that, so their number is bounded: for each guest
+//! ([`MAX_REGIONS`]) and for the process.
 
 use crate::mapping::Mapping;
+use crate::truncation;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Most regions of one guest: what QEMU can use at most (its memory slots number 509), rounded up.
 pub const MAX_REGIONS: usize = 512;
+/// Regions that any guest may have, however many others have: more than VMMs use without hot-plugged memory.
+const FEW_REGIONS: usize = 16;
 
 /// A region as a front-end describes it.
 #[derive(Debug)]
@@ -64,6 +68,9 @@ pub enum MemoryError {
     /// More than [`MAX_REGIONS`].
     #[error("{0} guest memory regions, at most {MAX_REGIONS} are taken")]
     TooMany(usize),
+    /// Other guests have so many regions that the rest is kept for guests with few.
+    #[error("{0} guest memory regions: this process has room for guests with at most {FEW_REGIONS} now")]
+    NoRoom(usize),
     /// A region to remove that is not there.
     #[error("no guest memory region at {guest_addr:#x} of {len} bytes")]
     NoSuchRegion {
@@ -155,11 +162,13 @@ impl GuestMemory {
     /// Maps every region.
     ///
     /// # Errors
-    /// When a region is malformed, overlaps another or cannot be mapped.
+    /// When a region is malformed, overlaps another or cannot be mapped, or when there are too many of one guest or
+    /// of all guests.
     pub fn map(specs: Vec<RegionSpec>) -> Result<GuestMemory, MemoryError> {
         if specs.len() > MAX_REGIONS {
             return Err(MemoryError::TooMany(specs.len()));
         }
+        check_room(specs.len(), specs.len())?;
         let regions = specs.into_iter().map(|spec| Region::map(spec).map(Arc::new));
         GuestMemory::of(regions.collect::<Result<_, _>>()?)
     }
@@ -172,6 +181,7 @@ impl GuestMemory {
         if self.regions.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany(self.regions.len() + 1));
         }
+        check_room(self.regions.len() + 1, 1)?;
         let mut regions = self.regions.clone();
         regions.push(Arc::new(Region::map(spec)?));
         GuestMemory::of(regions)
@@ -209,6 +219,11 @@ impl GuestMemory {
         (guest_addr - region.guest_addr < region.len()).then_some(region)
     }
 
+    /// Whether the file of a region was truncated since it was mapped ([`crate::contain_truncation`]).
+    pub fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
+    }
+
     /// Where `len` bytes at a guest address lie in this process. They lie in one region, or there is no answer.
     pub fn translate(&self, guest_addr: u64, len: u64) -> Option<*mut u8> {
         let region = self.region_at(guest_addr)?;
@@ -227,6 +242,12 @@ impl GuestMemory {
             (offset < r.len()).then(|| r.guest_addr + offset)
         })
     }
+}
+
+/// Keeps some of what a process can watch for guests with few regions. `new` regions make a guest have `total`.
+fn check_room(total: usize, new: usize) -> Result<(), MemoryError> {
+    let is_free = total <= FEW_REGIONS || truncation::room() >= truncation::RESERVED + new;
+    if is_free { Ok(()) } else { Err(MemoryError::NoRoom(total)) }
 }
 
 /// Leaves the regions ordered by `start`.

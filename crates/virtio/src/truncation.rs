@@ -1,26 +1,46 @@
-//! What happens when somebody truncates a file that is mapped here as guest memory.
+//! Survives clients that truncate a file which is mapped here as guest memory.
 //!
 //! The next access beyond the new end raises SIGBUS, which ends the process and with it every other client.
-//! A program that serves clients it does not trust calls [`contain_truncation`]: from then on the page in
-//! question becomes private memory of zeroes, and only the client that took its own memory away sees nonsense.
-//! Libraries do not call it: signal handlers belong to the program. See `mmap(2)` and `sigaction(2)`.
+//! A program that serves clients it does not trust calls [`contain_truncation`]: from then on the mapping from the
+//! page in question to its end becomes private memory of zeroes, and the region counts as lost. The queues of that
+//! client are broken then ([`losses`]); others notice nothing. Libraries do not call it: signal handlers belong to the
+//! program. See `mmap(2)` and `sigaction(2)`.
+//!
+//! A mapping is replaced to its end at once, not page by page: a client that touches every second page would otherwise
+//! use up the mappings that the kernel allows a process (`vm.max_map_count`), and the next page would end it.
 
 use std::io;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mappings that are watched over at a time; those beyond are not. 64 clients with 64 regions each.
-const MAX_RANGES: usize = 4096;
+/// Most mappings that a process watches. Each may become two, and the kernel allows a process 65,530 by default.
+const MAX_RANGES: usize = 16_384;
+/// Of those, how many are kept for clients with few regions.
+pub(crate) const RESERVED: usize = 4_096;
 
 struct Range {
-    /// 0 while the place is free.
+    /// First address; 0 while the place is free.
     start: AtomicUsize,
+    /// Bytes; 0 while nothing is watched.
     len: AtomicUsize,
+    /// What may be replaced: pages of this many bytes.
+    page: AtomicUsize,
+    /// Something was replaced.
+    is_lost: AtomicBool,
 }
 
-static RANGES: [Range; MAX_RANGES] =
-    [const { Range { start: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; MAX_RANGES];
+static RANGES: [Range; MAX_RANGES] = [const {
+    Range {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        page: AtomicUsize::new(0),
+        is_lost: AtomicBool::new(false),
+    }
+}; MAX_RANGES];
+/// Places in use.
+static WATCHED: AtomicUsize = AtomicUsize::new(0);
+static LOSSES: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static HAS_WARNED: AtomicBool = AtomicBool::new(false);
 
@@ -49,26 +69,56 @@ pub fn contain_truncation() -> io::Result<()> {
     }
 }
 
-/// Watches over a mapping; the place to give to [`forget`]. `None` when there are too many.
-pub(crate) fn watch(start: usize, len: usize) -> Option<usize> {
-    let place = RANGES.iter().position(|range| {
-        range.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    })?;
-    RANGES[place].len.store(len, Ordering::Release);
-    Some(place)
+/// Watches a mapping of whole pages of `page` bytes; the place to give to [`forget`].
+///
+/// # Errors
+/// When the process watches as many mappings as it may.
+pub(crate) fn watch(start: usize, len: usize, page: usize) -> io::Result<usize> {
+    let free =
+        |range: &Range| range.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let Some(place) = RANGES.iter().position(free) else {
+        let text =
+            format!("the process maps {MAX_RANGES} regions of guest memory already, the most it can watch");
+        return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
+    };
+    WATCHED.fetch_add(1, Ordering::Relaxed);
+    let range = &RANGES[place];
+    range.page.store(page, Ordering::Relaxed);
+    range.is_lost.store(false, Ordering::Relaxed);
+    range.len.store(len, Ordering::Release);
+    Ok(place)
 }
 
 /// Ends that, before the mapping goes.
 pub(crate) fn forget(place: usize) {
     RANGES[place].len.store(0, Ordering::Release);
     RANGES[place].start.store(0, Ordering::Release);
+    WATCHED.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// How many mappings can be watched besides those that are.
+pub(crate) fn room() -> usize {
+    MAX_RANGES.saturating_sub(WATCHED.load(Ordering::Relaxed))
+}
+
+/// Whether a part of the mapping at `place` was replaced.
+pub(crate) fn is_lost(place: usize) -> bool {
+    RANGES[place].is_lost.load(Ordering::Acquire)
+}
+
+/// How often guest memory was lost in this process. While the number stays, no region has been lost.
+#[inline]
+pub fn losses() -> usize {
+    LOSSES.load(Ordering::Acquire)
 }
 
 /// Only system calls that may be made in a signal handler, and atomics.
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands over a valid structure.
-    let addr = unsafe { (*info).si_addr() }.addr();
-    if is_watched(addr) && replace_page(addr) {
+    let (addr, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
+    // Memory that has failed is no client's doing, and zeroes in its place could end up on a disk.
+    let is_failed_memory = matches!(code, libc::BUS_MCEERR_AR | libc::BUS_MCEERR_AO);
+    if !is_failed_memory && range_of(addr).is_some_and(|range| replace_rest(range, addr)) {
         if !HAS_WARNED.swap(true, Ordering::Relaxed) {
             let text = b"freestone: a client truncated its guest memory: it is served zeroes from now on\n";
             // SAFETY: writes a constant.
@@ -89,21 +139,26 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
     handler(signal, info, context);
 }
 
-fn is_watched(addr: usize) -> bool {
-    RANGES.iter().any(|range| {
+fn range_of(addr: usize) -> Option<&'static Range> {
+    RANGES.iter().find(|range| {
         let (start, len) = (range.start.load(Ordering::Acquire), range.len.load(Ordering::Acquire));
         addr.wrapping_sub(start) < len
     })
 }
 
-/// Puts a private page of zeroes where the file has none any more.
-fn replace_page(addr: usize) -> bool {
-    const PAGE: usize = 4096; // a huge page is refused below, and then the process ends as it did before
-    let page = (addr & !(PAGE - 1)) as *mut libc::c_void;
+/// Puts private zeroes where the file has nothing any more: from the page of `addr` to the mapping's end.
+fn replace_rest(range: &Range, addr: usize) -> bool {
+    let page = range.page.load(Ordering::Relaxed);
+    let (start, len) = (range.start.load(Ordering::Acquire), range.len.load(Ordering::Acquire));
+    let from = addr / page * page;
+    // First the notice: nothing that follows from the zeroes may be taken for the client's.
+    range.is_lost.store(true, Ordering::Release);
+    LOSSES.fetch_add(1, Ordering::AcqRel);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: the page lies in a mapping of ours that lives while it is watched, and holds nothing any more.
-    unsafe { libc::mmap(page, PAGE, protection, flags, -1, 0) != libc::MAP_FAILED }
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let at = ptr::without_provenance_mut(from);
+    // SAFETY: whole pages of a mapping of ours that lives while it is watched. The file has no byte there.
+    unsafe { libc::mmap(at, start + len - from, protection, flags, -1, 0) != libc::MAP_FAILED }
 }
 
 #[cfg(test)]
@@ -113,33 +168,90 @@ mod tests {
     use std::fs::File;
     use std::os::fd::{AsFd, FromRawFd};
 
+    fn memfd(flags: libc::c_uint, len: u64) -> Option<File> {
+        // SAFETY: a fresh descriptor of a C string's name.
+        let fd = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | flags) };
+        // SAFETY: it is ours alone.
+        let file = (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })?;
+        file.set_len(len).unwrap();
+        Some(file)
+    }
+
+    /// Mappings of this process that begin in the range.
+    fn mappings(start: usize, len: usize) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let first = |line: &str| usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        maps.lines().filter(|line| (start..start + len).contains(&first(line))).count()
+    }
+
     #[test]
     fn memory_whose_file_was_truncated_reads_as_zeroes_and_takes_writes() {
         contain_truncation().unwrap();
         contain_truncation().unwrap();
-        // SAFETY: a fresh descriptor of a C string's name.
-        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC)) };
-        file.set_len(3 * 4096).unwrap();
+        let file = memfd(0, 3 * 4096).unwrap();
         let mapping = Mapping::new(file.as_fd(), 0, 3 * 4096).unwrap();
         let at = |offset: usize| mapping.addr().wrapping_add(offset);
+        assert!(!mapping.is_lost());
+        let before = losses();
         // SAFETY: all inside the mapping, which nobody else uses.
         unsafe {
             at(0).write_volatile(1);
             at(8192).write_volatile(2);
             file.set_len(4096).unwrap();
             assert_eq!(at(8192).read_volatile(), 0);
-            at(8193).write_volatile(3);
             at(4096).write_volatile(4);
-            assert_eq!((at(0).read_volatile(), at(8193).read_volatile()), (1, 3));
+            at(8193).write_volatile(3);
+            assert_eq!(
+                (at(0).read_volatile(), at(4096).read_volatile(), at(8193).read_volatile()),
+                (1, 4, 3)
+            );
         }
         assert_eq!(file.metadata().unwrap().len(), 4096);
-        assert!(is_watched(at(8192).addr()));
+        assert!(mapping.is_lost() && losses() > before);
+    }
+
+    #[test]
+    fn a_region_whose_pages_are_touched_one_by_one_stays_two_mappings() {
+        contain_truncation().unwrap();
+        const PAGES: usize = 1000;
+        let file = memfd(0, (PAGES * 4096) as u64).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 0, (PAGES * 4096) as u64).unwrap();
+        file.set_len(4096).unwrap();
+        for page in (1..PAGES).rev().step_by(2) {
+            // SAFETY: inside the mapping, which nobody else uses.
+            unsafe { mapping.addr().wrapping_add(page * 4096).write_volatile(1) };
+        }
+        assert_eq!(mappings(mapping.addr().addr(), PAGES * 4096), 2);
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_end_nothing() {
+        contain_truncation().unwrap();
+        const HUGE: usize = 2 << 20;
+        // Without huge pages in the machine's pool the first access finds none: as after a truncation.
+        let Some(file) = memfd(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, 2 * HUGE as u64) else {
+            eprintln!("this kernel has no huge pages of 2 MiB: not tried");
+            return;
+        };
+        let mapping = Mapping::new(file.as_fd(), 0, 2 * HUGE as u64).unwrap();
+        file.set_len(0).unwrap();
+        for offset in [HUGE + 5000, 5000] {
+            let at = mapping.addr().wrapping_add(offset);
+            // SAFETY: inside the mapping, which nobody else uses.
+            unsafe {
+                assert_eq!(at.read_volatile(), 0);
+                at.write_volatile(7);
+                assert_eq!(at.read_volatile(), 7);
+            }
+        }
+        assert!(mapping.is_lost());
     }
 
     #[test]
     fn exactly_what_is_mapped_is_watched() {
         const START: usize = 1 << 60; // where no mapping of another test can be
-        let place = watch(START, 8192).unwrap();
+        let is_watched = |addr| range_of(addr).is_some();
+        let place = watch(START, 8192, 4096).unwrap();
         assert!(is_watched(START) && is_watched(START + 8191));
         assert!(!is_watched(START - 1) && !is_watched(START + 8192));
         forget(place);

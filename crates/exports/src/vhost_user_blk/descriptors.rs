@@ -1,9 +1,10 @@
-//! Which descriptors of a VMM are taken: eventfds for events.
+//! Which descriptors of a VMM are taken: eventfds for events, files in memory for what is mapped.
 //!
 //! A descriptor of a file system in user space (FUSE) stands for calls to a process that may be the VMM itself. It is
 //! recognized without any call that asks the file system, and it is closed by a thread of its own: `close(2)` waits for
 //! the file system too.
 
+use super::MemoryFiles;
 use crate::Error;
 use reactor::PeerEvent;
 use std::fs::File;
@@ -26,6 +27,23 @@ pub(super) fn event(index: u8, what: &str, file: Option<File>) -> Result<Option<
             Err(Error::protocol(format!("queue {index}: {what} descriptor is {fault}, not an eventfd")))
         }
     }
+}
+
+/// A descriptor that is to be mapped. A page of any other file than one in memory may take its file system as long as
+/// it likes, and the core that touches the page waits for that.
+pub(super) fn memory(what: &str, file: File, allowed: MemoryFiles) -> Result<File, Error> {
+    // Files of memfd, tmpfs and hugetlbfs have seals, no other file has. The call asks no file system.
+    // SAFETY: a plain call on a descriptor of ours.
+    let is_memory = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } >= 0;
+    if is_memory || allowed == MemoryFiles::Any {
+        return Ok(file);
+    }
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let name = name.map_or_else(|_| "a file".to_owned(), |path| path.display().to_string());
+    close_apart(file);
+    Err(Error::protocol(format!(
+        "{what} refused: {name} is no memfd and lies neither on tmpfs nor on hugetlbfs (memory=any allows other files)"
+    )))
 }
 
 /// Closes a descriptor of unknown kind without waiting for that.

@@ -47,6 +47,16 @@ pub enum SocketMode {
     Connect,
 }
 
+/// Which files may hold the memory that a VMM shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryFiles {
+    /// Files in memory: memfd, tmpfs, hugetlbfs.
+    #[default]
+    Ram,
+    /// Any file that can be mapped. A VMM whose file system answers no page fault stops the core that serves it.
+    Any,
+}
+
 /// How an export looks to its clients and which cores serve it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -68,6 +78,8 @@ pub struct Config {
     /// Whether the write cache is on at first. A guest may switch it; while it is off, every write is made
     /// durable before it completes.
     pub writeback: bool,
+    /// Which files may hold guest memory, in-flight region and dirty log.
+    pub memory: MemoryFiles,
     /// The core (index into the list given to [`VhostUserBlk::start`]) that serves each queue; queues beyond
     /// the end start over. Empty: every core in turn.
     pub core_map: Vec<usize>,
@@ -85,6 +97,7 @@ impl Config {
             serial: String::new(),
             read_only: false,
             writeback: true,
+            memory: MemoryFiles::Ram,
             core_map: Vec::new(),
         }
     }

@@ -4,7 +4,7 @@
 //! feature a message needs was negotiated; it has not checked any index, address or length. An error ends the
 //! connection.
 
-use super::descriptors::event;
+use super::descriptors::{event, memory};
 use super::features;
 use super::rings::{Addresses, Kick};
 use super::session::Session;
@@ -68,7 +68,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> NoBases<Vec<u64>> {
-        let specs = regions.iter().zip(files).map(|(region, file)| spec(region, file)).collect();
+        let specs = regions.iter().zip(files).map(|(region, file)| self.spec(region, file));
+        let specs = specs.collect::<Result<_, _>>()?;
         let memory = GuestMemory::map(specs).map_err(|error| Error::client("memory table refused", error))?;
         self.change_memory(memory)?;
         Ok(None)
@@ -84,7 +85,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy: Option<bool>,
     ) -> NoBases<u64> {
-        let memory = self.memory().with_added(spec(region, file));
+        let memory = self.memory().with_added(self.spec(region, file)?);
         let memory = memory.map_err(|error| Error::client("memory region refused", error))?;
         self.change_memory(memory)?;
         Ok(None)
@@ -187,6 +188,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> ProtocolResult<()> {
+        let file = memory("in-flight region", file, self.config().memory)?;
         let (queues, size) = self.check_inflight(given)?;
         let region = InflightRegion::map(
             file.into(),
@@ -201,6 +203,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> ProtocolResult<()> {
+        let file = memory("dirty log", file, self.config().memory)?;
         let log = DirtyLog::map(file.as_fd(), log.mmap_offset, log.mmap_size)
             .map_err(|error| Error::client("dirty log refused", error))?;
         Ok(self.set_log(log)?)
@@ -241,14 +244,17 @@ impl Session {
         }
         Ok((num_queues, queue_size))
     }
-}
 
-fn spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
-    RegionSpec {
-        guest_addr: region.guest_phys_addr,
-        len: region.memory_size,
-        user_addr: region.user_addr,
-        fd: file.into(),
-        fd_offset: region.mmap_offset,
+    fn spec(&self, region: &VhostUserMemoryRegion, file: File) -> Result<RegionSpec, Error> {
+        let (guest_addr, len) = (region.guest_phys_addr, region.memory_size);
+        let what = format!("memory region at {guest_addr:#x} of {len} bytes");
+        let file = memory(&what, file, self.config().memory)?;
+        Ok(RegionSpec {
+            guest_addr,
+            len,
+            user_addr: region.user_addr,
+            fd: file.into(),
+            fd_offset: region.mmap_offset,
+        })
     }
 }

@@ -121,6 +121,10 @@ struct Served {
     state: Cell<State>,
     /// Used entries wait to be published.
     is_dirty: Cell<bool>,
+    /// Losses of guest memory in this process that were looked at.
+    losses: Cell<usize>,
+    /// Memory of this guest was lost.
+    has_lost: Cell<bool>,
     /// The device has completed the last request at once: a single slot is enough.
     is_inline: Cell<bool>,
     slots: ServingSlots,
@@ -146,6 +150,8 @@ impl Served {
             state: Cell::new(State::Running),
             // The first look publishes: a predecessor may have died before it could interrupt.
             is_dirty: Cell::new(true),
+            losses: Cell::new(0),
+            has_lost: Cell::new(false),
             is_inline: Cell::new(true),
             slots: ServingSlots::new(parts.size.into()),
             max_slots: parts.size.into(),
@@ -251,9 +257,20 @@ impl Served {
     }
 
     fn publish(&self) {
-        if self.is_dirty.replace(false) && self.ring.borrow_mut().publish() {
+        if self.is_dirty.replace(false) && !self.has_lost_memory() && self.ring.borrow_mut().publish() {
             self.interrupt();
         }
+    }
+
+    /// Whether memory of the guest was lost: then data may have gone to zeroes that the guest does not have, and no
+    /// request of it is reported as done any more.
+    fn has_lost_memory(&self) -> bool {
+        let losses = virtio::memory_losses();
+        if self.losses.replace(losses) != losses && self.ring.borrow().memory().is_lost() {
+            self.has_lost.set(true);
+            self.break_ring(&RingError::MemoryLost);
+        }
+        self.has_lost.get()
     }
 
     fn interrupt(&self) {

@@ -3,7 +3,7 @@
 use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object, serial_of};
 use crate::text::count;
 use block::Device;
-use exports::vhost_user_blk::{Config, SocketMode, VhostUserBlk};
+use exports::vhost_user_blk::{Config, MemoryFiles, SocketMode, VhostUserBlk};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, Value, key};
@@ -26,6 +26,11 @@ pub(super) static KIND: Kind = Kind {
         key("writeback", "on|off", "start with the write cache on [on]"),
         key("mode", "server|client", "listen on the socket, or connect to a VMM that listens [server]"),
         PERMISSIONS,
+        key(
+            "memory",
+            "ram|any",
+            "files of guest memory: memfd, tmpfs and hugetlbfs, or any, which may stop a core [ram]",
+        ),
         CORES,
     ],
 };
@@ -49,6 +54,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.writeback = spec.get_or("writeback", Switch(true))?.0;
     config.mode = spec.get_or("mode", Mode(config.mode))?.0;
+    config.memory = spec.get_or("memory", Memory(config.memory))?.0;
     config.permissions = spec.get_or("permissions", Permissions(config.permissions))?.0;
     Ok(Box::new(VhostUserBlkConfig { has_serial, config }))
 }
@@ -104,6 +110,22 @@ impl ExportConfig for VhostUserBlkConfig {
 
     fn cores(&self) -> &[usize] {
         &self.config.core_map
+    }
+}
+
+struct Memory(MemoryFiles);
+
+impl Value for Memory {
+    fn expected() -> String {
+        "ram or any".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "ram" => Some(Memory(MemoryFiles::Ram)),
+            "any" => Some(Memory(MemoryFiles::Any)),
+            _ => None,
+        }
     }
 }
 

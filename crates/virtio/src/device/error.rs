@@ -31,6 +31,8 @@ pub enum RingError {
     EmptyBuffer { addr: u64 },
     #[error("a buffer of {len} bytes at guest address {addr:#x} is not guest memory")]
     OutsideMemory { addr: u64, len: u64 },
+    #[error("a file of the guest's memory was truncated")]
+    MemoryLost,
     #[error("a readable buffer after a writable one")]
     ReadableAfterWritable,
     #[error("an indirect descriptor without VIRTIO_F_INDIRECT_DESC")]

@@ -236,6 +236,11 @@ impl VirtQueue {
         self.common().in_flight()
     }
 
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory {
+        self.common().memory()
+    }
+
     /// The guest's memory has changed. Chains in flight keep the memory they were popped with, until the last of
     /// them has been given back; `areas` are the ring's in the new memory.
     ///
