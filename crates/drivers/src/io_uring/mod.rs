@@ -3,6 +3,7 @@
 //! ```text
 //!   UringDevice ── open_channel ──► QueueChannel<UringQueue>          one ring a core
 //!     open     file, exclusive claim or lock, words for what goes wrong
+//!     image_lock  the bytes of a file that writers lock, QEMU's among them
 //!     limits   statx, /sys/dev/block
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
 //!                              ─► entry      (its step as a submission entry)
@@ -17,6 +18,7 @@
 mod entry;
 mod file;
 mod fixed;
+mod image_lock;
 mod inline;
 mod limits;
 mod open;

@@ -2,10 +2,10 @@
 //! writer.
 
 use super::Options;
+use super::image_lock::{self, Conflict};
 use block::DeviceError;
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
 /// Opens what `options` name.
@@ -32,9 +32,12 @@ pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
         .open(&options.path)
         .map_err(|e| refuse(reason(options, is_exclusive, &e)).because(e))?;
     if kind.is_file() && !options.read_only && !options.share {
-        lock(&file).map_err(|e| {
-            refuse(format!("{path} is open for writing elsewhere (share=on opens it all the same)"))
-                .because(e)
+        image_lock::lock(&file).map_err(|conflict| {
+            let (what, error) = match conflict {
+                Conflict::Writer(error) => ("is open for writing elsewhere", error),
+                Conflict::Reader(error) => ("is read elsewhere by a program that allows no writer", error),
+            };
+            refuse(format!("{path} {what} (share=on opens it all the same)")).because(error)
         })?;
     }
     Ok(file)
@@ -67,26 +70,5 @@ fn reason(options: &Options, is_exclusive: bool, error: &io::Error) -> String {
             format!("cannot open {path} for writing (readonly=on only reads)")
         }
         _ => format!("cannot open {path}"),
-    }
-}
-
-/// Claims the whole file for writing. The lock belongs to the open file, not to the process, so a second
-/// device of this process is refused too; it covers the bytes that QEMU locks in its images.
-fn lock(file: &File) -> io::Result<()> {
-    // SAFETY: a plain structure of numbers, valid when zeroed.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the structure is valid and lives through the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(error),
-        _ => {
-            tracing::debug!(%error, "this file system has no locks");
-            Ok(())
-        }
     }
 }

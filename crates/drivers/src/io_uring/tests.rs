@@ -148,6 +148,69 @@ fn what_cannot_be_opened_is_named_with_the_reason() {
     assert!(error.contains("direct") || error.contains("writing"), "{error}");
 }
 
+/// qemu-io that has an image open; it ends with its standard input.
+struct QemuIo(std::process::Child);
+
+impl QemuIo {
+    fn open(arguments: &[&str], path: &std::path::Path) -> QemuIo {
+        use std::process::Stdio;
+        let mut command = Command::new("qemu-io");
+        command.args(arguments).args(["-f", "raw"]).arg(path);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // Its prompt comes when the image is open; without the image it ends.
+        let mut byte = [0];
+        let read = std::io::Read::read(child.stdout.as_mut().unwrap(), &mut byte).unwrap();
+        assert_eq!(read, 1, "qemu-io {arguments:?} does not open the image");
+        QemuIo(child)
+    }
+}
+
+impl Drop for QemuIo {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn tools_of_qemu_read_an_image_beside_its_writer_and_write_to_none_that_has_one() {
+    if let Err(error) = Command::new("qemu-io").arg("--version").output() {
+        return eprintln!("skipped: no qemu-io: {error}");
+    }
+    let (file, copy) = (image(1 << 20), image(1 << 20));
+    let options = Options::new(file.path());
+    let qemu = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (path, other) = (file.path().to_str().unwrap(), copy.path().to_str().unwrap());
+    let writer = open(&options);
+    let readers = [
+        ("qemu-img", vec!["compare", "-U", "-f", "raw", "-F", "raw", path, other]),
+        ("qemu-img", vec!["convert", "-U", "-f", "raw", "-O", "raw", path, other]),
+        ("qemu-img", vec!["info", "-U", path]),
+        ("qemu-io", vec!["-r", "-U", "-f", "raw", "-c", "read 0 4k", path]),
+    ];
+    for (program, arguments) in &readers {
+        let (is_ok, said) = qemu(program, arguments);
+        assert!(is_ok, "{program} {arguments:?}: {said}");
+    }
+    let others = [
+        ("qemu-io", vec!["-f", "raw", "-c", "write 0 4k", path]),
+        ("qemu-img", vec!["convert", "-n", "-f", "raw", "-O", "raw", other, path]),
+    ];
+    for (program, arguments) in &others {
+        let (is_ok, said) = qemu(program, arguments);
+        assert!(!is_ok && said.contains("lock"), "{program} {arguments:?}: {said}");
+    }
+    drop(writer);
+    let guest = QemuIo::open(&[], file.path());
+    assert!(refusal(&options).contains("open for writing elsewhere"));
+    drop(guest);
+    let _reader = QemuIo::open(&["-r", "-U"], file.path());
+    open(&options);
+}
+
 #[test]
 fn an_image_has_one_writer_and_any_number_of_readers() {
     let file = image(1 << 20);

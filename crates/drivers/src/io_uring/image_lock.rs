@@ -1,0 +1,176 @@
+//! Locks of an image file that is opened for writing, in the byte ranges that QEMU locks.
+//!
+//! QEMU has a permission protocol over locks of single bytes (`block/file-posix.c`, `raw_apply_lock_bytes` and
+//! `raw_check_lock_bytes`): byte 100 + N is locked by programs that use permission N, byte 200 + N by programs that
+//! refuse it to others. All locks are shared, so that programs that agree hold them together; after locking, each
+//! program asks whether a lock of another contradicts its own. So a program that only reads and lets others write (`-U`
+//! of QEMU's tools) gets in beside a writer, and a second writer does not.
+//!
+//! One byte more is locked exclusively by Freestone alone: of two servers that start at the same moment one wins.
+//! The locks belong to the open file (`F_OFD_SETLK`), not to the process: a second device of this process is refused
+//! too.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// First byte of the permissions that are used.
+const USED: i64 = 100;
+/// First byte of the permissions that are refused to others.
+const REFUSED: i64 = 200;
+/// Locked exclusively by every writer of this project.
+const OWN: i64 = 1000;
+
+/// Reads of consistent data: bit 0 in QEMU.
+const CONSISTENT_READ: i64 = 0;
+/// Writes: bit 1.
+const WRITE: i64 = 1;
+/// Writes of what is there already: bit 2.
+const WRITE_UNCHANGED: i64 = 2;
+/// Changes of the size: bit 3.
+const RESIZE: i64 = 3;
+
+/// Permissions that a writer uses.
+const WRITER_USES: [i64; 2] = [CONSISTENT_READ, WRITE];
+/// Permissions that a writer refuses to others.
+const WRITER_REFUSES: [i64; 3] = [WRITE, WRITE_UNCHANGED, RESIZE];
+
+/// Why a file cannot be locked for writing.
+#[derive(Debug)]
+pub(super) enum Conflict {
+    /// Another program writes to it or changes its size.
+    Writer(io::Error),
+    /// Another program reads it and refuses writers.
+    Reader(io::Error),
+}
+
+/// Claims `file` for writing until it is closed. A file system without locks takes part in nothing.
+///
+/// # Errors
+/// When another program's locks contradict that.
+pub(super) fn lock(file: &File) -> Result<(), Conflict> {
+    let writer = || Conflict::Writer(io::Error::from_raw_os_error(libc::EAGAIN));
+    if !try_lock(file, OWN, libc::F_WRLCK) {
+        return Err(writer());
+    }
+    let used = WRITER_USES.map(|permission| USED + permission);
+    let refused = WRITER_REFUSES.map(|permission| REFUSED + permission);
+    // Shared locks: refused only where another program locks exclusively.
+    if !used.iter().chain(&refused).all(|byte| try_lock(file, *byte, libc::F_RDLCK)) {
+        return Err(writer());
+    }
+    if WRITER_REFUSES.iter().any(|permission| is_locked(file, USED + permission)) {
+        return Err(writer());
+    }
+    if WRITER_USES.iter().any(|permission| is_locked(file, REFUSED + permission)) {
+        return Err(Conflict::Reader(io::Error::from_raw_os_error(libc::EAGAIN)));
+    }
+    Ok(())
+}
+
+/// Locks a byte; `false` where another open file has it locked.
+fn try_lock(file: &File, byte: i64, kind: libc::c_int) -> bool {
+    let mut lock = byte_lock(byte, kind);
+    // SAFETY: the structure is valid and lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } == 0 {
+        return true;
+    }
+    let error = io::Error::last_os_error();
+    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
+        return false;
+    }
+    tracing::debug!(%error, byte, "this file system has no locks");
+    true
+}
+
+/// Whether another open file has a byte locked in any way.
+fn is_locked(file: &File, byte: i64) -> bool {
+    let mut lock = byte_lock(byte, libc::F_WRLCK);
+    // SAFETY: as above; the kernel says in the structure what it found.
+    let is_known = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0;
+    is_known && i32::from(lock.l_type) != libc::F_UNLCK
+}
+
+fn byte_lock(byte: i64, kind: libc::c_int) -> libc::flock {
+    // SAFETY: a plain structure of numbers, valid when zeroed.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = byte as libc::off_t;
+    lock.l_len = 1;
+    lock
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(path: &std::path::Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    /// Opens the file as QEMU would: uses and refuses these permissions; whether that is possible.
+    fn as_qemu(path: &std::path::Path, uses: &[i64], refuses: &[i64]) -> Option<File> {
+        let file = open(path);
+        let bytes = uses.iter().map(|bit| USED + bit).chain(refuses.iter().map(|bit| REFUSED + bit));
+        for byte in bytes {
+            // QEMU says "Failed to lock byte" here.
+            try_lock(&file, byte, libc::F_RDLCK).then_some(())?;
+        }
+        let is_free = !refuses.iter().any(|bit| is_locked(&file, USED + bit))
+            && !uses.iter().any(|bit| is_locked(&file, REFUSED + bit));
+        is_free.then_some(file)
+    }
+
+    #[test]
+    fn a_writer_locks_the_bytes_that_qemu_knows() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let file = open(image.path());
+        lock(&file).unwrap();
+        let other = open(image.path());
+        let locked: Vec<i64> = (0..1100).filter(|byte| is_locked(&other, *byte)).collect();
+        assert_eq!(locked, [100, 101, 201, 202, 203, 1000]);
+        let exclusive: Vec<i64> = (0..1100).filter(|byte| !try_lock(&other, *byte, libc::F_RDLCK)).collect();
+        assert_eq!(exclusive, [1000]);
+        drop((file, other));
+        assert!(!(0..1100).any(|byte| is_locked(&open(image.path()), byte)));
+    }
+
+    #[test]
+    fn readers_of_qemu_that_allow_writers_get_in_and_others_do_not() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let path = image.path();
+        let server = open(path);
+        lock(&server).unwrap();
+        assert!(as_qemu(path, &[CONSISTENT_READ], &[]).is_some(), "qemu-img compare -U");
+        assert!(as_qemu(path, &[CONSISTENT_READ], &[WRITE, RESIZE]).is_none(), "qemu-img compare");
+        assert!(as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).is_none(), "a guest");
+        assert!(as_qemu(path, &[CONSISTENT_READ, WRITE], &[]).is_none(), "a guest with share-rw");
+        assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))), "another server");
+        // Those that were refused leave nothing behind.
+        drop(server);
+        lock(&open(path)).unwrap();
+    }
+
+    #[test]
+    fn a_writer_gets_in_beside_readers_that_allow_it_only() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let path = image.path();
+        let reader = as_qemu(path, &[CONSISTENT_READ], &[]).unwrap();
+        lock(&open(path)).unwrap();
+        drop(reader);
+        let reader = as_qemu(path, &[CONSISTENT_READ], &[WRITE, RESIZE]).unwrap();
+        assert!(matches!(lock(&open(path)), Err(Conflict::Reader(_))));
+        drop(reader);
+        let guest = as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).unwrap();
+        assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))));
+        drop(guest);
+        // A program that locks the whole file, as this project once did.
+        let whole = open(path);
+        let mut all = byte_lock(0, libc::F_WRLCK);
+        all.l_len = 0;
+        // SAFETY: the structure is valid and lives through the call.
+        assert_eq!(unsafe { libc::fcntl(whole.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) }, 0);
+        assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))));
+    }
+}
