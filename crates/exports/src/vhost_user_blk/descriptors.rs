@@ -10,6 +10,12 @@ use reactor::PeerEvent;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Descriptors of all clients that threads of their own close at a time.
+const MAX_CLOSING: usize = 64;
+
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
 /// An event descriptor of a ring. Anything but an eventfd is refused.
 pub(super) fn event(index: u8, what: &str, file: Option<File>) -> Result<Option<Arc<OwnedFd>>, Error> {
@@ -46,9 +52,19 @@ pub(super) fn memory(what: &str, file: File, allowed: MemoryFiles) -> Result<Fil
     )))
 }
 
-/// Closes a descriptor of unknown kind without waiting for that.
-pub(super) fn close_apart(file: impl Into<OwnedFd>) {
-    let file = file.into();
-    // Without a thread the file is dropped here, by the closure that was not run.
-    let _ = std::thread::Builder::new().name("close".into()).stack_size(64 << 10).spawn(move || drop(file));
+/// Closes a descriptor of unknown kind without waiting for that. Beyond [`MAX_CLOSING`] the client's own control thread
+/// waits.
+fn close_apart(file: File) {
+    if CLOSING.fetch_add(1, Ordering::Relaxed) >= MAX_CLOSING {
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+        return;
+    }
+    let close = move || {
+        drop(file);
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    };
+    if std::thread::Builder::new().name("close".into()).stack_size(64 << 10).spawn(close).is_err() {
+        // The closure is gone, and the file with it.
+        CLOSING.fetch_sub(1, Ordering::Relaxed);
+    }
 }

@@ -69,7 +69,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         _postcopy: Option<bool>,
     ) -> NoBases<Vec<u64>> {
         let specs = regions.iter().zip(files).map(|(region, file)| self.spec(region, file));
-        let specs = specs.collect::<Result<_, _>>()?;
+        // Every file is judged before the first refusal counts: what is refused is closed with care.
+        let specs: Vec<Result<RegionSpec, Error>> = specs.collect();
+        let specs = specs.into_iter().collect::<Result<_, _>>()?;
         let memory = GuestMemory::map(specs).map_err(|error| Error::client("memory table refused", error))?;
         self.change_memory(memory)?;
         Ok(None)
