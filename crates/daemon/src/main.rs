@@ -6,8 +6,8 @@ use clap::Parser;
 use daemon::config::{Config, ConfigError};
 use daemon::engine::{Engine, Options};
 use daemon::rest::{Listeners, TcpOptions, UnixOptions};
-use exports::contain_truncation;
-use graph::spec::{CpuList, Value};
+use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
+use graph::spec::{CpuList, Size, Value};
 use listenfd::ListenFd;
 use reactor::{CoreConfig, PollWindow};
 use sd_notify::NotifyState;
@@ -71,6 +71,9 @@ struct Args {
     /// Processors to serve from, such as 0,1 or 0-3 [default: one thread, wherever the scheduler puts it]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     cores: Option<CpuList>,
+    /// Memory for the data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory: Option<Size>,
     /// Make what this file says that there is to be, and is not there: TOML, as the API has it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -105,6 +108,11 @@ fn cpus(text: &str) -> Result<CpuList, String> {
     CpuList::parse(text).ok_or_else(|| format!("expected {}", CpuList::expected()))
 }
 
+fn memory(text: &str) -> Result<Size, String> {
+    let size = Size::parse(text).ok_or_else(|| format!("expected {}", Size::expected()))?;
+    if size.0 < MIN_MEMORY as u64 { Err("want at least 16M".into()) } else { Ok(size) }
+}
+
 fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -118,6 +126,9 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     start_logs(args)?;
     contain_truncation()?;
+    if let Some(Size(bytes)) = args.memory {
+        MemoryBudget::set_process(usize::try_from(bytes).unwrap_or(usize::MAX));
+    }
     let began = Instant::now();
     let inherited = ListenFd::from_env().take_unix_listener(0)?;
     let config = config(args)?;

@@ -19,6 +19,7 @@ mod virtio_blk;
 
 pub use error::Error;
 pub use stats::{QueueStats, Stats};
+pub use stream::{MIN_MEMORY, MemoryBudget};
 pub use virtio::contain_truncation;
 
 use block::Limits;

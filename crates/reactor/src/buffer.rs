@@ -81,6 +81,11 @@ impl BufferPool {
         self.0.trim(STOCK);
     }
 
+    /// Gives free buffers back to the system but for `stock` bytes, also while the core is busy.
+    pub fn shrink(&self, stock: usize) {
+        self.0.trim(stock);
+    }
+
     /// A handle that does not keep the pool; see [`Core::trim_when_idle`](crate::Core::trim_when_idle).
     pub(crate) fn downgrade(&self) -> WeakPool {
         WeakPool(Rc::downgrade(&self.0))

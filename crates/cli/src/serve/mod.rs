@@ -10,8 +10,8 @@ use crate::output::Output;
 use crate::stack::StackArgs;
 use clap::ArgMatches;
 use confinement::SandboxArgs;
-use exports::contain_truncation;
-use graph::spec::CpuList;
+use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
+use graph::spec::{CpuList, Size};
 use graph::{DevicePlan, StackPlan};
 use reactor::CoreConfig;
 use server::Server;
@@ -42,6 +42,9 @@ pub struct ServeOptions {
     /// How long a core polls without work before it sleeps, at most; adapts to the load below that
     #[arg(long, value_name = "N|always|never", default_value = "50", value_parser = args::value::<PollUs>)]
     poll_us: PollUs,
+    /// Memory for the data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    memory: Option<Size>,
     /// Where freestone array reaches the arrays that are served [default: a socket for each, called after its UUID]
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
@@ -115,6 +118,7 @@ fn core_map(chosen: Option<&[usize]>, cores: &[CoreConfig]) -> Result<Vec<usize>
 /// # Errors
 /// When something cannot be opened or started, or not flushed at the end.
 pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
+    set_memory(args.options.memory)?;
     let plan = ServePlan::parse(args, matches)?;
     let output = Output::new(args.common.json);
     let control = args.options.control.as_deref();
@@ -148,6 +152,16 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     serving::sandbox_log::announce_refused();
     stopped?;
     output.event("stopped", "stopped", serde_json::json!({}));
+    Ok(())
+}
+
+/// Bounds the memory of network clients, before there are exports.
+fn set_memory(memory: Option<Size>) -> Result<(), Error> {
+    let Some(Size(bytes)) = memory else { return Ok(()) };
+    if bytes < MIN_MEMORY as u64 {
+        return Err(Error::Usage(format!("--memory {bytes}: want at least {MIN_MEMORY} bytes (16M)")));
+    }
+    MemoryBudget::set_process(usize::try_from(bytes).unwrap_or(usize::MAX));
     Ok(())
 }
 
@@ -187,6 +201,15 @@ mod tests {
         .unwrap();
         let layers: Vec<usize> = plan.stack.devices().iter().map(|device| device.layers.len()).collect();
         assert_eq!(layers, [3, 1]);
+    }
+
+    #[test]
+    fn memory_for_network_clients_has_a_minimum() {
+        assert!(set_memory(None).is_ok());
+        let said = set_memory(Some(Size(1 << 20))).unwrap_err().to_string();
+        assert_eq!(said, "--memory 1048576: want at least 16777216 bytes (16M)");
+        set_memory(Some(Size(1 << 30))).unwrap();
+        assert_eq!(MemoryBudget::process().bytes(), 1 << 30);
     }
 
     #[test]

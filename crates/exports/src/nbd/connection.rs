@@ -1,13 +1,14 @@
 //! What NBD makes of a connection.
 
-use super::job::Job;
+use super::job::{Job, Part};
+use super::pieces;
 use super::reading::Reader;
 use super::request::Rules;
 use super::wire::{Command, Content, Header, encode_reply, refusal_of};
 use crate::Error;
 use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received, Wire};
 use crate::target::Target;
-use block::Device;
+use block::{Device, IoResult};
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
@@ -40,6 +41,18 @@ impl Session {
     fn answer(&self, header: &Header, content: Content, data: Option<Memory>, link: &Link) {
         let form = self.rules.form;
         link.send(Parcel::last(data, |to| encode_reply(form, header, content, to)));
+    }
+
+    /// Answers a request that was carried out.
+    #[inline]
+    fn conclude(&self, Job { header, memory, .. }: Job, result: IoResult, link: &Link) {
+        let is_read = header.command == Command::Read;
+        let (content, data) = match result {
+            Ok(()) if is_read => (Content::Data { len: header.len as u32 }, memory),
+            Ok(()) => (Content::Done, None),
+            Err(error) => (Content::Failed(refusal_of(error, !is_read)), None),
+        };
+        self.answer(&header, content, data, link);
     }
 }
 
@@ -77,26 +90,27 @@ impl Protocol for Session {
 
     #[inline]
     async fn serve(&self, job: Job, link: &Link) {
-        let result = job.execute(&self.target, link.stats()).await;
-        let Job { header, memory } = job;
-        let is_read = header.command == Command::Read;
-        let (content, data) = match result {
-            Ok(()) if is_read => (Content::Data { len: header.len as u32 }, memory),
-            Ok(()) => {
-                link.release(memory);
-                (Content::Done, None)
+        match &job.part {
+            Part::Whole => {
+                let result = job.execute(&self.target, link.stats()).await;
+                self.conclude(job, result, link);
             }
-            Err(error) => {
-                link.release(memory);
-                (Content::Failed(refusal_of(error, !is_read)), None)
+            Part::LongRead => pieces::read(&job.header, &self.rules, &self.target, link).await,
+            Part::OfWrite(write) => {
+                let result = write.store(&job, &self.target, link.stats()).await;
+                let header = write.header;
+                match result {
+                    // The next piece has room once the memory of this one is free.
+                    None => drop(job),
+                    Some(result) => self.conclude(Job { header, ..job }, result, link),
+                }
+                link.look_again();
             }
-        };
-        self.answer(&header, content, data, link);
+        }
     }
 
     fn give_up(&self, link: &Link, is_closing: bool) {
         let given_up = self.reader.borrow_mut().give_up(&self.rules, is_closing);
-        link.release(given_up.memory);
         if given_up.is_forgotten {
             link.drop_request();
         }

@@ -1,5 +1,6 @@
 //! One request on its way through the device.
 
+use super::pieces::LongWrite;
 use super::wire::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, Header};
 use crate::QueueStats;
 use crate::stream::Memory;
@@ -11,6 +12,17 @@ pub(super) struct Job {
     pub(super) header: Header,
     /// Where a read's data goes, or a write's is.
     pub(super) memory: Option<Memory>,
+    pub(super) part: Part,
+}
+
+/// How much of a request a job is.
+pub(super) enum Part {
+    /// All of it.
+    Whole,
+    /// All of a read, whose memory it takes piece by piece.
+    LongRead,
+    /// A piece of a write.
+    OfWrite(LongWrite),
 }
 
 impl Job {

@@ -12,7 +12,8 @@
 //! What is understood: the fixed newstyle handshake with every option, TLS too; simple, structured and extended
 //! requests and replies; every command, block status for `base:allocation` (all is data: devices do not tell holes).
 //! Payload is at most 32 MiB. A connection never has more than 32 MiB of memory and 512 requests, however slowly its
-//! client reads: it is not read from meanwhile.
+//! client reads: it is not read from meanwhile. While the memory for all network clients is used up it has less, and
+//! its long requests go in [`pieces`].
 //!
 //! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its extension "extended
 //! headers".
@@ -22,13 +23,16 @@ mod handshake;
 mod job;
 mod offer;
 mod options;
+mod pieces;
 mod reading;
 mod request;
 mod wire;
 
-pub use crate::stream::{Address, Security};
+pub use crate::stream::{Address, MemoryBudget, Security};
 
-use crate::stream::{Applicant, Guest, Host, Lobby, Origin, Parts, Places, Registry, SeatLimits, Seats};
+use crate::stream::{
+    Applicant, Guest, Host, Lobby, Minimum, Origin, PIECE, Parts, Places, Registry, SeatLimits, Seats,
+};
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use connection::{MAX_REQUESTS, Session};
@@ -43,6 +47,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DEFAULT_CLIENTS: usize = 64;
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 4096;
+/// Memory of a connection whatever others do: short requests, a piece in each direction, the buffer of the stream.
+const MINIMUM: Minimum = Minimum { requests: PIECE, capsules: 0, fixed: 2 * PIECE + (66 << 10) };
 
 /// How an export looks to its clients and which cores serve it.
 #[derive(Clone, Debug)]
@@ -62,6 +68,8 @@ pub struct Config {
     /// Connections from one address at a time, of clients without a key of their own. `None`: three quarters of
     /// `clients`, or all if these are fewer than 32. Unix sockets have no such limit.
     pub address_clients: Option<usize>,
+    /// Where connections take their memory from.
+    pub memory: MemoryBudget,
     /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn. Empty: all.
     pub core_map: Vec<usize>,
 }
@@ -77,6 +85,7 @@ impl Config {
             tls: None,
             clients: DEFAULT_CLIENTS,
             address_clients: None,
+            memory: MemoryBudget::process(),
             core_map: Vec::new(),
         }
     }
@@ -129,7 +138,7 @@ impl Nbd {
         let stats = Arc::new(Stats::new(cores.len()));
         let capacity = Arc::new(AtomicU64::new(limits.capacity));
         let name = format!("nbd:{}", config.address);
-        let seats = Seats::new(config.seat_limits(), name.as_str().into());
+        let seats = Seats::new(config.seat_limits(), config.memory.clone(), name.as_str().into());
         let reception = Reception {
             seats,
             registry,
@@ -225,7 +234,7 @@ impl Host for Reception {
     fn admit(&mut self, guest: Guest<Handshake>) {
         let host = guest.talk.identity();
         let applicant = Applicant { origin: guest.origin, host, is_proven: host.is_some() };
-        let Ok(seat) = self.seats.take(applicant, &guest.peer) else { return };
+        let Ok(seat) = self.seats.take(applicant, MINIMUM, &guest.peer) else { return };
         let place = self.places.of_turn(self.next);
         self.next = self.next.wrapping_add(1);
         let agreed = guest.talk.agreed();

@@ -3,6 +3,7 @@
 //! ```text
 //!   Header ─► Judged ─► (room?) ─┬─► Payload ─► a job ─┐
 //!      ▲                         ├─► a job ───────────┤
+//!      │                         ├─► Long (piece?) ─► Payload ─► a job, again and again
 //!      │                         └─► Skip ─► a refusal ┤
 //!      └─────────────────────────────────────────────────┘
 //! ```
@@ -10,10 +11,11 @@
 //! The reader takes nothing that there is no room for: while its client has as many requests or as much memory as it
 //! may have, it stands still, and so does the client when the socket is full.
 
-use super::job::Job;
+use super::job::{Job, Part};
+use super::pieces::LongWrite;
 use super::request::{Rules, Verdict};
 use super::wire::{Content, Header, SHUTDOWN};
-use crate::stream::{Found, Inbox, Link, Memory};
+use crate::stream::{Found, Grant, Inbox, Link, Memory};
 use block::Data;
 
 /// Where the reader stands.
@@ -22,6 +24,8 @@ enum State {
     Header,
     /// Behind a header that asks for memory or an answer.
     Judged(Header, Verdict),
+    /// Before the next piece of a long write.
+    Long(LongWrite),
     /// In the payload of a write.
     Payload { job: Job, received: usize },
     /// In payload that nobody wants.
@@ -33,8 +37,6 @@ type Answer = (Header, Content);
 
 /// What is left of a request that was given up.
 pub(super) struct GivenUp {
-    /// Its memory.
-    pub(super) memory: Option<Memory>,
     /// There was one that counted, and it will not be answered.
     pub(super) is_forgotten: bool,
 }
@@ -88,20 +90,37 @@ impl Reader {
                 }
                 State::Judged(header, verdict) => {
                     let data = if let Verdict::Run { data } = verdict { data } else { 0 };
-                    let Some(memory) = link.grant(data) else {
-                        self.state = State::Judged(header, verdict);
-                        return Ok(Found::NeedsRoom);
+                    let has_payload = rules.payload(&header) > 0;
+                    let (memory, part) = match link.grant(data) {
+                        Grant::Whole(memory) => (memory, Part::Whole),
+                        Grant::InPieces if has_payload => {
+                            self.state = State::Long(LongWrite::new(header));
+                            continue;
+                        }
+                        Grant::InPieces => (None, Part::LongRead),
+                        Grant::NoRoom => {
+                            self.state = State::Judged(header, verdict);
+                            return Ok(Found::NeedsRoom);
+                        }
                     };
+                    let job = Job { header, memory, part };
                     match verdict {
                         Verdict::Answer { content, skip: 0 } => return Err((header, content)),
                         Verdict::Answer { content, skip } => {
                             self.state = State::Skip { header, content, left: skip }
                         }
-                        _ if rules.payload(&header) > 0 => {
-                            self.state = State::Payload { job: Job { header, memory }, received: 0 };
-                        }
-                        _ => return Ok(Found::Job(Job { header, memory })),
+                        _ if has_payload => self.state = State::Payload { job, received: 0 },
+                        _ => return Ok(Found::Job(job)),
                     }
+                }
+                State::Long(write) => {
+                    let (piece, header) = write.next();
+                    let Some(memory) = link.piece_in(header.len as usize) else {
+                        self.state = State::Long(write);
+                        return Ok(Found::NeedsRoom);
+                    };
+                    let job = Job { header, memory: Some(memory), part: Part::OfWrite(piece) };
+                    self.state = State::Payload { job, received: 0 };
                 }
                 State::Payload { mut job, mut received } => {
                     let Some(memory) = &mut job.memory else { return Ok(Found::Job(job)) };
@@ -109,6 +128,11 @@ impl Reader {
                     self.inbox.consume(len);
                     received += len;
                     if received == memory.len() {
+                        if let Part::OfWrite(write) = &job.part
+                            && write.left() > 0
+                        {
+                            self.state = State::Long(write.clone());
+                        }
                         return Ok(Found::Job(job));
                     }
                     self.state = State::Payload { job, received };
@@ -150,24 +174,35 @@ impl Reader {
     /// nothing more comes.
     pub(super) fn give_up(&mut self, rules: &Rules, is_closing: bool) -> GivenUp {
         match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload { job: Job { header, memory }, received } => {
+            State::Payload { job: Job { header, memory, part }, received } => {
                 let len = memory.as_ref().map_or(0, Memory::len);
+                let (header, rest) = match part {
+                    Part::OfWrite(write) => (write.header, write.left()),
+                    Part::Whole | Part::LongRead => (header, 0),
+                };
                 if is_closing {
-                    let left = (len - received) as u64;
+                    let left = (len - received) as u64 + rest;
                     self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
                 }
-                GivenUp { memory, is_forgotten: !is_closing }
+                GivenUp { is_forgotten: !is_closing }
+            }
+            State::Long(write) => {
+                if is_closing {
+                    let (header, left) = (write.header, write.left());
+                    self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
+                }
+                GivenUp { is_forgotten: !is_closing }
             }
             State::Judged(header, Verdict::Run { .. }) if is_closing => {
                 let skip = rules.payload(&header);
                 self.state =
                     State::Judged(header, Verdict::Answer { content: Content::Failed(SHUTDOWN), skip });
-                GivenUp { memory: None, is_forgotten: false }
+                GivenUp { is_forgotten: false }
             }
-            State::Skip { .. } if !is_closing => GivenUp { memory: None, is_forgotten: true },
+            State::Skip { .. } if !is_closing => GivenUp { is_forgotten: true },
             state => {
                 self.state = if is_closing { state } else { State::Header };
-                GivenUp { memory: None, is_forgotten: false }
+                GivenUp { is_forgotten: false }
             }
         }
     }

@@ -173,6 +173,8 @@ pub(super) enum Content {
     Done,
     /// The data of a read, all of it, which follows.
     Data { len: u32 },
+    /// So many bytes of a read's data, from `at` of it on, which follow. Not in simple replies.
+    Piece { at: u64, len: u32, is_last: bool },
     /// The state of so many bytes from the request's offset on: all is data.
     Allocated { len: u64 },
     /// It failed.
@@ -191,13 +193,14 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     let is_extended = form == Form::Extended;
     let (kind, len) = match content {
         Content::Done => (TYPE_NONE, 0),
-        Content::Data { len } => (TYPE_OFFSET_DATA, u64::from(len) + 8),
+        Content::Data { len } | Content::Piece { len, .. } => (TYPE_OFFSET_DATA, u64::from(len) + 8),
         Content::Allocated { .. } if is_extended => (TYPE_BLOCK_STATUS_EXT, 8 + 16),
         Content::Allocated { .. } => (TYPE_BLOCK_STATUS, 4 + 8),
         Content::Failed(refusal) => (TYPE_ERROR, 6 + refusal.text.len() as u64),
     };
     out.u32(if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC });
-    out.u16(REPLY_FLAG_DONE).u16(kind).u64(header.cookie);
+    let is_done = !matches!(content, Content::Piece { is_last: false, .. });
+    out.u16(if is_done { REPLY_FLAG_DONE } else { 0 }).u16(kind).u64(header.cookie);
     if is_extended {
         out.u64(header.offset).u64(len);
     } else {
@@ -206,6 +209,7 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     match content {
         Content::Done => {}
         Content::Data { .. } => drop(out.u64(header.offset)),
+        Content::Piece { at, .. } => drop(out.u64(header.offset + at)),
         Content::Allocated { len } if is_extended => drop(out.u32(CONTEXT_ID).u32(1).u64(len).u64(0)),
         Content::Allocated { len } => drop(out.u32(CONTEXT_ID).u32(len as u32).u32(0)),
         Content::Failed(refusal) => {
@@ -368,6 +372,11 @@ mod tests {
         assert_eq!(encode(Form::Structured, Content::Done), front(0, 0));
         let data = [front(1, 0x208), vec![0, 0, 0, 0, 0, 0, 0x10, 0]].concat();
         assert_eq!(encode(Form::Structured, Content::Data { len: 0x200 }), data);
+        let mut piece = [front(1, 0x108), vec![0, 0, 0, 0, 0, 0, 0x11, 0]].concat();
+        let content = |is_last| Content::Piece { at: 0x100, len: 0x100, is_last };
+        assert_eq!(encode(Form::Structured, content(true)), piece);
+        piece[5] = 0; // more chunks follow
+        assert_eq!(encode(Form::Structured, content(false)), piece);
         let status = [front(5, 12), vec![0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0]].concat();
         assert_eq!(encode(Form::Structured, Content::Allocated { len: 0x200 }), status);
         let refusal = Refusal::invalid("no");

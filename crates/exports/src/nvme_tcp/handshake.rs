@@ -6,7 +6,7 @@
 use super::authentication::{Answer, Authentication};
 use super::ports::Port;
 use super::subsystem::{Admission, Refusal, Subsystem};
-use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA};
+use super::{ADMIN_MINIMUM, IN_CAPSULE_BYTES, IO_MINIMUM, MAX_H2C_DATA};
 use crate::stream::{Applicant, NoSeat, Origin, Seat, Seats, Step, Talk};
 use nvme::fabrics::{
     CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter, Nqn,
@@ -193,7 +193,8 @@ impl Handshake {
     fn take_seat(&mut self, is_proven: bool) -> Result<(), NoSeat> {
         let Some(admission) = &self.admission else { return Ok(()) };
         let host = &admission.membership.controller.host.nqn;
-        self.seat = Some(self.seats.take(self.applicant(host.as_str(), is_proven), &self.peer)?);
+        let minimum = if admission.queue_id == 0 { ADMIN_MINIMUM } else { IO_MINIMUM };
+        self.seat = Some(self.seats.take(self.applicant(host.as_str(), is_proven), minimum, &self.peer)?);
         Ok(())
     }
 

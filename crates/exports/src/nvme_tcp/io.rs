@@ -17,7 +17,7 @@ use nvme::reservation::{Acquire, KEY_BYTES, KEYS_BYTES, Register, Release, Repor
 use nvme::{MAX_RANGES, Status, SubmissionEntry};
 
 /// Bytes that are compared or verified at a time.
-const PART: usize = 64 << 10;
+pub(super) const PART: usize = 64 << 10;
 /// Bytes of one range of a dataset management command.
 const RANGE_BYTES: usize = 16;
 
@@ -112,7 +112,7 @@ impl Session {
         let memory = link.memory(len as usize).await;
         // Now that nothing is waited for any more.
         if let Err(status) = place.admit_read() {
-            link.release(Some(memory));
+            drop(memory);
             return Err(status.into());
         }
         // SAFETY: the memory outlives the transfer, which is awaited here.
@@ -122,7 +122,7 @@ impl Session {
         match result {
             Ok(()) => Ok(Reply { data: Some(memory), ..Reply::default() }),
             Err(error) => {
-                link.release(Some(memory));
+                drop(memory);
                 Err(error.into())
             }
         }
@@ -139,17 +139,17 @@ impl Session {
         let running = match place.admit_write() {
             Ok(running) => running,
             Err(status) => {
-                incoming.release(link);
+                drop(incoming);
                 return Err(status.into());
             }
         };
         let flags = if range.fua { place.target.durable() } else { Flags::NONE };
         // SAFETY: the memory outlives the transfer, which is awaited here.
-        let data = unsafe { incoming.memory.data() };
+        let data = unsafe { incoming.data() };
         let result = place.target.transfer(Op::Write, flags, offset, data).await;
         drop(running);
         link.stats().count_request(Op::Write, len);
-        incoming.release(link);
+        drop(incoming);
         Ok(result?)
     }
 
@@ -187,8 +187,8 @@ impl Session {
         place.admit_write()?;
         let mut incoming = self.incoming(command, sent, link).await?;
         let mut list = Vec::with_capacity(MAX_RANGES as usize * RANGE_BYTES);
-        incoming.memory.look(0, len, |piece| list.extend_from_slice(piece));
-        incoming.release(link);
+        incoming.look(0, len, |piece| list.extend_from_slice(piece));
+        drop(incoming);
         // Everything else that it can say are hints, and so is this where nothing can be given back.
         if !deallocates || place.namespace.limits.max_discard == 0 {
             return Ok(());
@@ -216,11 +216,11 @@ impl Session {
         let result = self
             .in_parts(&place, bytes, link, |at, found| {
                 expected.clear();
-                incoming.memory.look(at, found.len(), |piece| expected.extend_from_slice(piece));
+                incoming.look(at, found.len(), |piece| expected.extend_from_slice(piece));
                 if expected == found { Ok(()) } else { Err(Status::COMPARE_FAILURE) }
             })
             .await;
-        incoming.release(link);
+        drop(incoming);
         result
     }
 
@@ -240,10 +240,11 @@ impl Session {
     ) -> Result<(), Failure> {
         place.admit_read()?;
         link.stats().count_request(Op::Read, len);
+        // One command of the queue at a time: there is memory for one part.
+        let _turn = link.scratch().await;
         let mut bytes = Vec::with_capacity(PART);
         for at in (0..len as usize).step_by(PART) {
             let part = PART.min(len as usize - at);
-            // Bounded by the commands that the queue has.
             let mut memory = link.uncounted(part);
             // SAFETY: the memory outlives the transfer, which is awaited here.
             let data = unsafe { memory.data() };
@@ -267,11 +268,11 @@ impl Session {
         let mut incoming = self.incoming(command, sent, link).await?;
         let mut keys = [0; KEYS_BYTES];
         let mut at = 0;
-        incoming.memory.look(0, len, |piece| {
+        incoming.look(0, len, |piece| {
             keys[at..at + piece.len()].copy_from_slice(piece);
             at += piece.len();
         });
-        incoming.release(link);
+        drop(incoming);
         let change = match entry.opcode {
             opcode::RESERVATION_REGISTER => Register::parse(&entry.cdw, &keys).map(Change::Register),
             opcode::RESERVATION_ACQUIRE => Acquire::parse(&entry.cdw, &keys).map(Change::Acquire),

@@ -38,12 +38,14 @@ mod session;
 mod subsystem;
 mod transfers;
 
-pub use crate::stream::Address;
+pub use crate::stream::{Address, MemoryBudget};
 pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
-use crate::stream::{Guest, Host, Lobby, Memory, Origin, Parts, Places, Registry, SeatLimits, Seats};
+use crate::stream::{
+    Guest, Host, Lobby, Memory, Minimum, Origin, Parts, Places, Registry, SeatLimits, Seats,
+};
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use handshake::Handshake;
@@ -79,6 +81,15 @@ const IN_CAPSULE_BYTES: u32 = 16 << 10;
 const MAX_TRANSFER: u32 = 1 << 20;
 /// Most data in one H2CData PDU.
 const MAX_H2C_DATA: u32 = MAX_TRANSFER;
+
+/// Buffers of a connection that do not come and go with requests: of the stream, and what Compare and Verify look at.
+const FIXED_BYTES: usize = (66 << 10) + 2 * io::PART;
+/// Memory of an I/O queue whatever others do: its longest command, and data of a few in their capsules.
+const IO_MINIMUM: Minimum =
+    Minimum { requests: MAX_TRANSFER as usize, capsules: 4 * IN_CAPSULE_BYTES as usize, fixed: FIXED_BYTES };
+/// Memory of an admin queue whatever others do: its answers are short.
+const ADMIN_MINIMUM: Minimum =
+    Minimum { requests: 128 << 10, capsules: 2 * IN_CAPSULE_BYTES as usize, fixed: FIXED_BYTES };
 
 /// A device, and how it looks to hosts.
 #[derive(Clone)]
@@ -136,6 +147,8 @@ pub struct Config {
     /// Connections of one host to a port. `None`: as many as the shares of other listed hosts leave; where no host is
     /// listed, as with `address_clients`.
     pub host_clients: Option<usize>,
+    /// Where connections take their memory from.
+    pub memory: MemoryBudget,
     /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn. Empty: all.
     pub core_map: Vec<usize>,
 }
@@ -156,6 +169,7 @@ impl Config {
             clients: DEFAULT_CLIENTS,
             address_clients: None,
             host_clients: None,
+            memory: MemoryBudget::process(),
             core_map: Vec::new(),
         }
     }
@@ -249,7 +263,7 @@ impl NvmeTcp {
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
         let seat_limits = config.seat_limits();
-        let Config { ports, hosts, auth, tls, queues, .. } = config;
+        let Config { ports, hosts, auth, tls, queues, memory, .. } = config;
         let states = ports.iter().map(|port| port.state);
         let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
         let subsystem = Subsystem::new(
@@ -271,7 +285,7 @@ impl NvmeTcp {
             let reception = Reception {
                 subsystem: export.subsystem.clone(),
                 port: port.clone(),
-                seats: Seats::new(seat_limits.clone(), name.clone()),
+                seats: Seats::new(seat_limits.clone(), memory.clone(), name.clone()),
                 tls: server.clone(),
                 registry,
                 stats: export.stats.clone(),
@@ -415,7 +429,8 @@ impl Host for Reception {
     fn admit(&mut self, guest: Guest<Handshake>) {
         let Some((agreed, seat)) = guest.talk.agreed() else { return };
         // Only who asks what there is has no place yet.
-        let seat = seat.unwrap_or_else(|| self.seats.visit(guest.origin, guest.wire.socket()));
+        let visit = || self.seats.visit(guest.origin, ADMIN_MINIMUM, guest.wire.socket(), &guest.peer);
+        let Ok(seat) = seat.map_or_else(visit, Ok) else { return };
         let controller = agreed.admission.membership.controller.clone();
         let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
         // Queues of a controller go round the cores; so do controllers.

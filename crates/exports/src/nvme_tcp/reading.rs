@@ -6,13 +6,13 @@
 //!          └─► H2CData ──────► Data ─► Digest ────► part of a transfer that we have asked for
 //! ```
 //!
-//! The reader never stands still for want of room: what a host sends next may be what makes room. A command takes a
-//! place of its queue, of which the host has as many as were agreed; data in its capsule is short, and all other data
-//! was asked for.
+//! A command takes a place of its queue, of which the host has as many as were agreed. The reader waits for nothing that
+//! needs more of the stream: data was asked for when there was memory, and data in a capsule waits for memory only while
+//! commands that have come whole hold what is kept for such data.
 
 use super::transfers::Transfers;
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA, data_digest};
-use crate::stream::{Inbox, Link, Memory};
+use crate::stream::{Grant, Inbox, Link, Memory};
 use block::Data;
 use nvme::SubmissionEntry;
 use nvme::tcp::{
@@ -48,6 +48,8 @@ struct Payload {
 
 enum State {
     Front,
+    /// Behind a command, before memory for its data, of which there are so many bytes.
+    Capsule(SubmissionEntry, Frame),
     Data(Payload),
     Digest(Payload),
 }
@@ -55,6 +57,8 @@ enum State {
 /// What the reader has found.
 pub(super) enum Found {
     NeedsBytes,
+    /// Memory that earlier commands hold.
+    NeedsRoom,
     Command(Command),
     /// Data of a transfer.
     Part,
@@ -88,6 +92,15 @@ impl Reader {
                 State::Front => match self.front(transfers, link)? {
                     Some(found) => return Ok(found),
                     None => continue,
+                },
+                State::Capsule(entry, frame) => match link.capsule(frame.data_len as usize) {
+                    Some(memory) => {
+                        self.state = State::Data(Payload::new(Owner::Command(entry), memory, 0, &frame));
+                    }
+                    None => {
+                        self.state = State::Capsule(entry, frame);
+                        return Ok(Found::NeedsRoom);
+                    }
                 },
                 State::Data(mut payload) => {
                     let unread = self.inbox.unread();
@@ -137,15 +150,14 @@ impl Reader {
             PduType::CapsuleCmd => {
                 let header = front.first_chunk::<COMMAND_BYTES>().expect("as long as its kind");
                 let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, &frame).entry);
-                if link.grant(0).is_none() {
+                if !matches!(link.grant(0), Grant::Whole(_)) {
                     // More commands than the queue has places.
                     return Err(reject(Fatal::new(FatalStatus::Sequence)));
                 }
                 if frame.data_len == 0 {
                     Some(Found::Command(Command { entry, data: None, is_intact: true }))
                 } else {
-                    let memory = link.uncounted(frame.data_len as usize);
-                    self.state = State::Data(Payload::new(Owner::Command(entry), memory, 0, &frame));
+                    self.state = State::Capsule(entry, frame);
                     None
                 }
             }
@@ -189,13 +201,13 @@ impl Reader {
     /// Nothing more comes. What has not come whole is given back: a transfer's memory to its transfer, which ends; a
     /// command is no more.
     pub(super) fn give_up(&mut self, transfers: &mut Transfers, link: &Link) {
-        if let State::Data(payload) | State::Digest(payload) =
-            std::mem::replace(&mut self.state, State::Front)
-        {
-            match payload.owner {
+        match std::mem::replace(&mut self.state, State::Front) {
+            State::Front => {}
+            State::Capsule(..) => link.drop_request(),
+            State::Data(payload) | State::Digest(payload) => match payload.owner {
                 Owner::Command(_) => link.drop_request(),
                 Owner::Transfer(tag) => transfers.give_back(tag, payload.memory),
-            }
+            },
         }
         transfers.end();
     }

@@ -72,22 +72,6 @@ impl From<IoError> for Failure {
     }
 }
 
-/// Data that came from the host.
-pub(super) struct Incoming {
-    pub(super) memory: Memory,
-    /// It counts as the connection's, and has to be released.
-    is_counted: bool,
-}
-
-impl Incoming {
-    /// The data is not needed any more.
-    pub(super) fn release(self, link: &Link) {
-        if self.is_counted {
-            link.release(Some(self.memory));
-        }
-    }
-}
-
 impl Session {
     /// Opens what the queue needs on the calling core; `early` came behind the handshake.
     pub(super) fn open(agreed: Agreed, early: &[u8], socket: &Weak<OwnedFd>) -> Result<Session, Error> {
@@ -136,7 +120,7 @@ impl Session {
         command: &mut Command,
         len: usize,
         link: &Link,
-    ) -> Result<Incoming, Failure> {
+    ) -> Result<Memory, Failure> {
         if len > MAX_TRANSFER as usize {
             return Err(Status::INVALID_FIELD.into());
         }
@@ -146,7 +130,7 @@ impl Session {
                 let memory = command.data.take().filter(|memory| memory.len() == len);
                 let memory = memory.ok_or(Status::INVALID_SGL_LENGTH)?;
                 match command.is_intact {
-                    true => Ok(Incoming { memory, is_counted: false }),
+                    true => Ok(memory),
                     false => Err(Status::TRANSIENT_TRANSPORT_ERROR.into()),
                 }
             }
@@ -158,21 +142,15 @@ impl Session {
         }
     }
 
-    async fn transfer(&self, command_id: u16, len: usize, link: &Link) -> Result<Incoming, Failure> {
+    async fn transfer(&self, command_id: u16, len: usize, link: &Link) -> Result<Memory, Failure> {
         let memory = link.memory(len).await;
         let tag = self.transfers.borrow_mut().begin(command_id, memory);
         let request = R2t { command_id, tag, offset: 0, len: len as u32 };
         link.send(Parcel::new(None, |to| request.encode(&self.framing, to)));
         match poll_fn(|cx| self.transfers.borrow_mut().poll(tag, cx)).await {
-            Ended::Whole { memory, is_intact: true } => Ok(Incoming { memory, is_counted: true }),
-            Ended::Whole { memory, is_intact: false } => {
-                link.release(Some(memory));
-                Err(Status::TRANSIENT_TRANSPORT_ERROR.into())
-            }
-            Ended::GivenUp { memory } => {
-                link.release(Some(memory));
-                Err(Failure::Gone)
-            }
+            Ended::Whole { memory, is_intact: true } => Ok(memory),
+            Ended::Whole { is_intact: false, .. } => Err(Status::TRANSIENT_TRANSPORT_ERROR.into()),
+            Ended::GivenUp => Err(Failure::Gone),
         }
     }
 
@@ -278,6 +256,7 @@ impl Protocol for Session {
         let next = self.reader.borrow_mut().next(&mut self.transfers.borrow_mut(), link);
         match next {
             Ok(Read::NeedsBytes) => Found::NeedsBytes,
+            Ok(Read::NeedsRoom) => Found::NeedsRoom,
             Ok(Read::Part) => Found::Done,
             Ok(Read::Command(command)) => {
                 if self.queue_id == 0 {

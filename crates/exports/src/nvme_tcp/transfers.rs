@@ -9,7 +9,7 @@ pub(super) enum Ended {
     /// All of it is there; whether it is what its digests say.
     Whole { memory: Memory, is_intact: bool },
     /// Nothing more comes.
-    GivenUp { memory: Memory },
+    GivenUp,
 }
 
 struct Transfer {
@@ -98,6 +98,6 @@ impl Transfers {
         }
         let Transfer { memory, is_intact, .. } = place.take().expect("just seen");
         let memory = memory.expect("the reader has given it back");
-        Poll::Ready(if is_whole { Ended::Whole { memory, is_intact } } else { Ended::GivenUp { memory } })
+        Poll::Ready(if is_whole { Ended::Whole { memory, is_intact } } else { Ended::GivenUp })
     }
 }

@@ -1,5 +1,6 @@
 //! What a protocol has of a connection: the socket's way out, memory, and how it ends.
 
+use super::budget::{Account, PIECE, Purpose, Room};
 use super::{Memory, Outbox, Parcel, Readiness, Seat, Store, Wire};
 use crate::stats::Connected;
 use crate::{Error, QueueStats};
@@ -9,11 +10,10 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-/// Memory that one connection may have: one request of the longest kind, or 256 of 128 KiB.
-const BUDGET: usize = 32 << 20;
 /// How long a client that leaves, or is left, may take no byte of its replies.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
@@ -39,6 +39,25 @@ pub(super) enum State {
     Gone,
 }
 
+/// Whether a request was taken.
+pub(crate) enum Grant {
+    /// With its memory, if it has data.
+    Whole(Option<Memory>),
+    /// Without memory: its data goes in pieces, since the budget is used up.
+    InPieces,
+    /// Not yet: something else has to end first.
+    NoRoom,
+}
+
+/// The turn to use memory beside that of requests.
+pub(crate) struct Scratch<'a>(&'a Permits);
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        self.0.release(1);
+    }
+}
+
 /// The way to the client.
 pub(crate) struct Link {
     // Before the socket, which it watches.
@@ -52,8 +71,13 @@ pub(crate) struct Link {
     max_requests: usize,
     /// Requests taken whose replies the kernel has not.
     requests: Cell<usize>,
-    /// Bytes that its requests may still take.
-    budget: Permits,
+    /// What its requests hold.
+    account: Rc<Account>,
+    /// Whose turn it is to wait for memory, and to reply in pieces.
+    turn: Permits,
+    scratch: Permits,
+    /// Replies that wait for the end of one that goes in pieces, if that must not be interrupted.
+    held_back: RefCell<Option<Vec<Parcel>>>,
     state: Cell<State>,
     pub(super) handle: OnceCell<SourceHandle>,
     /// Who waits for the connection's life to go on.
@@ -65,7 +89,8 @@ pub(crate) struct Link {
 impl Link {
     pub(super) fn new(parts: Parts, store: Store, max_requests: usize) -> Result<Link, Error> {
         let failed = |source| Error::System { action: "watch a client's socket", source };
-        let Parts { wire, peer, export, stats, seat, connected } = parts;
+        let Parts { wire, peer, export, stats, mut seat, connected } = parts;
+        let account = Account::new(seat.take_reserved());
         Ok(Link {
             readiness: Readiness::new(wire.fd()).map_err(failed)?,
             wire,
@@ -76,7 +101,10 @@ impl Link {
             outbox: RefCell::default(),
             max_requests,
             requests: Cell::new(0),
-            budget: Permits::new(BUDGET),
+            account,
+            turn: Permits::new(1),
+            scratch: Permits::new(1),
+            held_back: RefCell::default(),
             state: Cell::new(State::Open),
             handle: OnceCell::new(),
             watchers: RefCell::default(),
@@ -113,36 +141,117 @@ impl Link {
         (&self.export, &self.peer)
     }
 
-    /// A request was taken, and `data` bytes of memory go with it (none for no bytes); `None`, and it was not, while
-    /// there is no room. It counts until it is answered.
+    /// A request was taken, and `data` bytes of memory go with it (none for no bytes), if there is room. It counts until it
+    /// is answered.
     #[inline]
-    pub(crate) fn grant(&self, data: usize) -> Option<Option<Memory>> {
+    pub(crate) fn grant(&self, data: usize) -> Grant {
         // One without data does not stand in line behind those that wait for memory.
-        let is_full = self.requests.get() >= self.max_requests;
-        if is_full || data > 0 && !self.budget.try_acquire(Store::cost(data)) {
-            return None;
+        if self.requests.get() >= self.max_requests {
+            return Grant::NoRoom;
+        }
+        let mut memory = None;
+        if data > 0 {
+            match self.account.charge(Purpose::Request, Store::cost(data)) {
+                Room::Yes(charge) => memory = Some(self.store.take_charged(data, charge)),
+                Room::Later => return Grant::NoRoom,
+                Room::Never => {
+                    self.requests.set(self.requests.get() + 1);
+                    return Grant::InPieces;
+                }
+            }
         }
         self.requests.set(self.requests.get() + 1);
-        Some((data > 0).then(|| self.store.take(data)))
+        Grant::Whole(memory)
     }
 
-    /// Waits for memory for `len` bytes, at most what a connection may have; in the order of asking.
+    /// Waits for memory for `len` bytes, at most what a connection may have; in the order of asking. A connection that
+    /// holds nothing gets it even if the budget is used up: of requests that are no longer than its minimum.
     pub(crate) async fn memory(&self, len: usize) -> Memory {
-        self.budget.acquire(Store::cost(len)).await;
-        self.store.take(len)
-    }
-
-    /// Memory is not needed any more.
-    #[inline]
-    pub(crate) fn release(&self, memory: Option<Memory>) {
-        if let Some(memory) = memory {
-            let cost = Store::cost(memory.len());
-            drop(memory);
-            self.budget.release(cost);
+        let cost = Store::cost(len);
+        self.turn.acquire(1).await;
+        let room = poll_fn(|cx| self.account.poll_charge(Purpose::Request, cost, cx)).await;
+        self.turn.release(1);
+        match room {
+            Room::Yes(charge) => self.store.take_charged(len, charge),
+            Room::Later | Room::Never => self.store.take(len),
         }
     }
 
-    /// Memory that does not count: of those who bound it otherwise. Not to be released, but dropped.
+    /// Memory for data that comes with a command; `None` while earlier commands hold what there is.
+    pub(crate) fn capsule(&self, len: usize) -> Option<Memory> {
+        self.charged(Purpose::Capsule, len)
+    }
+
+    /// Memory for a piece of a long request that comes; `None` while the last piece has not been stored.
+    pub(crate) fn piece_in(&self, len: usize) -> Option<Memory> {
+        self.charged(Purpose::PieceIn, len)
+    }
+
+    fn charged(&self, purpose: Purpose, len: usize) -> Option<Memory> {
+        match self.account.charge(purpose, Store::cost(len)) {
+            Room::Yes(charge) => Some(self.store.take_charged(len, charge)),
+            Room::Later | Room::Never => None,
+        }
+    }
+
+    /// Waits for the turn to reply in pieces; it ends with [`Link::end_pieces`]. With `is_whole` no other reply is sent
+    /// meanwhile: those of others wait.
+    pub(crate) async fn begin_pieces(&self, is_whole: bool) {
+        self.turn.acquire(1).await;
+        if is_whole {
+            *self.held_back.borrow_mut() = Some(Vec::new());
+        }
+    }
+
+    /// Waits until the last piece has gone, and takes memory for one of at most [`PIECE`] bytes.
+    pub(crate) async fn piece_out(&self, len: usize) -> Memory {
+        let cost = Store::cost(len.min(PIECE));
+        match poll_fn(|cx| self.account.poll_charge(Purpose::PieceOut, cost, cx)).await {
+            Room::Yes(charge) => self.store.take_charged(len.min(PIECE), charge),
+            Room::Later | Room::Never => unreachable!("a piece comes back"),
+        }
+    }
+
+    /// Sends a piece of the reply whose turn it is.
+    pub(crate) fn send_piece(&self, parcel: Parcel) {
+        let held_back = self.held_back.take();
+        self.send(parcel);
+        *self.held_back.borrow_mut() = held_back;
+    }
+
+    /// The reply whose turn it was has ended: others go.
+    pub(crate) fn end_pieces(&self) {
+        let held_back = self.held_back.take();
+        held_back.into_iter().flatten().for_each(|parcel| self.send(parcel));
+        self.turn.release(1);
+    }
+
+    /// Whether nobody listens any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        matches!(self.state.get(), State::Broken | State::Gone)
+    }
+
+    /// Disconnects a client that cannot be told otherwise. What is sent after this does not arrive.
+    #[cold]
+    pub(crate) fn cut(&self, reason: &str) {
+        let (export, peer) = self.names();
+        tracing::warn!(export, peer, reason, "client disconnected");
+        // SAFETY: a plain system call on a descriptor that we own.
+        unsafe { libc::shutdown(self.wire.fd(), libc::SHUT_RDWR) };
+    }
+
+    /// The core is to look for requests again: memory has come back without a reply.
+    pub(crate) fn look_again(&self) {
+        self.handle().activate();
+    }
+
+    /// Waits for the turn to use memory beside that of requests, as much as the connection's minimum has for it.
+    pub(crate) async fn scratch(&self) -> Scratch<'_> {
+        self.scratch.acquire(1).await;
+        Scratch(&self.scratch)
+    }
+
+    /// Memory that does not count: of those who bound it otherwise.
     pub(crate) fn uncounted(&self, len: usize) -> Memory {
         self.store.take(len)
     }
@@ -154,6 +263,9 @@ impl Link {
             self.forget(parcel);
             self.wake_watchers();
             return;
+        }
+        if let Some(held_back) = self.held_back.borrow_mut().as_mut() {
+            return held_back.push(parcel);
         }
         self.outbox.borrow_mut().push(parcel);
         self.handle().activate();
@@ -176,7 +288,7 @@ impl Link {
 
     /// A parcel has gone out, or nowhere.
     fn forget(&self, parcel: Parcel) {
-        self.release(parcel.data);
+        drop(parcel.data);
         self.requests.set(self.requests.get() - usize::from(parcel.is_last));
     }
 
@@ -270,6 +382,9 @@ impl Link {
         // SAFETY: a plain system call on a descriptor that we own.
         unsafe { libc::shutdown(self.wire.fd(), libc::SHUT_RDWR) };
         self.outbox.borrow_mut().clear(|parcel| self.forget(parcel));
+        if let Some(held_back) = self.held_back.borrow_mut().as_mut() {
+            held_back.drain(..).for_each(|parcel| self.forget(parcel));
+        }
         self.wake_watchers();
         true
     }

@@ -1,9 +1,10 @@
 //! Memory for the data of requests, between socket and device.
 //!
 //! Not of the core's own pool: what drivers and layers need to get on with a request must not be held by requests
-//! that wait for them. A store never makes anybody wait; whoever takes from it keeps a budget of its own, so that a
-//! client that reads slowly holds its own memory and nobody else's.
+//! that wait for them. A store has no limit: the account of the connection is charged for what it takes
+//! ([`super::budget`]), so that a client that reads slowly holds its own memory and no other client's.
 
+use super::budget::Charge;
 use block::{Data, Segment};
 use reactor::{Buffer, BufferPool, Core, MAX_BUFFER};
 use std::cell::RefCell;
@@ -37,6 +38,8 @@ pub(crate) struct Memory {
     lists: Lists,
     len: usize,
     store: Store,
+    /// Whose memory it is, where it counts.
+    charge: Option<Charge>,
 }
 
 impl Store {
@@ -65,7 +68,14 @@ impl Store {
             lists.segments.push(buffer.segment());
             lists.buffers.push(buffer);
         }
-        Memory { lists, len, store: self.clone() }
+        Memory { lists, len, store: self.clone(), charge: None }
+    }
+
+    /// As [`Store::take`], charged to a connection.
+    pub(crate) fn take_charged(&self, len: usize, charge: Charge) -> Memory {
+        let mut memory = self.take(len);
+        memory.charge = Some(charge);
+        memory
     }
 }
 
@@ -117,6 +127,9 @@ impl Drop for Memory {
         let mut spare = self.store.0.spare.borrow_mut();
         if spare.len() < SPARE {
             spare.push(std::mem::take(&mut self.lists));
+        }
+        if self.charge.as_ref().is_some_and(Charge::is_tight) {
+            self.store.0.pool.shrink(STOCK);
         }
     }
 }

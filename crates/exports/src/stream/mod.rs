@@ -13,6 +13,7 @@
 //! [`Readiness`].
 
 mod address;
+mod budget;
 mod connection;
 mod inbox;
 mod inherited;
@@ -30,9 +31,11 @@ mod unix;
 mod wire;
 
 pub use address::Address;
+pub use budget::{MIN_MEMORY, MemoryBudget};
+pub(crate) use budget::{Minimum, PIECE};
 pub(crate) use connection::{Found, Protocol};
 pub(crate) use inbox::{Inbox, Received};
-pub(crate) use link::{Link, Parts};
+pub(crate) use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
 pub(crate) use lobby::{Guest, Host, Lobby, Step, Talk};
 pub(crate) use memory::{Memory, Store};

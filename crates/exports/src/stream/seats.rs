@@ -11,6 +11,7 @@
 //! 3. Half of the places are kept for listed hosts, in equal shares, as far as they are not connected.
 //! 4. Visitors (NVMe discovery) do not count. They are bounded apart, and a new one replaces the oldest.
 
+use super::budget::{MemoryBudget, Minimum, Reserved};
 use super::log_limit::LogLimit;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -83,11 +84,14 @@ pub(crate) enum NoSeat {
     Host(usize),
     #[error("the other places are kept for listed hosts (clients=)")]
     Kept,
+    #[error("the memory for network clients is used up (--memory)")]
+    Memory,
 }
 
 /// The places of one listener.
 pub(crate) struct Seats {
     limits: SeatLimits,
+    budget: MemoryBudget,
     export: Arc<str>,
     table: Mutex<Table>,
     refusals: LogLimit,
@@ -113,6 +117,15 @@ struct Taken {
 pub(crate) struct Seat {
     seats: Arc<Seats>,
     id: u64,
+    /// The memory that its connection has at least.
+    reserved: Option<Reserved>,
+}
+
+impl Seat {
+    /// The memory, once.
+    pub(super) fn take_reserved(&mut self) -> Reserved {
+        self.reserved.take().expect("a connection starts once")
+    }
 }
 
 impl Drop for Seat {
@@ -122,26 +135,36 @@ impl Drop for Seat {
 }
 
 impl Seats {
-    /// Free places, for the export with this name.
-    pub(crate) fn new(limits: SeatLimits, export: Arc<str>) -> Arc<Seats> {
-        Arc::new(Seats { limits, export, table: Mutex::default(), refusals: LogLimit::default() })
+    /// Free places, for the export with this name, whose connections take their memory from `budget`.
+    pub(crate) fn new(limits: SeatLimits, budget: MemoryBudget, export: Arc<str>) -> Arc<Seats> {
+        Arc::new(Seats { limits, budget, export, table: Mutex::default(), refusals: LogLimit::default() })
     }
 
-    /// Takes a place.
+    /// Takes a place, and reserves the memory that its connection has at least.
     ///
     /// # Errors
     /// When the client may not have one now; that is logged, at a bounded rate.
-    pub(crate) fn take(self: &Arc<Self>, applicant: Applicant<'_>, peer: &str) -> Result<Seat, NoSeat> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        applicant: Applicant<'_>,
+        minimum: Minimum,
+        peer: &str,
+    ) -> Result<Seat, NoSeat> {
         let mut table = self.table();
-        if let Err(reason) = self.judge(&table, applicant) {
-            drop(table);
-            self.note_refusal(applicant, peer, reason);
-            return Err(reason);
-        }
+        let judged = self.judge(&table, applicant);
+        let reserved = judged.and_then(|()| self.budget.reserve(minimum).ok_or(NoSeat::Memory));
+        let reserved = match reserved {
+            Ok(reserved) => Some(reserved),
+            Err(reason) => {
+                drop(table);
+                self.note_refusal(applicant, peer, reason);
+                return Err(reason);
+            }
+        };
         let host = applicant.host.map(Box::from);
         let id = table.add(applicant.origin, host, applicant.is_proven, None);
         drop(table);
-        Ok(Seat { seats: self.clone(), id })
+        Ok(Seat { seats: self.clone(), id, reserved })
     }
 
     /// Whether [`Seats::take`] would succeed now.
@@ -154,7 +177,21 @@ impl Seats {
     }
 
     /// Takes a place of a visitor. When there is none, the oldest visitor of the address that has most is disconnected.
-    pub(crate) fn visit(self: &Arc<Self>, origin: Origin, socket: &Arc<OwnedFd>) -> Seat {
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub(crate) fn visit(
+        self: &Arc<Self>,
+        origin: Origin,
+        minimum: Minimum,
+        socket: &Arc<OwnedFd>,
+        peer: &str,
+    ) -> Result<Seat, NoSeat> {
+        let Some(reserved) = self.budget.reserve(minimum) else {
+            self.note_refusal(Applicant { origin, host: None, is_proven: false }, peer, NoSeat::Memory);
+            return Err(NoSeat::Memory);
+        };
+        let reserved = Some(reserved);
         let mut table = self.table();
         let visitors = || table.taken.iter().filter(|taken| taken.visitor.is_some());
         let evicted = (visitors().count() >= self.max_visitors())
@@ -178,7 +215,7 @@ impl Seats {
         }
         let id = table.add(origin, None, false, Some(Arc::downgrade(socket)));
         drop(table);
-        Seat { seats: self.clone(), id }
+        Ok(Seat { seats: self.clone(), id, reserved })
     }
 
     fn max_visitors(&self) -> usize {
@@ -269,7 +306,7 @@ mod tests {
     const B: Origin = Origin::V4([10, 0, 0, 2]);
 
     fn seats(limits: SeatLimits) -> Arc<Seats> {
-        Seats::new(limits, "export".into())
+        Seats::new(limits, MemoryBudget::new(0), "export".into())
     }
 
     fn of(origin: Origin, host: Option<&str>, is_proven: bool) -> Applicant<'_> {
@@ -280,7 +317,7 @@ mod tests {
     fn fill(seats: &Arc<Seats>, applicant: Applicant<'_>) -> (Vec<Seat>, NoSeat) {
         let mut taken = Vec::new();
         loop {
-            match seats.take(applicant, "peer") {
+            match seats.take(applicant, Minimum::default(), "peer") {
                 Ok(seat) => taken.push(seat),
                 Err(reason) => return (taken, reason),
             }
@@ -295,7 +332,7 @@ mod tests {
         let (others, reason) = fill(&open, of(B, None, false));
         assert_eq!((others.len(), reason), (16, NoSeat::Total(64)));
         drop(taken);
-        assert!(open.take(of(A, None, false), "peer").is_ok(), "places come back");
+        assert!(open.take(of(A, None, false), Minimum::default(), "peer").is_ok(), "places come back");
         let few = seats(SeatLimits { total: 4, ..SeatLimits::default() });
         assert_eq!(fill(&few, of(A, None, false)).0.len(), 4);
         let local = seats(SeatLimits { total: 64, ..SeatLimits::default() });
@@ -330,7 +367,7 @@ mod tests {
         let seats = seats(SeatLimits { total: 64, listed, ..SeatLimits::default() });
         let (taken, _) = fill(&seats, of(A, Some("nqn.0"), true));
         assert_eq!(taken.len(), 32);
-        assert!(seats.take(of(A, Some("nqn.1"), true), "peer").is_err(), "still 999 could come");
+        assert_eq!(fill(&seats, of(A, Some("nqn.1"), true)).0.len(), 0, "still 999 could come");
     }
 
     #[test]
@@ -338,8 +375,9 @@ mod tests {
         let seats = seats(SeatLimits { total: 8, ..SeatLimits::default() });
         let socket = || Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
         let sockets: Vec<_> = (0..40).map(|_| socket()).collect();
-        let lonely = seats.visit(B, &sockets[0]);
-        let crowd: Vec<Seat> = sockets[1..].iter().map(|socket| seats.visit(A, socket)).collect();
+        let visit = |origin, socket| seats.visit(origin, Minimum::default(), socket, "peer").unwrap();
+        let lonely = visit(B, &sockets[0]);
+        let crowd: Vec<Seat> = sockets[1..].iter().map(|socket| visit(A, socket)).collect();
         assert_eq!(seats.table().taken.len(), LEAST_VISITORS);
         let ids: Vec<u64> = seats.table().taken.iter().map(|taken| taken.id).collect();
         assert_eq!(ids[0], lonely.id, "the address with one visitor keeps it");

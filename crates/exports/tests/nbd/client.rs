@@ -174,6 +174,38 @@ impl Client {
         reply.data
     }
 
+    /// A read that may come in any number of chunks: its data, or how it fails.
+    pub fn read_chunks(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, u32> {
+        self.send(READ, 0, 0x5eed, offset, len);
+        self.chunks(offset, len)
+    }
+
+    /// The chunks of the only read in flight.
+    pub fn chunks(&mut self, offset: u64, len: u64) -> Result<Vec<u8>, u32> {
+        let mut data = vec![0; len as usize];
+        let (mut got, mut error) = (0, 0);
+        loop {
+            let mut front = [0; 20];
+            self.stream.read_exact(&mut front).unwrap();
+            assert_eq!(front[..4], 0x668e_33efu32.to_be_bytes());
+            let is_done = front[5] == 1;
+            let kind = u16::from_be_bytes([front[6], front[7]]);
+            let mut bytes = vec![0; u32::from_be_bytes(front[16..].try_into().unwrap()) as usize];
+            self.stream.read_exact(&mut bytes).unwrap();
+            if kind == 1 {
+                let at = (u64::from_be_bytes(bytes[..8].try_into().unwrap()) - offset) as usize;
+                data[at..at + bytes.len() - 8].copy_from_slice(&bytes[8..]);
+                got += bytes.len() - 8;
+            } else if kind == 0x8001 {
+                error = u32::from_be_bytes(bytes[..4].try_into().unwrap());
+            }
+            if is_done {
+                assert!(error != 0 || got == data.len(), "{got} bytes of {len}");
+                return if error == 0 { Ok(data) } else { Err(error) };
+            }
+        }
+    }
+
     /// The next reply.
     pub fn reply(&mut self) -> Reply {
         let mut magic = [0; 4];

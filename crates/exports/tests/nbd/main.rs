@@ -9,6 +9,7 @@ mod conformance;
 mod device;
 mod ending;
 mod hostile;
+mod memory;
 mod places;
 mod server;
 mod tls;

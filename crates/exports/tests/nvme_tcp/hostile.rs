@@ -2,6 +2,7 @@
 
 use crate::host::{Host, Pdu};
 use crate::server::{MIB, Server, wait_until};
+use exports::nvme_tcp::{Config, MemoryBudget};
 use nvme::tcp::{CapsuleCmd, FatalStatus, H2cData, IcReq, TermReq};
 use nvme::{Command, Sgl, Status, SubmissionEntry};
 use std::io::Write;
@@ -190,4 +191,44 @@ fn half_open_connections_keep_nobody_out_and_end() {
     assert!(silent[0].is_hung_up_on(), "the one that took longest had to go");
     assert!(silent[149].is_hung_up_on() && initialized.is_hung_up_on());
     assert!(start.elapsed() < Duration::from_secs(18));
+}
+
+#[test]
+fn hosts_that_read_nothing_leave_memory_to_the_others() {
+    let memory = MemoryBudget::new(0); // 16 MiB
+    let config = memory.clone();
+    let server = Server::with(8 * MIB, |other| Config { memory: config, ..other });
+    let (_admin, mut greedy) = server.connect();
+    let (_others, mut other) = server.connect();
+    let read = Command::read(1, 0, 2048);
+    for id in 0..100 {
+        greedy.send(SubmissionEntry::new(&read, id, Sgl::Transport { len: MIB as u32 }));
+    }
+    // Its first answer has begun to come: it has taken what it may have.
+    let mut first = [std::mem::MaybeUninit::uninit()];
+    assert_eq!(socket2::SockRef::from(&greedy.stream).peek(&mut first).unwrap(), 1);
+    for round in 0..20u8 {
+        assert_eq!(other.write(0, &vec![round; MIB as usize]), Status::SUCCESS);
+        assert_eq!(other.read(0, 2048), vec![round; MIB as usize]);
+        assert_eq!(other.write(2048, &[round; 8192]), Status::SUCCESS, "in its capsule");
+    }
+    assert!(memory.in_use() <= memory.bytes(), "{memory:?}");
+    let executed = server.device.executed();
+    assert!(
+        executed < 60 + 16 + 4,
+        "{executed} requests: the greedy host has 8 MiB, and what is in the socket"
+    );
+    for _ in 0..100 {
+        let Pdu::Data { data, .. } = greedy.receive() else { panic!("no data") };
+        assert_eq!(data.len(), MIB as usize);
+    }
+    let compare = Command { opcode: 5, ..Command::read(1, 2048, 16) };
+    for id in 200..210 {
+        let data = [19; 8192];
+        greedy.send_with(SubmissionEntry::new(&compare, id, Sgl::InCapsule { offset: 0, len: 8192 }), &data);
+    }
+    for _ in 0..10 {
+        let Pdu::Response(entry) = greedy.receive() else { panic!("no response") };
+        assert_eq!(entry.status, Status::SUCCESS);
+    }
 }

@@ -1,0 +1,108 @@
+//! Long requests in pieces: how one goes on while the memory for network clients is used up.
+//!
+//! ```text
+//!   read:   for each piece: wait until the last one has gone ─► device ─► a chunk of the reply
+//!   write:  for each piece: wait until the last one is stored ─► bytes of the stream ─► device;  one reply at the end
+//! ```
+//!
+//! A connection has memory for one piece in each direction whatever others do, so any request comes to its end.
+//! A read is answered in chunks, so that an error can be told at any of them. The simple reply of old clients, and a
+//! reply that must not be fragmented, promise all of their data at first: nothing may be sent between their pieces, and
+//! an error behind the first leaves nothing but to disconnect, as the protocol says.
+
+use super::job::Job;
+use super::request::Rules;
+use super::wire::{CMD_FLAG_DF, Content, Form, Header, encode_reply, refusal_of};
+use crate::QueueStats;
+use crate::stream::{Link, PIECE, Parcel};
+use crate::target::Target;
+use block::{Flags, IoError, IoResult, Op};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// A long write that comes in pieces.
+#[derive(Clone)]
+pub(super) struct LongWrite {
+    /// The whole request.
+    pub(super) header: Header,
+    /// Bytes of it that the pieces so far had, with this one.
+    pub(super) end: u64,
+    /// How the first piece that failed did.
+    failed: Rc<Cell<Option<IoError>>>,
+}
+
+impl LongWrite {
+    pub(super) fn new(header: Header) -> LongWrite {
+        LongWrite { header, end: 0, failed: Rc::default() }
+    }
+
+    /// Bytes that are still to come in pieces.
+    pub(super) fn left(&self) -> u64 {
+        self.header.len - self.end
+    }
+
+    /// The next piece: the write up to its end, and its own header.
+    pub(super) fn next(&self) -> (LongWrite, Header) {
+        let len = self.left().min(PIECE as u64);
+        let header = Header { offset: self.header.offset + self.end, len, ..self.header };
+        (LongWrite { end: self.end + len, ..self.clone() }, header)
+    }
+
+    /// Stores a piece, unless an earlier one has failed. `None` when more pieces come; else how all of them went.
+    pub(super) async fn store(&self, piece: &Job, target: &Target, stats: &QueueStats) -> Option<IoResult> {
+        if self.failed.get().is_none() {
+            self.failed.set(piece.execute(target, stats).await.err());
+        }
+        (self.left() == 0).then(|| self.failed.get().map_or(Ok(()), Err))
+    }
+}
+
+/// Carries out a read and answers it, piece by piece.
+pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: &Link) {
+    let is_whole = rules.form == Form::Simple || header.flags & CMD_FLAG_DF != 0;
+    link.begin_pieces(is_whole).await;
+    let mut done = 0;
+    while done < header.len && !link.is_broken() {
+        let len = (header.len - done).min(PIECE as u64);
+        let memory = link.piece_out(len as usize).await;
+        // SAFETY: the memory outlives the transfer, which is awaited here.
+        let data = unsafe { memory.data() };
+        let result = target.transfer(Op::Read, Flags::NONE, header.offset + done, data).await;
+        if let Err(error) = result {
+            drop(memory);
+            fail(header, rules, error, is_whole && done > 0, link);
+            link.end_pieces();
+            return;
+        }
+        let (is_first, is_last) = (done == 0, done + len == header.len);
+        let front = |to: &mut [u8; crate::stream::MAX_FRONT]| match (is_whole, is_first) {
+            (true, true) => encode_reply(rules.form, header, Content::Data { len: header.len as u32 }, to),
+            (true, false) => 0,
+            (false, _) => {
+                let content = Content::Piece { at: done, len: len as u32, is_last };
+                encode_reply(rules.form, header, content, to)
+            }
+        };
+        let mut parcel = Parcel::new(Some(memory), front);
+        parcel.is_last = is_last;
+        link.send_piece(parcel);
+        done += len;
+    }
+    if done < header.len {
+        link.drop_request();
+    }
+    link.stats().count_request(Op::Read, header.len);
+    link.end_pieces();
+}
+
+/// Ends a read that has failed.
+#[cold]
+fn fail(header: &Header, rules: &Rules, error: IoError, is_promised: bool, link: &Link) {
+    link.stats().count_request(Op::Read, header.len);
+    link.stats().count_failure();
+    if is_promised {
+        link.cut("a read failed after a part of it was sent");
+    }
+    let content = Content::Failed(refusal_of(error, false));
+    link.send_piece(Parcel::last(None, |to| encode_reply(rules.form, header, content, to)));
+}

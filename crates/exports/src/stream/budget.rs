@@ -1,0 +1,366 @@
+//! The memory that clients over streams may hold: one budget for the process, an account for each connection.
+//!
+//! ```text
+//!   budget ─┬─ half: minimums, reserved when a connection gets its place (a connection without one is refused)
+//!           └─ half: the pool, which connections borrow from as their requests need it
+//! ```
+//!
+//! A connection may borrow up to as much as is left in the pool. So one connection has at most half of the pool, `n`
+//! greedy ones share `n / (n + 1)` of it, and there is always something left for the next.
+//! A connection that may not borrow waits for its own requests: it is not read from meanwhile. One that holds nothing
+//! goes on with its minimum. No connection ever waits for another one.
+//!
+//! Source of the rule: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998).
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+
+/// The smallest budget, in bytes: the minimums of a few connections.
+pub const MIN_MEMORY: usize = 16 << 20;
+/// Bytes that one connection has at most: one request of the longest kind, or 256 of 128 KiB.
+const MOST: usize = 32 << 20;
+/// Longest piece of a request that goes on with the connection's minimum, in bytes.
+pub(crate) const PIECE: usize = 128 << 10;
+
+/// Memory for the data of network clients. Clones share it.
+#[derive(Clone)]
+pub struct MemoryBudget(Arc<Budget>);
+
+struct Budget {
+    bytes: usize,
+    /// Reserved for minimums.
+    reserved: AtomicUsize,
+    /// Taken from the pool.
+    borrowed: AtomicUsize,
+}
+
+static OF_PROCESS: OnceLock<MemoryBudget> = OnceLock::new();
+
+impl MemoryBudget {
+    /// A budget of `bytes`, at least [`MIN_MEMORY`].
+    pub fn new(bytes: usize) -> MemoryBudget {
+        let bytes = bytes.max(MIN_MEMORY);
+        MemoryBudget(Arc::new(Budget { bytes, reserved: AtomicUsize::new(0), borrowed: AtomicUsize::new(0) }))
+    }
+
+    /// The budget of the process: a quarter of the machine's memory, unless [`MemoryBudget::set_process`] said otherwise.
+    pub fn process() -> MemoryBudget {
+        OF_PROCESS.get_or_init(|| MemoryBudget::new(physical_memory() / 4)).clone()
+    }
+
+    /// Sets the budget of the process, in bytes. `false` when exports have been configured already: nothing changes.
+    pub fn set_process(bytes: usize) -> bool {
+        OF_PROCESS.set(MemoryBudget::new(bytes)).is_ok()
+    }
+
+    /// Bytes that there are.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Bytes that connections hold, with the minimums reserved for them.
+    pub fn in_use(&self) -> usize {
+        self.0.reserved.load(Ordering::Relaxed) + self.0.borrowed.load(Ordering::Relaxed)
+    }
+
+    /// Reserves the minimum of a connection. `None` when half of the budget is reserved.
+    pub(crate) fn reserve(&self, minimum: Minimum) -> Option<Reserved> {
+        let (total, most) = (minimum.total(), self.0.bytes - self.pool());
+        let next = |reserved: usize| (reserved + total <= most).then_some(reserved + total);
+        self.0.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+        Some(Reserved { budget: self.clone(), minimum })
+    }
+
+    fn pool(&self) -> usize {
+        self.0.bytes / 2
+    }
+
+    /// Borrows `bytes` for a connection that has borrowed `own` already.
+    fn borrow(&self, own: usize, bytes: usize) -> bool {
+        let next = |borrowed: usize| {
+            (own + bytes <= self.pool().saturating_sub(borrowed)).then_some(borrowed + bytes)
+        };
+        bytes == 0 || self.0.borrowed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        if bytes > 0 {
+            self.0.borrowed.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// More than half of the pool is borrowed: free memory should go back to the system.
+    #[inline]
+    pub(crate) fn is_tight(&self) -> bool {
+        self.0.borrowed.load(Ordering::Relaxed) > self.pool() / 2
+    }
+}
+
+impl fmt::Debug for MemoryBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryBudget({} of {} bytes)", self.in_use(), self.bytes())
+    }
+}
+
+/// Bytes of memory that the machine has.
+fn physical_memory() -> usize {
+    // SAFETY: plain questions without pointers.
+    let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    usize::try_from(pages).unwrap_or(0).saturating_mul(usize::try_from(page).unwrap_or(0))
+}
+
+/// What a connection has whatever others do, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Minimum {
+    /// For requests.
+    pub(crate) requests: usize,
+    /// For data that comes with a command, before the rest of the stream can be understood.
+    pub(crate) capsules: usize,
+    /// For what does not come and go with requests: buffers of the stream, pieces.
+    pub(crate) fixed: usize,
+}
+
+impl Minimum {
+    fn total(&self) -> usize {
+        self.requests + self.capsules + self.fixed
+    }
+}
+
+/// The minimum of one connection; given back when dropped.
+pub(crate) struct Reserved {
+    budget: MemoryBudget,
+    minimum: Minimum,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.budget.0.reserved.fetch_sub(self.minimum.total(), Ordering::Relaxed);
+    }
+}
+
+/// Bytes that a connection holds for one purpose.
+struct Purse {
+    /// As many need not be borrowed.
+    free: usize,
+    used: Cell<usize>,
+}
+
+impl Purse {
+    fn new(free: usize) -> Purse {
+        Purse { free, used: Cell::new(0) }
+    }
+
+    fn borrowed(&self, used: usize) -> usize {
+        used.saturating_sub(self.free)
+    }
+
+    fn take(&self, budget: &MemoryBudget, cost: usize) -> bool {
+        let (old, new) = (self.used.get(), self.used.get() + cost);
+        let own = self.borrowed(old);
+        let is_possible = new <= MOST && budget.borrow(own, self.borrowed(new) - own);
+        if is_possible {
+            self.used.set(new);
+        }
+        is_possible
+    }
+
+    fn give_back(&self, budget: &MemoryBudget, cost: usize) {
+        let (old, new) = (self.used.get(), self.used.get() - cost);
+        self.used.set(new);
+        budget.give_back(self.borrowed(old) - self.borrowed(new));
+    }
+}
+
+/// What one connection holds, on its core.
+pub(crate) struct Account {
+    reserved: Reserved,
+    requests: Purse,
+    capsules: Purse,
+    /// Pieces of a long write that comes, and of a long read that goes.
+    has_piece: [Cell<bool>; 2],
+    /// A task that waits for memory to come back.
+    waiter: RefCell<Option<Waker>>,
+}
+
+/// For what memory is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Request,
+    Capsule,
+    PieceIn,
+    PieceOut,
+}
+
+/// How an account answers.
+#[derive(Debug)]
+pub(crate) enum Room {
+    Yes(Charge),
+    /// There will be when something of this connection has ended.
+    Later,
+    /// There is not, and nothing of this connection will make any.
+    Never,
+}
+
+impl Account {
+    pub(crate) fn new(reserved: Reserved) -> Rc<Account> {
+        let Minimum { requests, capsules, .. } = reserved.minimum;
+        Rc::new(Account {
+            reserved,
+            requests: Purse::new(requests),
+            capsules: Purse::new(capsules),
+            has_piece: Default::default(),
+            waiter: RefCell::default(),
+        })
+    }
+
+    pub(crate) fn budget(&self) -> &MemoryBudget {
+        &self.reserved.budget
+    }
+
+    /// Charges memory that costs so much.
+    #[inline]
+    pub(crate) fn charge(self: &Rc<Self>, purpose: Purpose, cost: usize) -> Room {
+        let (is_taken, is_idle) = match purpose {
+            Purpose::Request => {
+                let is_idle = self.requests.used.get() == 0;
+                (self.requests.take(self.budget(), cost), is_idle)
+            }
+            Purpose::Capsule => (self.capsules.take(self.budget(), cost), false),
+            Purpose::PieceIn | Purpose::PieceOut => (!self.piece(purpose).replace(true), false),
+        };
+        match (is_taken, is_idle) {
+            (true, _) => Room::Yes(Charge { account: self.clone(), purpose, cost }),
+            (false, true) => Room::Never,
+            (false, false) => Room::Later,
+        }
+    }
+
+    /// Waits until there is room; with [`Room::Never`] it ends, too. One task at a time.
+    pub(crate) fn poll_charge(
+        self: &Rc<Self>,
+        purpose: Purpose,
+        cost: usize,
+        cx: &Context<'_>,
+    ) -> Poll<Room> {
+        match self.charge(purpose, cost) {
+            Room::Later => {
+                let mut waiter = self.waiter.borrow_mut();
+                if !waiter.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                    *waiter = Some(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+            room => Poll::Ready(room),
+        }
+    }
+
+    fn piece(&self, purpose: Purpose) -> &Cell<bool> {
+        &self.has_piece[usize::from(purpose == Purpose::PieceOut)]
+    }
+}
+
+/// Memory that is held; given back when dropped.
+pub(crate) struct Charge {
+    account: Rc<Account>,
+    purpose: Purpose,
+    cost: usize,
+}
+
+impl Charge {
+    /// Whether free memory should go back to the system.
+    pub(super) fn is_tight(&self) -> bool {
+        self.account.budget().is_tight()
+    }
+}
+
+impl fmt::Debug for Charge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes for {:?}", self.cost, self.purpose)
+    }
+}
+
+impl Drop for Charge {
+    #[inline]
+    fn drop(&mut self) {
+        let account = &*self.account;
+        match self.purpose {
+            Purpose::Request => account.requests.give_back(account.budget(), self.cost),
+            Purpose::Capsule => account.capsules.give_back(account.budget(), self.cost),
+            Purpose::PieceIn | Purpose::PieceOut => account.piece(self.purpose).set(false),
+        }
+        let waiter = account.waiter.borrow_mut().take();
+        waiter.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn account(budget: &MemoryBudget) -> Rc<Account> {
+        let minimum = Minimum { requests: MIB, capsules: 0, fixed: 0 };
+        Account::new(budget.reserve(minimum).expect("there is room"))
+    }
+
+    /// Takes requests of 1 MiB until there is no room.
+    fn fill(account: &Rc<Account>) -> Vec<Charge> {
+        let mut taken = Vec::new();
+        while let Room::Yes(charge) = account.charge(Purpose::Request, MIB) {
+            taken.push(charge);
+        }
+        taken
+    }
+
+    #[test]
+    fn greedy_connections_share_the_pool_and_leave_something_to_the_next() {
+        let budget = MemoryBudget::new(128 * MIB);
+        let accounts: Vec<_> = (0..9).map(|_| account(&budget)).collect();
+        let mut held: Vec<_> = accounts.iter().map(fill).collect();
+        let counts: Vec<_> = held.iter().map(Vec::len).collect();
+        // The minimum, and as much as is left: 32 is the most of one, half of the rest, and so on.
+        assert_eq!(counts[..4], [32, 18, 9, 5]);
+        assert!(counts.iter().all(|count| *count >= 1) && budget.in_use() <= budget.bytes());
+        // The first ones may not have again what they give back while others wait.
+        drop(held.remove(0));
+        assert_eq!(fill(&accounts[0]).len(), 17);
+        drop(accounts);
+    }
+
+    #[test]
+    fn everything_comes_back_and_a_connection_that_holds_nothing_is_told_that_nothing_will() {
+        let budget = MemoryBudget::new(MIN_MEMORY);
+        let (one, other) = (account(&budget), account(&budget));
+        let held = fill(&one);
+        assert_eq!(held.len(), 5, "1 MiB, and half of 8");
+        assert!(matches!(one.charge(Purpose::Request, MIB), Room::Later));
+        assert!(matches!(other.charge(Purpose::Request, 6 * MIB), Room::Never));
+        assert!(matches!(other.charge(Purpose::Request, MIB), Room::Yes(_)), "its minimum");
+        drop((held, one, other));
+        assert_eq!(budget.in_use(), 0);
+    }
+
+    #[test]
+    fn connections_without_a_minimum_are_refused() {
+        let budget = MemoryBudget::new(MIN_MEMORY);
+        let all: Vec<_> = (0..8).map(|_| account(&budget)).collect();
+        assert!(budget.reserve(Minimum { requests: 1, ..Minimum::default() }).is_none());
+        drop(all);
+        assert!(budget.reserve(Minimum { requests: MIB, ..Minimum::default() }).is_some());
+    }
+
+    #[test]
+    fn there_is_one_piece_in_each_direction() {
+        let account = account(&MemoryBudget::new(MIN_MEMORY));
+        let Room::Yes(piece) = account.charge(Purpose::PieceIn, PIECE) else { panic!("no piece") };
+        assert!(matches!(account.charge(Purpose::PieceIn, PIECE), Room::Later));
+        assert!(matches!(account.charge(Purpose::PieceOut, PIECE), Room::Yes(_)));
+        drop(piece);
+        assert!(matches!(account.charge(Purpose::PieceIn, PIECE), Room::Yes(_)));
+    }
+}
