@@ -28,6 +28,8 @@ pub(super) struct Handshake {
     tls: Tls,
     state: State,
     pads: bool,
+    /// The client knows the fixed handshake: options can be answered.
+    is_fixed: bool,
     agreed: Agreed,
     /// The name with which `base:allocation` was chosen last.
     context: Option<Vec<u8>>,
@@ -75,6 +77,7 @@ impl Handshake {
             tls,
             state: State::Greet,
             pads: true,
+            is_fixed: true,
             agreed: Agreed::default(),
             context: None,
             identity: None,
@@ -103,9 +106,7 @@ impl Handshake {
         if flags & !known != 0 {
             return Err(format!("unknown handshake flags {flags:#x}"));
         }
-        if flags & u32::from(wire::FLAG_FIXED_NEWSTYLE) == 0 {
-            return Err("the client knows only the handshake of before 2011".into());
-        }
+        self.is_fixed = flags & u32::from(wire::FLAG_FIXED_NEWSTYLE) != 0;
         self.pads = flags & u32::from(wire::FLAG_NO_ZEROES) == 0;
         self.state = State::Option;
         Ok(())
@@ -140,6 +141,11 @@ impl Handshake {
             }
             refuse(option, (wire::REP_ERR_TLS_REQD, "TLS comes first"), output);
             return Ok(Step::More);
+        }
+        if !self.is_fixed && option != wire::OPT_EXPORT_NAME {
+            return Err(format!(
+                "option {option} without the fixed handshake, which has NBD_OPT_EXPORT_NAME only"
+            ));
         }
         let done = match option {
             wire::OPT_EXPORT_NAME => return self.export_name(data, output),
@@ -483,11 +489,22 @@ mod tests {
     }
 
     #[test]
+    fn without_the_fixed_handshake_a_client_may_name_its_export_and_nothing_else() {
+        let (output, step) = talk(0, &option(wire::OPT_EXPORT_NAME, b"disk"));
+        assert_eq!((output.len(), step), (18 + 10 + PADDING, Ok(Step::Serve)));
+        assert_eq!(output[18..26], (1u64 << 20).to_be_bytes());
+        assert!(output[28..].iter().all(|byte| *byte == 0));
+        assert_eq!(talk(2, &option(wire::OPT_EXPORT_NAME, b"")).0.len(), 18 + 10, "no zeroes are wanted");
+        for number in [wire::OPT_LIST, wire::OPT_GO, 77] {
+            assert!(talk(0, &option(number, &[])).1.unwrap_err().contains("without the fixed handshake"));
+        }
+    }
+
+    #[test]
     fn the_greeting_comes_first_and_strange_flags_end_it() {
         let (output, step) = talk(3, &[]);
         assert_eq!((output.as_slice(), step), (&b"NBDMAGICIHAVEOPT\0\x03"[..], Ok(Step::More)));
         assert!(talk(4, &[]).1.unwrap_err().contains("0x4"));
-        assert!(talk(2, &[]).1.is_err());
         let wrong = [b"IHAVENOT".to_vec(), vec![0; 8]].concat();
         assert!(talk(3, &wrong).1.unwrap_err().contains("0x494841"));
     }
