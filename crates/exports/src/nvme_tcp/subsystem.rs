@@ -237,15 +237,35 @@ impl Subsystem {
     ) -> Result<Arc<Controller>, Refusal> {
         let controller = self.lock().open.get(&id).cloned();
         let is_its = |controller: &Arc<Controller>| {
-            let is_hers = controller.host == *host && Arc::ptr_eq(&controller.port, port);
+            let is_hers = controller.host.nqn == host.nqn && Arc::ptr_eq(&controller.port, port);
             is_hers && !controller.is_discovery && !is_discovery
         };
         let controller = controller.filter(is_its).ok_or(InvalidParameter::CONTROLLER_ID)?;
+        if controller.host.id != host.id {
+            self.check_other_id(&controller)?;
+        }
         if queue_id > self.max_queues {
             return Err(InvalidParameter::QUEUE_ID.into());
         }
         controller.join(queue_id)?;
         Ok(controller)
+    }
+
+    /// Whether an I/O queue may come under another host identifier than its admin queue: some hosts make one for each
+    /// connection. The identifier of the admin queue counts. Where hosts are told apart by it, for reservations, it must
+    /// be the same.
+    fn check_other_id(&self, controller: &Controller) -> Result<(), Refusal> {
+        let Some(namespace) = self.namespaces.iter().find(|namespace| namespace.reserved.is_in_use()) else {
+            return Ok(());
+        };
+        tracing::warn!(
+            export = &*self.export,
+            host = controller.host.nqn.as_str(),
+            controller = controller.id,
+            namespace = namespace.id,
+            "I/O queue refused: its host identifier differs from the admin queue's, and the namespace has reservations"
+        );
+        Err(InvalidParameter::HOST_ID.into())
     }
 
     /// A controller is gone.

@@ -5,6 +5,7 @@ use crate::server::{MIB, SUBSYSTEM, Server, wait_until};
 use exports::nvme_tcp::{Config, Nqn};
 use nvme::command::event::Event;
 use nvme::command::{cns, deallocate_range, feature, log_page, opcode};
+use nvme::fabrics::InvalidParameter;
 use nvme::identify::controller_data::{ControllerData, oncs};
 use nvme::identify::namespace_data::NamespaceData;
 use nvme::reservation::*;
@@ -345,4 +346,20 @@ fn a_read_only_namespace_has_reservations_too() {
     assert_eq!(peer.acquire(ReservationType::WriteExclusive), Status::SUCCESS);
     assert_eq!((peer.write(), peer.read()), (Status::WRITE_PROTECTED, Status::SUCCESS));
     assert_eq!(peer.report().registrants.len(), 1);
+}
+
+#[test]
+fn an_io_queue_has_another_host_identifier_only_where_no_reservation_depends_on_it() {
+    let server = Server::start(MIB);
+    let mut admin = Host::admin_of(server.address(), SUBSYSTEM, identity(1));
+    admin.enable();
+    let other = || Host::initialized(server.address(), false, false).of((identity(1).0, [9; 16]));
+    let mut io = other();
+    assert_eq!(io.connect(SUBSYSTEM, 1, 32, admin.controller, 0).status, Status::SUCCESS);
+    assert_eq!(io.write(0, &[1; 512]), Status::SUCCESS);
+    let _peer = Peer::registered(&server, 2);
+    let refused = other().connect(SUBSYSTEM, 2, 32, admin.controller, 0);
+    assert_eq!(refused.status, Status::CONNECT_INVALID_PARAMETERS);
+    assert_eq!(InvalidParameter::parse(refused.result), InvalidParameter::HOST_ID);
+    assert_eq!(admin.io_queue(2, 32).write(0, &[1; 512]), Status::SUCCESS, "its own identifier");
 }

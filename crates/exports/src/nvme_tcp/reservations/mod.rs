@@ -78,6 +78,12 @@ impl Reserved {
         self.store.is_some()
     }
 
+    /// Whether a host is registered, or a reservation held.
+    pub(super) fn is_in_use(&self) -> bool {
+        let state = self.state();
+        !state.keys.is_empty() || state.held.is_some()
+    }
+
     /// Whether they do.
     pub(super) fn persists(&self) -> bool {
         self.state().persists
