@@ -206,12 +206,12 @@ impl ConnectData {
     /// # Errors
     /// When a name is none, for the completion.
     pub fn parse(data: &[u8; CONNECT_DATA_BYTES]) -> Result<ConnectData, InvalidParameter> {
-        let name = |at: usize, wrong| Nqn::parse_field(&data[at..at + NQN_BYTES]).map_err(|_| wrong);
+        let field = |at: usize| &data[at..at + NQN_BYTES];
         Ok(ConnectData {
             host_id: array_at(data, 0),
             controller_id: u16_at(data, 16),
-            subsystem: name(SUBSYSTEM_AT, InvalidParameter::SUBSYSTEM)?,
-            host: name(HOST_AT, InvalidParameter::HOST)?,
+            subsystem: Nqn::parse_any_field(field(SUBSYSTEM_AT)).map_err(|_| InvalidParameter::SUBSYSTEM)?,
+            host: Nqn::parse_field(field(HOST_AT)).map_err(|_| InvalidParameter::HOST)?,
         })
     }
 

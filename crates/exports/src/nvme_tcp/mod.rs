@@ -208,6 +208,8 @@ impl Config {
         };
         let block_size =
             namespaces.iter().map(|n| n.device.limits().block_size).find(|size| *size > 64 << 10);
+        let uuids: Vec<[u8; 16]> = namespaces.iter().filter_map(|namespace| namespace.uuid).collect();
+        let is_twice = uuids.iter().collect::<BTreeSet<_>>().len() < uuids.len();
         let fault = if !(1..=MAX_PORTS).contains(&self.ports.len()) {
             format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
         } else if !(1..=MAX_CLIENTS).contains(&self.clients) {
@@ -224,6 +226,8 @@ impl Config {
             "authentication without a hash or a group: want at least one of each".into()
         } else if let Some(serial) = self.serial.as_ref().filter(|serial| !is_text(serial)) {
             format!("serial number {serial:?}: want 1 to {MAX_SERIAL} printable ASCII characters")
+        } else if uuids.contains(&[0; 16]) || is_twice {
+            "UUIDs of namespaces: want a different one for each, and not zero".into()
         } else if let Some(size) = block_size {
             format!("blocks of {size} bytes: NVMe has at most 65536")
         } else {
@@ -260,6 +264,14 @@ impl NvmeTcp {
         let namespaces = (1..).zip(namespaces).map(open).collect::<Result<_, _>>()?;
         let server = config.tls.as_ref().map(|tls| tls.server(&config.nqn)).transpose()?;
         let registrar = Registrar::new(cores.to_vec(), config.reservations.is_some())?;
+        if !config.nqn.is_qualified() {
+            let nqn = config.nqn.as_str();
+            tracing::warn!(
+                export = &*name,
+                nqn,
+                "subsystem name does not begin with \"nqn.\": some hosts refuse it"
+            );
+        }
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
         let seat_limits = config.seat_limits();

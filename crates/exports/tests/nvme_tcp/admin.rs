@@ -4,7 +4,7 @@ use crate::host::{HOST, HOST_ID, Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server, export, wait_until};
 use drivers::mem::{MemDevice, Options as MemOptions};
 use exports::Export;
-use exports::nvme_tcp::{Config, Nqn};
+use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
 use nvme::command::event::{CONFIG_NAMESPACE_ATTRIBUTES, Event};
 use nvme::command::{admin, cns, feature, log_page};
 use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader};
@@ -175,7 +175,8 @@ fn a_connect_that_makes_no_sense_is_refused_with_what_is_wrong() {
     let first = host.io_queue(1, 32);
     assert_eq!(refused(io(1), data.clone()).0, Status::COMMAND_SEQUENCE_ERROR);
     assert_eq!(refused(io(3), data.clone()), invalid(InvalidParameter::QUEUE_ID));
-    let other = ConnectData { host_id: [8; 16], ..data };
+    let other = Nqn::new("nqn.2014-08.org.example:other").unwrap();
+    let other = ConnectData { host: other, ..data };
     assert_eq!(refused(io(2), other), invalid(InvalidParameter::CONTROLLER_ID));
     drop(first);
     server.wait_for_clients(1);
@@ -212,4 +213,40 @@ fn a_controller_that_is_disabled_has_no_io_queues_and_can_be_enabled_again() {
     let shutdown = Configuration { shutdown: 1, ..Configuration::ENABLED };
     assert_eq!(host.set(offset::CC, shutdown.encode().into()).status, Status::SUCCESS);
     assert_eq!(host.get(offset::CSTS, 4).result >> 2 & 3, 2);
+}
+
+#[test]
+fn a_subsystem_that_is_not_called_nqn_is_found_and_served() {
+    const NAME: &str = "blktests-subsystem-0";
+    let server = Server::with(MIB, |config| Config { nqn: Nqn::of_any(NAME).unwrap(), ..config });
+    let mut visitor = Host::admin(server.address(), nqn::DISCOVERY);
+    visitor.enable();
+    let page = log(&mut visitor, log_page::DISCOVERY, 3072);
+    let entry = DiscoveryEntry::parse(page[2048..].try_into().unwrap()).unwrap();
+    assert_eq!(entry.subsystem.as_str(), NAME);
+    let mut host = Host::admin(server.address(), NAME);
+    host.enable();
+    let controller = ControllerData::parse(&identify(&mut host, 0, cns::CONTROLLER));
+    assert_eq!(controller.subsystem, NAME);
+}
+
+#[test]
+fn a_namespace_has_the_uuid_that_was_chosen_and_no_two_have_one() {
+    let device = || Arc::new(MemDevice::new(&MemOptions::new(MIB)).unwrap());
+    let namespace = |uuid| NamespaceConfig { device: device(), uuid: Some([uuid; 16]) };
+    let cores = reactor::Cores::start(&[reactor::CoreConfig::default()]).unwrap();
+    let config = || Config::new(Address::Tcp("127.0.0.1:0".into()), Nqn::new(SUBSYSTEM).unwrap());
+    let start = |uuids: [u8; 2]| NvmeTcp::start(&uuids.map(namespace), cores.all(), config());
+    let export = start([5, 6]).unwrap();
+    let mut host = Host::admin(export.address(), SUBSYSTEM);
+    host.enable();
+    for (nsid, uuid) in [(1, [5; 16]), (2, [6; 16])] {
+        assert_eq!(NamespaceData::parse(&identify(&mut host, nsid, cns::NAMESPACE)).nguid, uuid);
+        let descriptors = identify(&mut host, nsid, cns::DESCRIPTORS);
+        assert!(parse_descriptors(&descriptors).any(|id| id == NamespaceId::Uuid(uuid)));
+    }
+    for uuids in [[5, 5], [5, 0]] {
+        let said = start(uuids).err().unwrap().to_string();
+        assert!(said.contains("want a different one for each"), "{said}");
+    }
 }

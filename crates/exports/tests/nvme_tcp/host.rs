@@ -118,7 +118,7 @@ impl Host {
         let data = ConnectData {
             host_id: self.identity.1,
             controller_id,
-            subsystem: Nqn::new(subsystem).unwrap(),
+            subsystem: Nqn::of_any(subsystem).unwrap(),
             host: self.identity.0.clone(),
         };
         self.connect_as(&connect, &data)

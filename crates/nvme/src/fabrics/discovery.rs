@@ -116,7 +116,7 @@ impl DiscoveryEntry {
             admin_entries: u16_at(bytes, 8),
             service: text_at(bytes, 32, 32),
             address: text_at(bytes, 512, 256),
-            subsystem: Nqn::parse_field(&bytes[256..512])?,
+            subsystem: Nqn::parse_any_field(&bytes[256..512])?,
             security: bytes[768],
         })
     }

@@ -9,7 +9,7 @@ pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Names that are made from a UUID start with this.
 pub const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// A name: UTF-8, starts with `nqn.`, at most [`MAX_NQN`] bytes.
+/// A name: UTF-8, starts with `nqn.`, at most [`MAX_NQN`] bytes. Those of [`Nqn::of_any`] start as they like.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(Box<str>);
 
@@ -33,13 +33,26 @@ impl Nqn {
     /// # Errors
     /// When it is none.
     pub fn new(text: &str) -> Result<Nqn, NqnError> {
+        Nqn::of_any(text).and_then(|name| if name.is_qualified() { Ok(name) } else { Err(NqnError::Prefix) })
+    }
+
+    /// Whether it starts with `nqn.`, as the specification demands.
+    pub fn is_qualified(&self) -> bool {
+        self.0.starts_with("nqn.")
+    }
+
+    /// Checks a name of a subsystem, which Linux lets be any text: `blktests-subsystem-0`.
+    ///
+    /// # Errors
+    /// When it is empty, too long, or not printable.
+    pub fn of_any(text: &str) -> Result<Nqn, NqnError> {
         if text.len() > MAX_NQN {
             return Err(NqnError::Length);
         }
         if text.chars().any(char::is_control) {
             return Err(NqnError::Text);
         }
-        if !text.starts_with("nqn.") {
+        if text.is_empty() {
             return Err(NqnError::Prefix);
         }
         Ok(Nqn(text.into()))
@@ -72,8 +85,15 @@ impl Nqn {
     /// # Errors
     /// When it is none, or does not end in the field.
     pub fn parse_field(field: &[u8]) -> Result<Nqn, NqnError> {
-        let end = field.iter().position(|byte| *byte == 0).ok_or(NqnError::Length)?;
-        Nqn::new(std::str::from_utf8(&field[..end]).map_err(|_| NqnError::Text)?)
+        text_of_field(field).and_then(Nqn::new)
+    }
+
+    /// As [`Nqn::parse_field`], of a subsystem: see [`Nqn::of_any`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse_any_field(field: &[u8]) -> Result<Nqn, NqnError> {
+        text_of_field(field).and_then(Nqn::of_any)
     }
 
     /// Its text.
@@ -85,6 +105,11 @@ impl Nqn {
     pub(crate) fn put(&self, bytes: &mut [u8], at: usize, len: usize) {
         put_text(bytes, at, len, &self.0, 0);
     }
+}
+
+fn text_of_field(field: &[u8]) -> Result<&str, NqnError> {
+    let end = field.iter().position(|byte| *byte == 0).ok_or(NqnError::Length)?;
+    std::str::from_utf8(&field[..end]).map_err(|_| NqnError::Text)
 }
 
 impl std::fmt::Display for Nqn {
@@ -118,6 +143,10 @@ mod tests {
         assert_eq!(Nqn::parse_field(b"nqn.a"), Err(NqnError::Length));
         assert_eq!(Nqn::parse_field(b"nqn.\xff\0"), Err(NqnError::Text));
         assert!(Nqn::discovery().is_discovery());
+        let other = Nqn::of_any("blktests-subsystem-0").unwrap();
+        assert!(!other.is_qualified() && Nqn::discovery().is_qualified());
+        assert_eq!(Nqn::parse_any_field(b"blktests-subsystem-0\0"), Ok(other));
+        assert_eq!((Nqn::of_any(""), Nqn::of_any("a\n")), (Err(NqnError::Prefix), Err(NqnError::Text)));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use exports::nvme_tcp::{
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
 use graph::spec::{Kind, Spec, SpecError, Switch, key};
+use raid::Uuid;
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use serde_json::{Map, Value, json};
@@ -52,6 +53,11 @@ pub(super) static KIND: Kind = Kind {
              [they end with the server]",
         ),
         key("serial", "TEXT", "its serial number [made of the NQN]"),
+        key(
+            "uuid",
+            "UUID+…",
+            "UUIDs, and NGUIDs, of the namespaces, one a device [made of the NQN and the device's name]",
+        ),
         READ_ONLY,
         key("queues", "N", "I/O queues of a host, 1 to 1024 [64]"),
         key("clients", "N", "connections at a time, a queue each, 1 to 4096; discovery does not count [256]"),
@@ -71,7 +77,11 @@ pub(super) static KIND: Kind = Kind {
 
 /// An export over NVMe/TCP.
 #[derive(Debug)]
-struct NvmeTcpConfig(Config);
+struct NvmeTcpConfig {
+    config: Config,
+    /// Of the namespaces in turn, if they were chosen.
+    uuids: Vec<Uuid>,
+}
 
 /// The export that `spec` describes.
 pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
@@ -82,7 +92,9 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let ports: Vec<PortConfig> =
         ports.split('+').map(port).collect::<Result<_, _>>().map_err(|fault| spec.refuse(fault))?;
     let first = ports[0].address.clone();
-    let mut config = Config::new(first, nqn(&required("nqn=NQN", spec.get("nqn")?)?)?);
+    let name = required("nqn=NQN", spec.get("nqn")?)?;
+    let name = Nqn::of_any(&name).map_err(|error| spec.refuse(format!("{name}: {error}")))?;
+    let mut config = Config::new(first, name);
     config.ports = ports;
     let hosts: Option<String> = spec.get("hosts")?;
     config.hosts = hosts.iter().flat_map(|list| list.split('+')).map(nqn).collect::<Result<_, _>>()?;
@@ -95,7 +107,15 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
     config.host_clients = spec.get::<u32>("host-clients")?.map(|count| count as usize);
-    Ok(Box::new(NvmeTcpConfig(config)))
+    Ok(Box::new(NvmeTcpConfig { config, uuids: uuids(spec)? }))
+}
+
+/// The identities of the namespaces.
+fn uuids(spec: &Spec) -> Result<Vec<Uuid>, SpecError> {
+    let list: Option<String> = spec.get("uuid")?;
+    let wrong = |text: &str| spec.refuse(format!("uuid: {text:?} is no UUID: want 32 hexadecimal digits"));
+    let parse = |text: &str| Uuid::parse(text).ok_or_else(|| wrong(text));
+    list.iter().flat_map(|list| list.split('+')).map(parse).collect()
 }
 
 /// An address, and how well the namespaces are reached there.
@@ -161,11 +181,11 @@ fn choose<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Result
 
 impl ExportConfig for NvmeTcpConfig {
     fn name(&self) -> String {
-        self.0.name()
+        self.config.name()
     }
 
     fn complete(&mut self, _device_id: &str, cores: Vec<usize>) {
-        self.0.core_map = cores;
+        self.config.core_map = cores;
     }
 
     fn takes_many(&self) -> bool {
@@ -173,28 +193,36 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error> {
-        let namespace = |device: &Arc<dyn Device>| NamespaceConfig { device: device.clone(), uuid: None };
-        let namespaces: Vec<NamespaceConfig> = devices.iter().map(namespace).collect();
-        Ok(Box::new(NvmeTcp::start(&namespaces, cores, self.0.clone())?))
+        if !self.uuids.is_empty() && self.uuids.len() != devices.len() {
+            let (uuids, devices) = (self.uuids.len(), devices.len());
+            return Err(Error::Config(format!("uuid: {uuids} for {devices} devices: want one for each")));
+        }
+        let uuid = |place: usize| self.uuids.get(place).map(|uuid| uuid.0);
+        let namespace = |(place, device): (usize, &Arc<dyn Device>)| NamespaceConfig {
+            device: device.clone(),
+            uuid: uuid(place),
+        };
+        let namespaces: Vec<NamespaceConfig> = devices.iter().enumerate().map(namespace).collect();
+        Ok(Box::new(NvmeTcp::start(&namespaces, cores, self.config.clone())?))
     }
 
     fn keep(&self, profile: &mut Profile) {
-        self.0.ports.iter().for_each(|port| keep_listener(profile, &port.address));
-        if let Some(directory) = &self.0.reservations {
+        self.config.ports.iter().for_each(|port| keep_listener(profile, &port.address));
+        if let Some(directory) = &self.config.reservations {
             profile.make_directory(directory);
             profile.allow(directory, Access::Files);
         }
     }
 
     fn line(&self, device_id: &str) -> String {
-        let Config { ports, nqn, .. } = &self.0;
+        let Config { ports, nqn, .. } = &self.config;
         let ports: Vec<String> = ports.iter().map(written).collect();
         format!("nvme-tcp: {device_id} as {}, listens on {}", nqn.as_str(), ports.join(" and "))
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { ports, nqn, hosts, auth, tls, reservations, queues, clients, .. } = &self.0;
-        let Config { address_clients, host_clients, .. } = &self.0;
+        let Config { ports, nqn, hosts, auth, tls, reservations, queues, clients, .. } = &self.config;
+        let Config { address_clients, host_clients, .. } = &self.config;
         let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
         object(json!({
             "kind": KIND.name,
@@ -208,15 +236,16 @@ impl ExportConfig for NvmeTcpConfig {
             "clients": clients,
             "address_clients": address_clients,
             "host_clients": host_clients,
+            "uuids": self.uuids.iter().map(Uuid::to_string).collect::<Vec<_>>(),
         }))
     }
 
     fn is_read_only(&self) -> bool {
-        self.0.read_only
+        self.config.read_only
     }
 
     fn cores(&self) -> &[usize] {
-        &self.0.core_map
+        &self.config.core_map
     }
 }
 
@@ -253,7 +282,9 @@ mod tests {
         assert_eq!(two.config.fields()["listen"][1]["ana_state"], "non-optimized");
         let bad = refusal("nvme-tcp:listen=l:1@best,nqn=nqn.2014-08.org:x");
         assert!(bad.contains("\"best\" is none of optimized, non-optimized, inaccessible"), "{bad}");
-        assert!(refusal("nvme-tcp:listen=l:1,nqn=x").contains("x: "));
+        let other = ExportPlan::parse("nvme-tcp:listen=l:1,nqn=blktests-subsystem-0").unwrap();
+        assert_eq!(other.config.fields()["nqn"], "blktests-subsystem-0");
+        assert!(refusal("nvme-tcp:listen=l:1,nqn=").contains("an NVMe name"));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,hosts=nqn.a+y").contains("y: "));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,queues=many").contains("queues"));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.a,host-clients=many").contains("host-clients"));
@@ -278,6 +309,17 @@ mod tests {
         }
         assert!(refusal(&format!("{text},tls=off")).contains("\"off\" is none of require, allow"));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,tls=allow").contains("needs tls-keys"));
+    }
+
+    #[test]
+    fn namespaces_have_the_uuids_that_are_given_and_one_for_each() {
+        const UUIDS: &str = "00112233-4455-6677-8899-aabbccddeeff+ffeeddccbbaa99887766554433221100";
+        let text = "nvme-tcp:listen=127.0.0.1:0,nqn=nqn.2014-08.org:x,device=a+b";
+        let plan = ExportPlan::parse(&format!("{text},uuid={UUIDS}")).unwrap();
+        assert_eq!(plan.config.fields()["uuids"][0], "00112233-4455-6677-8899-aabbccddeeff");
+        assert!(refusal(&format!("{text},uuid=00112233")).contains("\"00112233\" is no UUID"));
+        let said = plan.config.start(&[], &[]).err().unwrap().to_string();
+        assert!(said.contains("uuid: 2 for 0 devices"), "{said}");
     }
 
     #[test]
