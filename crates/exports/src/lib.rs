@@ -6,6 +6,7 @@
 
 mod error;
 mod eventfd;
+mod fence;
 pub mod nbd;
 pub mod nvme_tcp;
 mod stats;

@@ -57,6 +57,12 @@ impl Target {
         self.channel.submit(request, offset)
     }
 
+    /// Bytes of a block.
+    #[inline]
+    pub(crate) fn block_size(&self) -> u32 {
+        self.limits.block_size
+    }
+
     /// Makes durable what has been written; done at once where nothing is cached.
     pub(crate) async fn flush(&self) -> IoResult {
         if !self.limits.volatile_cache {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 const MIB: usize = 1 << 20;
 const LONG: u64 = 32 << 20;
-const BUDGET: usize = 64 * MIB;
+const BUDGET: usize = 80 * MIB;
 
 /// Bytes of memory that the process has.
 fn resident() -> usize {

@@ -1,5 +1,6 @@
 //! What NBD makes of a connection.
 
+use super::blocks::{RangeLock, Writes};
 use super::job::{Job, Part};
 use super::pieces;
 use super::reading::Reader;
@@ -21,6 +22,7 @@ pub(super) const MAX_REQUESTS: usize = 512;
 pub(super) struct Session {
     rules: Rules,
     target: Target,
+    writes: Writes,
     capacity: Arc<AtomicU64>,
     reader: RefCell<Reader>,
 }
@@ -30,11 +32,18 @@ impl Session {
     pub(super) fn open(
         rules: Rules,
         device: Arc<dyn Device>,
+        writes: &Arc<RangeLock>,
         capacity: Arc<AtomicU64>,
         early: &[u8],
     ) -> Result<Session, Error> {
         let target = Target::open(device, rules.is_read_only)?;
-        Ok(Session { rules, target, capacity, reader: RefCell::new(Reader::new(early)) })
+        Ok(Session {
+            rules,
+            target,
+            writes: Writes::of(writes),
+            capacity,
+            reader: RefCell::new(Reader::new(early)),
+        })
     }
 
     #[inline]
@@ -45,8 +54,12 @@ impl Session {
 
     /// Answers a request that was carried out.
     #[inline]
-    fn conclude(&self, Job { header, memory, .. }: Job, result: IoResult, link: &Link) {
+    fn conclude(&self, Job { header, mut memory, .. }: Job, result: IoResult, link: &Link) {
         let is_read = header.command == Command::Read;
+        let blocks = self.rules.blocks(&header);
+        if let (true, false, Some(memory)) = (is_read, blocks.are_meant(&header), &mut memory) {
+            memory.cut(blocks.head, header.len as usize);
+        }
         let (content, data) = match result {
             Ok(()) if is_read => (Content::Data { len: header.len as u32 }, memory),
             Ok(()) => (Content::Done, None),
@@ -61,7 +74,7 @@ impl Protocol for Session {
 
     fn receive(&self, wire: &Wire) -> io::Result<Received> {
         let mut reader = self.reader.borrow_mut();
-        let received = reader.with_due(|inbox, due| inbox.receive(wire, due))?;
+        let received = reader.with_due(&self.rules, |inbox, due| inbox.receive(wire, due))?;
         if let Received::Bytes { direct, .. } = received {
             reader.note_due(direct);
         }
@@ -92,12 +105,12 @@ impl Protocol for Session {
     async fn serve(&self, job: Job, link: &Link) {
         match &job.part {
             Part::Whole => {
-                let result = job.execute(&self.target, link.stats()).await;
+                let result = job.execute(&self.target, &self.writes, link).await;
                 self.conclude(job, result, link);
             }
             Part::LongRead => pieces::read(&job.header, &self.rules, &self.target, link).await,
             Part::OfWrite(write) => {
-                let result = write.store(&job, &self.target, link.stats()).await;
+                let result = write.store(&job, &self.target, &self.writes, link).await;
                 let header = write.header;
                 match result {
                     // The next piece has room once the memory of this one is free.

@@ -43,6 +43,8 @@ pub(super) struct Agreed {
     pub(super) form: Form,
     /// The client may ask for the state of blocks.
     pub(super) has_status: bool,
+    /// The client has asked for the sizes of blocks.
+    pub(super) knows_blocks: bool,
 }
 
 /// Where a client stands with TLS.
@@ -232,7 +234,8 @@ impl Handshake {
         if asked.wants(wire::INFO_DESCRIPTION) {
             say(wire::INFO_DESCRIPTION, &[self.offer.description.as_bytes()]);
         }
-        // Said also unasked: who does not know it has to skip it.
+        // Said also unasked: who does not know it has to skip it, and need not keep to it.
+        self.agreed.knows_blocks |= asked.wants(wire::INFO_BLOCK_SIZE);
         let [least, preferred, most] = self.offer.block_sizes().map(u32::to_be_bytes);
         say(wire::INFO_BLOCK_SIZE, &[&least, &preferred, &most]);
         if option == wire::OPT_GO {
@@ -608,17 +611,25 @@ mod tests {
     }
 
     #[test]
+    fn block_sizes_bind_who_has_asked_for_them() {
+        let ask = |number, wanted: &[u8]| option(number, &[string("disk"), wanted.to_vec()].concat());
+        assert!(!agree(&[ask(wire::OPT_GO, &[0, 1, 0, 1])]).0.knows_blocks);
+        assert!(agree(&[ask(wire::OPT_GO, &[0, 1, 0, 3])]).0.knows_blocks);
+        assert!(agree(&[ask(wire::OPT_INFO, &[0, 1, 0, 3]), ask(wire::OPT_GO, &[0, 0])]).0.knows_blocks);
+    }
+
+    #[test]
     fn the_richest_form_wins_and_a_context_counts_for_the_name_it_was_chosen_with() {
         let go = |name: &str| option(7, &[string(name), vec![0, 0]].concat());
         let (structured, extended) = (option(8, &[]), option(11, &[]));
         let (agreed, kinds) = agree(&[context("disk", "base:allocation"), go("disk")]);
         assert_eq!((agreed, kinds[0]), (Agreed::default(), wire::REP_ERR_INVALID));
         let (agreed, kinds) = agree(&[structured.clone(), context("disk", "base:allocation"), go("disk")]);
-        assert_eq!(agreed, Agreed { form: Form::Structured, has_status: true });
+        assert_eq!(agreed, Agreed { form: Form::Structured, has_status: true, knows_blocks: false });
         assert_eq!(kinds[..3], [1, 4, 1]);
         let (agreed, kinds) =
             agree(&[extended, structured.clone(), context("disk", "base:allocation"), go("")]);
-        assert_eq!(agreed, Agreed { form: Form::Extended, has_status: false });
+        assert_eq!(agreed, Agreed { form: Form::Extended, has_status: false, knows_blocks: false });
         assert_eq!(kinds[1], wire::REP_ERR_EXT_HEADER_REQD);
         let replaced =
             [structured, context("disk", "base:allocation"), context("disk", "qemu:dirty"), go("disk")];

@@ -1,11 +1,13 @@
 //! One request on its way through the device.
 
+use super::blocks::Writes;
 use super::pieces::LongWrite;
+use super::request::Blocks;
 use super::wire::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, Header};
-use crate::QueueStats;
-use crate::stream::Memory;
+use crate::stream::{Link, Memory};
 use crate::target::Target;
-use block::{Flags, IoError, IoResult, Op};
+use block::{Data, Flags, IoError, IoResult, Op};
+use std::ops::Range;
 
 /// A request that was judged good, with its memory.
 pub(super) struct Job {
@@ -28,29 +30,28 @@ pub(super) enum Part {
 impl Job {
     /// Carries the request out.
     #[inline]
-    pub(super) async fn execute(&self, target: &Target, stats: &QueueStats) -> IoResult {
-        let Header { command, flags, offset, len, .. } = self.header;
+    pub(super) async fn execute(&self, target: &Target, writes: &Writes, link: &Link) -> IoResult {
+        let Header { command, flags, len, .. } = self.header;
         let is_durable = flags & CMD_FLAG_FUA != 0;
         let durable = if is_durable { target.durable() } else { Flags::NONE };
         let (op, result) = match command {
-            Command::Read => (Op::Read, self.transfer(Op::Read, Flags::NONE, target).await),
-            Command::Write => (Op::Write, self.transfer(Op::Write, durable, target).await),
+            Command::Read => (Op::Read, self.read(target).await),
+            Command::Write => (Op::Write, self.write(durable, target, writes, link).await),
             Command::Flush => (Op::Flush, target.flush().await),
             Command::Trim => {
-                let mut result = target.discard(offset, len).await;
+                let mut result = self.trim(target, writes).await;
                 // The protocol has it for whatever changes something.
                 if result.is_ok() && is_durable {
                     result = target.flush().await;
                 }
                 (Op::Discard, result)
             }
-            Command::WriteZeroes => {
-                (Op::WriteZeroes, target.write_zeroes(offset, len, durable.with(zeroing(flags))).await)
-            }
+            Command::WriteZeroes => (Op::WriteZeroes, self.write_zeroes(durable, target, writes, link).await),
             Command::Disconnect | Command::Cache | Command::BlockStatus | Command::Unknown(_) => {
                 return Err(IoError::Invalid); // answered without the device
             }
         };
+        let stats = link.stats();
         stats.count_request(op, len);
         if result.is_err() {
             stats.count_failure();
@@ -59,11 +60,127 @@ impl Job {
     }
 
     #[inline]
-    async fn transfer(&self, op: Op, flags: Flags, target: &Target) -> IoResult {
+    fn blocks(&self, target: &Target) -> Blocks {
+        Blocks::of(&self.header, target.block_size())
+    }
+
+    #[inline]
+    async fn read(&self, target: &Target) -> IoResult {
         let Some(memory) = &self.memory else { return Err(IoError::Invalid) };
         // SAFETY: the memory is the job's, which this future borrows; what is awaited below ends before it does.
         let data = unsafe { memory.data() };
-        target.transfer(op, flags, self.header.offset, data).await
+        target.transfer(Op::Read, Flags::NONE, self.blocks(target).offset, data).await
+    }
+
+    #[inline]
+    async fn write(&self, durable: Flags, target: &Target, writes: &Writes, link: &Link) -> IoResult {
+        let Some(memory) = &self.memory else { return Err(IoError::Invalid) };
+        // SAFETY: as in `read`.
+        let data = unsafe { memory.data() };
+        let blocks = self.blocks(target);
+        if blocks.are_meant(&self.header) {
+            let _turn = writes.enter(blocks.offset, self.header.len).await;
+            return target.transfer(Op::Write, durable, blocks.offset, data).await;
+        }
+        let _turn = writes.enter_alone(blocks.offset, blocks.len as u64, link).await;
+        complete(target, blocks, self.header.len as usize, data, link).await?;
+        target.transfer(Op::Write, durable, blocks.offset, data).await
+    }
+
+    /// Discards the whole blocks of the range: what a trim leaves in the others is left to servers.
+    async fn trim(&self, target: &Target, writes: &Writes) -> IoResult {
+        let Header { offset, len, .. } = self.header;
+        let inner = inner_blocks(offset, len, target.block_size());
+        if inner.is_empty() {
+            return Ok(());
+        }
+        let len = inner.end - inner.start;
+        let _turn = writes.enter(inner.start, len).await;
+        target.discard(inner.start, len).await
+    }
+
+    async fn write_zeroes(&self, durable: Flags, target: &Target, writes: &Writes, link: &Link) -> IoResult {
+        let Header { offset, len, flags, .. } = self.header;
+        let flags = durable.with(zeroing(flags));
+        let block_size = target.block_size();
+        let inner = inner_blocks(offset, len, block_size);
+        if inner == (offset..offset + len) {
+            let _turn = writes.enter(offset, len).await;
+            return target.write_zeroes(offset, len, flags).await;
+        }
+        let blocks = self.blocks(target);
+        let _turn = writes.enter_alone(blocks.offset, blocks.len as u64, link).await;
+        // First of all, since it may be refused: then nothing has changed.
+        if !inner.is_empty() {
+            target.write_zeroes(inner.start, inner.end - inner.start, flags).await?;
+        }
+        let range = offset..offset + len;
+        let last = blocks.offset + blocks.len as u64 - u64::from(block_size);
+        let edges = [blocks.offset, last];
+        for edge in edges.iter().take(if blocks.offset == last { 1 } else { 2 }) {
+            if !inner.contains(edge) {
+                zero_part(target, *edge, &range, durable, link).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The whole blocks in a range of bytes, perhaps none.
+fn inner_blocks(offset: u64, len: u64, block_size: u32) -> Range<u64> {
+    let mask = u64::from(block_size) - 1;
+    let start = (offset + mask) & !mask;
+    start..((offset + len) & !mask).max(start)
+}
+
+/// Reads what is on the device around the `len` bytes that are meant of `blocks`, in the first and the last block of
+/// `data`.
+async fn complete(target: &Target, blocks: Blocks, len: usize, data: Data<'_>, link: &Link) -> IoResult {
+    let block_size = target.block_size() as usize;
+    let (head, end) = (blocks.head, blocks.head + len);
+    let last = blocks.len - block_size;
+    let _turn = link.scratch().await;
+    let old = link.uncounted(block_size);
+    // SAFETY: the memory outlives the transfers, which are awaited here.
+    let block = unsafe { old.data() };
+    if head > 0 {
+        target.transfer(Op::Read, Flags::NONE, blocks.offset, block).await?;
+        copy(block, 0, data, 0, head);
+    }
+    if end < blocks.len {
+        if head == 0 || last > 0 {
+            target.transfer(Op::Read, Flags::NONE, blocks.offset + last as u64, block).await?;
+        }
+        copy(block, end - last, data, end, blocks.len - end);
+    }
+    Ok(())
+}
+
+/// Writes zeroes to that part of the block at `at` which lies in `range`.
+async fn zero_part(target: &Target, at: u64, range: &Range<u64>, durable: Flags, link: &Link) -> IoResult {
+    let block_size = target.block_size();
+    let _turn = link.scratch().await;
+    let memory = link.uncounted(block_size as usize);
+    // SAFETY: the memory outlives the transfers, which are awaited here.
+    let block = unsafe { memory.data() };
+    target.transfer(Op::Read, Flags::NONE, at, block).await?;
+    let start = range.start.max(at) - at;
+    let end = range.end.min(at + u64::from(block_size)) - at;
+    let zeroes = [0; 4096];
+    for from in (start..end).step_by(zeroes.len()) {
+        let len = (end - from).min(4096) as usize;
+        block.part(from as usize, len).copy_from(&zeroes[..len]);
+    }
+    target.transfer(Op::Write, durable, at, block).await
+}
+
+/// Copies `len` bytes from one place to another.
+fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, len: usize) {
+    let mut bytes = [0; 4096];
+    for at in (0..len).step_by(bytes.len()) {
+        let piece = &mut bytes[..(len - at).min(4096)];
+        from.part(from_at + at, piece.len()).copy_to(piece);
+        to.part(to_at + at, piece.len()).copy_from(piece);
     }
 }
 

@@ -18,6 +18,7 @@
 //! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its extension "extended
 //! headers".
 
+mod blocks;
 mod connection;
 mod handshake;
 mod job;
@@ -35,6 +36,7 @@ use crate::stream::{
 };
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
+use blocks::RangeLock;
 use connection::{MAX_REQUESTS, Session};
 use handshake::{Handshake, Tls};
 use offer::Offer;
@@ -47,8 +49,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DEFAULT_CLIENTS: usize = 64;
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 4096;
-/// Memory of a connection whatever others do: short requests, a piece in each direction, the buffer of the stream.
-const MINIMUM: Minimum = Minimum { requests: PIECE, capsules: 0, fixed: 2 * PIECE + (66 << 10) };
+/// Memory of a connection whatever others do: short requests, a piece in each direction, the buffer of the stream, a block.
+const MINIMUM: Minimum =
+    Minimum { requests: PIECE, capsules: 0, fixed: 2 * PIECE + (66 << 10) + offer::MAX_BLOCK as usize };
 
 /// How an export looks to its clients and which cores serve it.
 #[derive(Clone, Debug)]
@@ -140,6 +143,7 @@ impl Nbd {
         let name = format!("nbd:{}", config.address);
         let seats = Seats::new(config.seat_limits(), config.memory.clone(), name.as_str().into());
         let reception = Reception {
+            writes: RangeLock::new(cores, name.as_str().into()),
             seats,
             registry,
             device: device.clone(),
@@ -188,6 +192,8 @@ impl Drop for Nbd {
 
 /// Who speaks with newcomers, on the control thread.
 struct Reception {
+    /// What serialises writes of parts of blocks.
+    writes: Arc<RangeLock>,
     seats: Arc<Seats>,
     registry: Registry,
     device: Arc<dyn Device>,
@@ -258,10 +264,12 @@ impl Host for Reception {
             form: agreed.form,
             has_status: agreed.has_status,
             is_read_only: offer.is_read_only,
+            knows_blocks: agreed.knows_blocks,
             limits: offer.limits,
         };
         let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), guest.early);
-        let open = move || Session::open(rules, device, capacity, &early);
+        let writes = self.writes.clone();
+        let open = move || Session::open(rules, device, &writes, capacity, &early);
         if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {
             tracing::warn!(export = &*self.name, core = place, "client dropped: the core has stopped");
         }

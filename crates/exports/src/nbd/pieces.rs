@@ -10,10 +10,10 @@
 //! reply that must not be fragmented, promise all of their data at first: nothing may be sent between their pieces, and
 //! an error behind the first leaves nothing but to disconnect, as the protocol says.
 
+use super::blocks::Writes;
 use super::job::Job;
 use super::request::Rules;
 use super::wire::{CMD_FLAG_DF, Content, Form, Header, encode_reply, refusal_of};
-use crate::QueueStats;
 use crate::stream::{Link, PIECE, Parcel};
 use crate::target::Target;
 use block::{Flags, IoError, IoResult, Op};
@@ -42,19 +42,31 @@ impl LongWrite {
     }
 
     /// The next piece: the write up to its end, and its own header.
-    pub(super) fn next(&self) -> (LongWrite, Header) {
-        let len = self.left().min(PIECE as u64);
-        let header = Header { offset: self.header.offset + self.end, len, ..self.header };
+    pub(super) fn next(&self, block_size: u32) -> (LongWrite, Header) {
+        let offset = self.header.offset + self.end;
+        let len = self.left().min(piece_at(offset, block_size));
+        let header = Header { offset, len, ..self.header };
         (LongWrite { end: self.end + len, ..self.clone() }, header)
     }
 
     /// Stores a piece, unless an earlier one has failed. `None` when more pieces come; else how all of them went.
-    pub(super) async fn store(&self, piece: &Job, target: &Target, stats: &QueueStats) -> Option<IoResult> {
+    pub(super) async fn store(
+        &self,
+        piece: &Job,
+        target: &Target,
+        writes: &Writes,
+        link: &Link,
+    ) -> Option<IoResult> {
         if self.failed.get().is_none() {
-            self.failed.set(piece.execute(target, stats).await.err());
+            self.failed.set(piece.execute(target, writes, link).await.err());
         }
         (self.left() == 0).then(|| self.failed.get().map_or(Ok(()), Err))
     }
+}
+
+/// Bytes of the longest piece from `offset` on: with all of its first block it is no longer than the memory of one.
+fn piece_at(offset: u64, block_size: u32) -> u64 {
+    PIECE as u64 - offset % u64::from(block_size)
 }
 
 /// Carries out a read and answers it, piece by piece.
@@ -63,17 +75,20 @@ pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: 
     link.begin_pieces(is_whole).await;
     let mut done = 0;
     while done < header.len && !link.is_broken() {
-        let len = (header.len - done).min(PIECE as u64);
-        let memory = link.piece_out(len as usize).await;
+        let offset = header.offset + done;
+        let len = (header.len - done).min(piece_at(offset, rules.limits.block_size));
+        let blocks = rules.blocks(&Header { offset, len, ..*header });
+        let mut memory = link.piece_out(blocks.len).await;
         // SAFETY: the memory outlives the transfer, which is awaited here.
         let data = unsafe { memory.data() };
-        let result = target.transfer(Op::Read, Flags::NONE, header.offset + done, data).await;
+        let result = target.transfer(Op::Read, Flags::NONE, blocks.offset, data).await;
         if let Err(error) = result {
             drop(memory);
             fail(header, rules, error, is_whole && done > 0, link);
             link.end_pieces();
             return;
         }
+        memory.cut(blocks.head, len as usize);
         let (is_first, is_last) = (done == 0, done + len == header.len);
         let front = |to: &mut [u8; crate::stream::MAX_FRONT]| match (is_whole, is_first) {
             (true, true) => encode_reply(rules.form, header, Content::Data { len: header.len as u32 }, to),

@@ -15,7 +15,7 @@ use super::job::{Job, Part};
 use super::pieces::LongWrite;
 use super::request::{Rules, Verdict};
 use super::wire::{Content, Header, SHUTDOWN};
-use crate::stream::{Found, Grant, Inbox, Link, Memory};
+use crate::stream::{Found, Grant, Inbox, Link};
 use block::Data;
 
 /// Where the reader stands.
@@ -109,25 +109,31 @@ impl Reader {
                         Verdict::Answer { content, skip } => {
                             self.state = State::Skip { header, content, left: skip }
                         }
-                        _ if has_payload => self.state = State::Payload { job, received: 0 },
+                        _ if has_payload => {
+                            let received = rules.blocks(&job.header).head;
+                            self.state = State::Payload { job, received };
+                        }
                         _ => return Ok(Found::Job(job)),
                     }
                 }
                 State::Long(write) => {
-                    let (piece, header) = write.next();
-                    let Some(memory) = link.piece_in(header.len as usize) else {
+                    let (piece, header) = write.next(rules.limits.block_size);
+                    let blocks = rules.blocks(&header);
+                    let Some(memory) = link.piece_in(blocks.len) else {
                         self.state = State::Long(write);
                         return Ok(Found::NeedsRoom);
                     };
                     let job = Job { header, memory: Some(memory), part: Part::OfWrite(piece) };
-                    self.state = State::Payload { job, received: 0 };
+                    self.state = State::Payload { job, received: blocks.head };
                 }
                 State::Payload { mut job, mut received } => {
                     let Some(memory) = &mut job.memory else { return Ok(Found::Job(job)) };
-                    let len = memory.fill(received, self.inbox.unread());
+                    let end = rules.blocks(&job.header).head + job.header.len as usize;
+                    let unread = self.inbox.unread();
+                    let len = memory.fill(received, &unread[..unread.len().min(end - received)]);
                     self.inbox.consume(len);
                     received += len;
-                    if received == memory.len() {
+                    if received == end {
                         if let Part::OfWrite(write) = &job.part
                             && write.left() > 0
                         {
@@ -152,12 +158,17 @@ impl Reader {
     }
 
     /// Where the next bytes belong, if that is known: the rest of a payload.
-    pub(super) fn with_due<R>(&mut self, receive: impl FnOnce(&mut Inbox, Data<'_>) -> R) -> R {
+    pub(super) fn with_due<R>(
+        &mut self,
+        rules: &Rules,
+        receive: impl FnOnce(&mut Inbox, Data<'_>) -> R,
+    ) -> R {
         match &self.state {
-            State::Payload { job: Job { memory: Some(memory), .. }, received } => {
+            State::Payload { job: Job { memory: Some(memory), header, .. }, received } => {
+                let end = rules.blocks(header).head + header.len as usize;
                 // SAFETY: the memory is ours until it goes with its job, which is after this call.
                 let data = unsafe { memory.data() };
-                receive(&mut self.inbox, data.part(*received, data.len() - received))
+                receive(&mut self.inbox, data.part(*received, end - received))
             }
             _ => receive(&mut self.inbox, Data::none()),
         }
@@ -174,14 +185,14 @@ impl Reader {
     /// nothing more comes.
     pub(super) fn give_up(&mut self, rules: &Rules, is_closing: bool) -> GivenUp {
         match std::mem::replace(&mut self.state, State::Header) {
-            State::Payload { job: Job { header, memory, part }, received } => {
-                let len = memory.as_ref().map_or(0, Memory::len);
+            State::Payload { job: Job { header, part, .. }, received } => {
+                let end = rules.blocks(&header).head + header.len as usize;
                 let (header, rest) = match part {
                     Part::OfWrite(write) => (write.header, write.left()),
                     Part::Whole | Part::LongRead => (header, 0),
                 };
                 if is_closing {
-                    let left = (len - received) as u64 + rest;
+                    let left = (end - received) as u64 + rest;
                     self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
                 }
                 GivenUp { is_forgotten: !is_closing }

@@ -18,6 +18,8 @@ pub(super) struct Rules {
     /// The client has chosen `base:allocation`.
     pub(super) has_status: bool,
     pub(super) is_read_only: bool,
+    /// The client has asked for the sizes of blocks, so it has to keep to them.
+    pub(super) knows_blocks: bool,
     pub(super) limits: Limits,
 }
 
@@ -32,6 +34,33 @@ pub(super) enum Verdict {
     Leave,
     /// Nothing that follows can be understood.
     HangUp(&'static str),
+}
+
+/// Whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    /// Where they begin on the device.
+    pub(super) offset: u64,
+    /// Bytes before those that are meant.
+    pub(super) head: usize,
+    pub(super) len: usize,
+}
+
+impl Blocks {
+    /// Those of `block_size` bytes that a request touches.
+    #[inline]
+    pub(super) fn of(header: &Header, block_size: u32) -> Blocks {
+        let mask = u64::from(block_size) - 1;
+        let offset = header.offset & !mask;
+        let len = ((header.offset + header.len + mask) & !mask) - offset;
+        Blocks { offset, head: (header.offset - offset) as usize, len: len as usize }
+    }
+
+    /// Whether the request means all of them.
+    #[inline]
+    pub(super) fn are_meant(&self, header: &Header) -> bool {
+        self.len as u64 == header.len
+    }
 }
 
 impl Rules {
@@ -54,7 +83,7 @@ impl Rules {
                 Command::Read | Command::Write | Command::Trim | Command::WriteZeroes if header.len == 0 => {
                     Verdict::Answer { content: Content::Done, skip: 0 }
                 }
-                Command::Read | Command::Write => Verdict::Run { data: header.len as usize },
+                Command::Read | Command::Write => Verdict::Run { data: self.blocks(header).len },
                 _ => Verdict::Run { data: 0 },
             },
         }
@@ -67,6 +96,12 @@ impl Rules {
         let is_said = self.form == Form::Extended && header.flags & CMD_FLAG_PAYLOAD_LEN != 0;
         let is_there = is_said || header.command == Command::Write;
         if is_there { header.len } else { 0 }
+    }
+
+    /// The whole blocks that a read or a write touches.
+    #[inline]
+    pub(super) fn blocks(&self, header: &Header) -> Blocks {
+        Blocks::of(header, self.limits.block_size)
     }
 
     fn check(&self, header: &Header, capacity: u64) -> Result<(), Refusal> {
@@ -113,7 +148,11 @@ impl Rules {
             _ => return Err(IoError::OutOfRange),
         }
         let mask = u64::from(self.limits.block_size) - 1;
-        if (header.offset | header.len) & mask != 0 { Err(IoError::Misaligned) } else { Ok(()) }
+        if self.knows_blocks && (header.offset | header.len) & mask != 0 {
+            Err(IoError::Misaligned)
+        } else {
+            Ok(())
+        }
     }
 
     fn known_flags(&self, command: Command) -> u16 {
@@ -143,7 +182,13 @@ mod tests {
     const WRITE: Command = Command::Write;
 
     fn rules(form: Form) -> Rules {
-        Rules { form, has_status: form != Form::Simple, is_read_only: false, limits: Limits::new(256 * MIB) }
+        Rules {
+            form,
+            has_status: form != Form::Simple,
+            is_read_only: false,
+            knows_blocks: true,
+            limits: Limits::new(256 * MIB),
+        }
     }
 
     fn judge(rules: &Rules, command: Command, flags: u16, offset: u64, len: u64) -> Verdict {
@@ -231,6 +276,23 @@ mod tests {
             let verdict = judge(rules, command, flags, offset, len);
             assert_eq!(refused(verdict), (number, 0), "{command:?} {flags:#x} {offset} {len}");
         }
+    }
+
+    #[test]
+    fn who_has_not_asked_for_block_sizes_may_mean_any_bytes() {
+        let rules = Rules { knows_blocks: false, ..rules(Form::Structured) };
+        assert_eq!(judge(&rules, READ, 0, 513, 1), Verdict::Run { data: 512 });
+        assert_eq!(judge(&rules, WRITE, 0, 511, 2), Verdict::Run { data: 1024 });
+        assert_eq!(judge(&rules, Command::WriteZeroes, 0, 1, 1), Verdict::Run { data: 0 });
+        assert_eq!(refused(judge(&rules, WRITE, 0, 256 * MIB - 1, 2)), (ENOSPC, 2));
+        let blocks = |offset, len| {
+            let header = Header { command: WRITE, flags: 0, cookie: 1, offset, len };
+            let blocks = rules.blocks(&header);
+            ((blocks.offset, blocks.head, blocks.len), blocks.are_meant(&header))
+        };
+        assert_eq!(blocks(512, 512), ((512, 0, 512), true));
+        assert_eq!(blocks(1023, 2), ((512, 511, 1024), false));
+        assert_eq!(blocks(1024, 1), ((1024, 0, 512), false));
     }
 
     #[test]

@@ -100,6 +100,26 @@ impl Memory {
         unsafe { Data::new(&self.lists.segments) }
     }
 
+    /// Keeps `len` bytes from `start` on, which move to the front, and gives up the rest.
+    pub(crate) fn cut(&mut self, start: usize, len: usize) {
+        assert!(start + len <= self.len, "{len} bytes at {start} of {}", self.len);
+        // SAFETY: no request has this memory now: it is borrowed exclusively.
+        let data = unsafe { self.data() };
+        let mut bytes = [0; 4096];
+        for at in (0..len).step_by(bytes.len()).take_while(|_| start > 0) {
+            let piece = &mut bytes[..(len - at).min(4096)];
+            data.part(start + at, piece.len()).copy_to(piece);
+            data.part(at, piece.len()).copy_from(piece);
+        }
+        let mut left = len;
+        for segment in &mut self.lists.segments {
+            segment.len = segment.len.min(left);
+            left -= segment.len;
+        }
+        self.lists.segments.retain(|segment| segment.len > 0);
+        self.len = len;
+    }
+
     /// Copies `bytes` to where `from` says, as many as fit; how many.
     pub(crate) fn fill(&mut self, from: usize, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.len - from);
@@ -161,6 +181,10 @@ mod tests {
                 // SAFETY: nobody else has the memory.
                 assert_eq!(unsafe { memory.data() }.copy_to(&mut got), len);
                 assert!(got == bytes);
+                memory.cut(len / 3, half);
+                // SAFETY: as before.
+                assert_eq!(unsafe { memory.data() }.copy_to(&mut got), half);
+                assert!(got[..half] == bytes[len / 3..][..half] && memory.len() == half);
                 drop(memory);
                 assert_eq!(store.0.spare.borrow().len(), 1);
             }

@@ -76,8 +76,30 @@ impl Client {
         Client { stream, form: Form::Simple, reads: HashMap::new(), size: 0, flags: 0 }
     }
 
-    /// A client that may send requests, and has `base:allocation` where it can.
+    /// A client that may send requests, and has `base:allocation` where it can. It has asked for the sizes of blocks.
     pub fn connect(socket: &Path, form: Form) -> Client {
+        Client::asking(socket, form, &[0, 0, 0, 0, 0, 1, 0, 3])
+    }
+
+    /// As [`Client::connect`], but one that has not asked for the sizes of blocks.
+    pub fn unaware(socket: &Path, form: Form) -> Client {
+        Client::asking(socket, form, &[0; 6])
+    }
+
+    /// A client of old, with handshake flags 0.
+    pub fn ancient(socket: &Path) -> Client {
+        let mut client = Client::silent(socket);
+        client.stream.read_exact(&mut [0; 18]).unwrap();
+        client.stream.write_all(&[0; 4]).unwrap();
+        client.send_option(1, b"disk");
+        let mut export = [0; 8 + 2 + 124];
+        client.stream.read_exact(&mut export).unwrap();
+        assert_eq!(export[10..], [0; 124]);
+        client.size = u64::from_be_bytes(export[..8].try_into().unwrap());
+        client
+    }
+
+    fn asking(socket: &Path, form: Form, about: &[u8]) -> Client {
         let mut client = Client::greeted(socket);
         match form {
             Form::Simple => {}
@@ -89,7 +111,7 @@ impl Client {
             let context = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
             assert_eq!(client.option(10, context).len(), 2);
         }
-        let replies = client.option(7, &[0; 6]);
+        let replies = client.option(7, about);
         assert_eq!(replies.last().unwrap().0, 1);
         let export = &replies.iter().find(|(kind, data)| *kind == 3 && data[..2] == [0, 0]).unwrap().1;
         client.size = u64::from_be_bytes(export[2..10].try_into().unwrap());

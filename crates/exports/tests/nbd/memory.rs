@@ -26,6 +26,9 @@ fn a_long_read_comes_in_chunks_or_as_one_reply_where_chunks_cannot_be() {
     let (server, memory) = small(16 * MIB);
     let mut structured = server.connect(Form::Structured);
     assert!(structured.read_chunks(512, LEN).unwrap() == expected(512, LEN));
+    let mut unaware = Client::unaware(&server.socket, Form::Structured);
+    assert!(unaware.read_chunks(517, LEN + 3).unwrap() == expected(517, LEN + 3));
+    drop(unaware);
     for (form, flags) in [(Form::Simple, 0), (Form::Structured, 4)] {
         let mut client = server.connect(form);
         // Two that may not be interrupted, and short ones beside them.
@@ -55,6 +58,11 @@ fn a_long_write_is_stored_piece_by_piece_and_answered_once() {
         assert_eq!(client.write(FUA, 512, &data), 0);
         assert!(server.device.bytes(512, LEN as usize) == data);
         assert_eq!(client.run(FLUSH, 0, 0, 0).error, 0);
+        let mut unaware = Client::unaware(&server.socket, form);
+        assert_eq!(unaware.write(0, 517, &data), 0);
+        assert_eq!(server.device.bytes(512, 5), data[..5]);
+        assert!(server.device.bytes(517, LEN as usize) == data);
+        assert_eq!(server.device.bytes(517 + LEN, 1)[0], pattern(517 + LEN));
     }
     server.wait_for_clients(0);
     wait_until(|| memory.in_use() == 0);
@@ -111,10 +119,10 @@ fn a_client_without_memory_for_its_connection_is_refused() {
     let memory = MemoryBudget::new(0);
     let config = |other| Config { memory: memory.clone(), ..other };
     let server = Server::over(SlowDevice::new(MIB), config);
-    // Half of 16 MiB, of 450 KiB each.
-    let clients: Vec<Client> = (0..18).map(|_| server.connect(Form::Simple)).collect();
+    // Half of 16 MiB, of 514 KiB each.
+    let clients: Vec<Client> = (0..15).map(|_| server.connect(Form::Simple)).collect();
     assert!(server.connect(Form::Simple).is_hung_up_on());
-    assert_eq!(server.export().stats().clients(), 18);
+    assert_eq!(server.export().stats().clients(), 15);
     drop(clients);
     server.wait_for_clients(0);
     server.connect(Form::Simple).read(0, 512);

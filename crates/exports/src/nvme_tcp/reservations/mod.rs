@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Reads and writes look at one byte of their controller, which nobody writes otherwise. Whoever takes the right to
-//! write from another is told so when what the other had on its way has ended ([`fence`]).
+//! write from another is told so when what the other had on its way has ended ([`crate::fence`]).
 //!
 //! A host is who its name and its identifier say, over however many controllers; where hosts have to prove who they
 //! are, nobody can be another by its identifier alone.
@@ -15,20 +15,18 @@
 //! |---|---|
 //! | [`rules`] | what follows from a command: a state machine |
 //! | [`store`] | keeps it over a loss of power |
-//! | [`fence`] | waits for writes that were admitted before |
 //!
 //! Source: Base Specification 2.0, 8.19.
 
-mod fence;
 mod rules;
 mod store;
 
-pub(super) use fence::{Gate, Running};
+pub(super) use crate::fence::{Gate, Running};
 pub(super) use rules::{Change, Rights};
 
 use super::controller::Host;
 use super::subsystem::Subsystem;
-use crate::Error;
+use crate::{Error, fence};
 use nvme::Status;
 use nvme::fabrics::Nqn;
 use nvme::reservation::{NO_CONTROLLER, RegisterAction, Registrant, Report};
@@ -36,7 +34,6 @@ use reactor::{CoreRef, spawn_thread};
 use rules::Reservations;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use store::Store;
@@ -61,7 +58,6 @@ impl Reserved {
         subsystem: &Nqn,
         uuid: &[u8; 16],
     ) -> Result<Reserved, Error> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         let (store, state) = match directory {
             None => (None, Reservations::default()),
             Some(directory) => {
@@ -69,8 +65,12 @@ impl Reserved {
                 (Some(store), state)
             }
         };
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Reserved { number, state: Mutex::new(state), changes: Mutex::default(), store })
+        Ok(Reserved {
+            number: fence::new_number(),
+            state: Mutex::new(state),
+            changes: Mutex::default(),
+            store,
+        })
     }
 
     /// Whether reservations can outlive a loss of power.

@@ -1,6 +1,6 @@
-//! Waiting until what was admitted before has ended.
+//! Waiting until what was admitted before has ended, on any core.
 //!
-//! A host that loses the right to write may have writes on their way, on any core. Whoever took the right from it must
+//! Reservations of NVMe need it: a host that loses the right to write may have writes on their way, on any core. Whoever took the right from it must
 //! not be told so before those have ended: a write that came later would be lost under one that is older. So each core
 //! counts the writes of a namespace in epochs. A [`Gate`] that is closed begins a new epoch, and is done when the old
 //! one, and those before it, have no writes left. Nothing of this costs a write more than a counter of its own core.
@@ -10,6 +10,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -18,14 +19,20 @@ thread_local! {
     static GATES: RefCell<HashMap<u64, Weak<Gate>>> = RefCell::default();
 }
 
+/// The number of something whose writes are counted, which nothing else in this program has.
+pub(crate) fn new_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Where the writes of one core to one namespace pass.
 #[derive(Default)]
-pub(in super::super) struct Gate {
+pub(crate) struct Gate {
     epoch: RefCell<Rc<Epoch>>,
 }
 
 /// A write on its way.
-pub(in super::super) struct Running {
+pub(crate) struct Running {
     _epoch: Rc<Epoch>,
 }
 
@@ -40,7 +47,7 @@ struct Epoch {
 
 impl Gate {
     /// The calling core's gate of a namespace.
-    pub(super) fn of(namespace: u64) -> Rc<Gate> {
+    pub(crate) fn of(namespace: u64) -> Rc<Gate> {
         GATES.with_borrow_mut(|gates| {
             gates.retain(|_, gate| gate.strong_count() > 0);
             let open = gates.get(&namespace).and_then(Weak::upgrade);
@@ -54,7 +61,7 @@ impl Gate {
 
     /// A write passes; it has ended when what is returned is dropped.
     #[inline]
-    pub(in super::super) fn pass(&self) -> Running {
+    pub(crate) fn pass(&self) -> Running {
         Running { _epoch: self.epoch.borrow().clone() }
     }
 
@@ -72,7 +79,7 @@ impl Gate {
 }
 
 /// Waits until every write to a namespace that has passed a gate of one of the cores has ended. On a core.
-pub(super) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
+pub(crate) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
     let (hold, released) = hold();
     for core in cores {
         let hold = hold.clone();
@@ -93,7 +100,7 @@ pub(super) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
 }
 
 /// Something waits as long as there is one of these; from any thread.
-pub(super) struct Hold(Arc<Mutex<Waiting>>);
+pub(crate) struct Hold(Arc<Mutex<Waiting>>);
 
 #[derive(Default)]
 struct Waiting {
@@ -110,7 +117,7 @@ impl Drop for Hold {
 }
 
 /// A hold, to be cloned as often as need be, and the end of all clones.
-pub(super) fn hold() -> (Arc<Hold>, impl Future<Output = ()>) {
+pub(crate) fn hold() -> (Arc<Hold>, impl Future<Output = ()>) {
     let waiting = Arc::<Mutex<Waiting>>::default();
     let released = waiting.clone();
     let wait = poll_fn(move |cx| {

@@ -1,0 +1,258 @@
+//! Writes of parts of blocks, which devices cannot do: the export reads the block, changes a part and writes it.
+//!
+//! Between reading and writing no other write may reach the block, whichever connection and core it comes from. So a
+//! write of parts holds its blocks alone, and all other writes of the export hold theirs together ([`RangeLock`]).
+//!
+//! ```text
+//!   before the first write of parts:   a write passes its core's gate, and nothing else
+//!   the first:   is_tracked = true ─► each core hears of it ─► writes that passed before have ended ─► is_ready = true
+//!   from then on:   every write takes its range in the lock
+//! ```
+//!
+//! A core that has heard of it sees `is_tracked`, since the message comes after the store. What it let pass before, its
+//! gate waits for ([`crate::fence`]). A range waits for earlier ranges only and each request holds one, so no request
+//! waits in a circle.
+
+use crate::fence::{self, Gate, Running};
+use crate::stream::Link;
+use reactor::CoreRef;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// The ranges that writes of one export hold or wait for.
+pub(super) struct RangeLock {
+    /// The number of the export's gates.
+    number: u64,
+    cores: Vec<CoreRef>,
+    export: Arc<str>,
+    /// Every write that begins takes a range.
+    is_tracked: AtomicBool,
+    /// Every write that has none has ended.
+    is_ready: AtomicBool,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    next_id: u64,
+    /// In the order of asking.
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    id: u64,
+    start: u64,
+    end: u64,
+    is_alone: bool,
+    is_granted: bool,
+    waker: Option<Waker>,
+}
+
+/// The writes of one core to an export.
+pub(super) struct Writes {
+    lock: Arc<RangeLock>,
+    gate: Rc<Gate>,
+}
+
+/// A write of whole blocks on its way.
+pub(super) enum Turn<'a> {
+    Untracked { _running: Running },
+    Tracked { _range: Held<'a> },
+}
+
+impl RangeLock {
+    /// For an export that these cores serve.
+    pub(super) fn new(cores: &[CoreRef], export: Arc<str>) -> Arc<RangeLock> {
+        Arc::new(RangeLock {
+            number: fence::new_number(),
+            cores: cores.to_vec(),
+            export,
+            is_tracked: AtomicBool::new(false),
+            is_ready: AtomicBool::new(false),
+            table: Mutex::default(),
+        })
+    }
+
+    /// Waits for a range of bytes. With `is_alone` no other range may overlap it, else none that is held alone.
+    fn acquire(&self, start: u64, len: u64, is_alone: bool) -> Acquire<'_> {
+        Acquire { lock: self, start, end: start + len, is_alone, id: None }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a range back, or up; others may have it.
+    fn leave(&self, id: u64) {
+        let wakers: Vec<Waker> = {
+            let mut table = self.table();
+            table.entries.retain(|entry| entry.id != id);
+            let free = (0..table.entries.len()).filter(|place| table.is_free(*place));
+            let free: Vec<usize> = free.collect();
+            free.into_iter().filter_map(|place| table.grant(place)).collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Table {
+    /// Whether an entry conflicts with no earlier one.
+    fn is_free(&self, place: usize) -> bool {
+        let entry = &self.entries[place];
+        let overlaps = |other: &Entry| other.start < entry.end && entry.start < other.end;
+        !self.entries[..place].iter().any(|other| overlaps(other) && (other.is_alone || entry.is_alone))
+    }
+
+    /// Grants an entry its range; who has to hear of it.
+    fn grant(&mut self, place: usize) -> Option<Waker> {
+        self.entries[place].is_granted = true;
+        self.entries[place].waker.take()
+    }
+}
+
+impl Writes {
+    /// Those of the calling core.
+    pub(super) fn of(lock: &Arc<RangeLock>) -> Writes {
+        Writes { gate: Gate::of(lock.number), lock: lock.clone() }
+    }
+
+    /// Lets a write of whole blocks begin; it has ended when what is returned is dropped.
+    #[inline]
+    pub(super) async fn enter(&self, start: u64, len: u64) -> Turn<'_> {
+        let running = self.gate.pass();
+        // In this order: one that does not see the flag has passed the gate before its core hears of it.
+        if !self.lock.is_tracked.load(Ordering::Relaxed) {
+            return Turn::Untracked { _running: running };
+        }
+        drop(running);
+        Turn::Tracked { _range: self.lock.acquire(start, len, false).await }
+    }
+
+    /// Waits until no other write is at these blocks; none comes until what is returned is dropped.
+    pub(super) async fn enter_alone(&self, start: u64, len: u64, link: &Link) -> Held<'_> {
+        let lock = &*self.lock;
+        if !lock.is_ready.load(Ordering::Acquire) {
+            if !lock.is_tracked.swap(true, Ordering::SeqCst) {
+                let (export, peer) = (&*lock.export, link.names().1);
+                tracing::info!(
+                    export,
+                    peer,
+                    "client writes parts of blocks: overlapping writes are serialised"
+                );
+            }
+            // Who comes meanwhile waits for the same writes, and for some later ones that have a range.
+            fence::wait_for_writes(lock.number, &lock.cores).await;
+            lock.is_ready.store(true, Ordering::Release);
+        }
+        lock.acquire(start, len, true).await
+    }
+}
+
+/// Waits for a range.
+struct Acquire<'a> {
+    lock: &'a RangeLock,
+    start: u64,
+    end: u64,
+    is_alone: bool,
+    /// The entry's, while it waits.
+    id: Option<u64>,
+}
+
+impl<'a> Future for Acquire<'a> {
+    type Output = Held<'a>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Held<'a>> {
+        let lock = self.lock;
+        let mut table = lock.table();
+        let place = match self.id {
+            Some(id) => table.entries.iter().position(|entry| entry.id == id).expect("it waits"),
+            None => {
+                let id = table.next_id;
+                table.next_id += 1;
+                let Acquire { start, end, is_alone, .. } = *self;
+                table.entries.push(Entry { id, start, end, is_alone, is_granted: false, waker: None });
+                self.id = Some(id);
+                let place = table.entries.len() - 1;
+                if table.is_free(place) {
+                    table.grant(place);
+                }
+                place
+            }
+        };
+        let entry = &mut table.entries[place];
+        if entry.is_granted {
+            self.id = None;
+            return Poll::Ready(Held { lock, id: entry.id });
+        }
+        entry.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Acquire<'_> {
+    fn drop(&mut self) {
+        self.id.into_iter().for_each(|id| self.lock.leave(id));
+    }
+}
+
+/// A range that is held; given back when dropped.
+pub(super) struct Held<'a> {
+    lock: &'a RangeLock,
+    id: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.lock.leave(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+
+    fn poll<'a>(acquire: Pin<&mut Acquire<'a>>) -> Option<Held<'a>> {
+        match acquire.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(held) => Some(held),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn ranges_wait_for_earlier_ones_that_overlap_unless_both_are_shared() {
+        let lock = RangeLock::new(&[], "export".into());
+        let one = poll(pin!(lock.acquire(0, 1024, false))).expect("free");
+        let two = poll(pin!(lock.acquire(512, 1024, false))).expect("shared");
+        let (mut alone, mut late) = (pin!(lock.acquire(1024, 512, true)), pin!(lock.acquire(1024, 1, false)));
+        assert!(poll(alone.as_mut()).is_none());
+        assert!(poll(late.as_mut()).is_none(), "it came after the one that waits");
+        let beside = poll(pin!(lock.acquire(1536, 512, true))).expect("beside all of them");
+        drop(one);
+        assert!(poll(alone.as_mut()).is_none());
+        drop(two);
+        let alone = poll(alone).expect("it is its turn");
+        assert!(poll(late.as_mut()).is_none());
+        drop(alone);
+        assert!(poll(late).is_some());
+        drop(beside);
+        assert!(lock.table().entries.is_empty());
+    }
+
+    #[test]
+    fn one_that_gives_up_waiting_keeps_no_other_one_waiting() {
+        let lock = RangeLock::new(&[], "export".into());
+        let held = poll(pin!(lock.acquire(0, 512, false))).expect("free");
+        let mut late = pin!(lock.acquire(0, 512, false));
+        {
+            let mut alone = pin!(lock.acquire(0, 512, true));
+            assert!(poll(alone.as_mut()).is_none() && poll(late.as_mut()).is_none());
+        }
+        assert!(poll(late).is_some());
+        drop(held);
+    }
+}
