@@ -116,15 +116,14 @@ impl Controller {
     /// An I/O queue comes.
     pub(super) fn join(&self, queue_id: u16) -> Result<(), Refusal> {
         let mut shared = self.shared();
-        // Without an admin queue it is about to go.
-        if !shared.queues.contains_key(&0) {
-            return Err(InvalidParameter::CONTROLLER_ID.into());
-        }
-        if !shared.status.is_ready || shared.queues.contains_key(&queue_id) {
-            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
-        }
+        shared.check_join(queue_id)?;
         shared.queues.insert(queue_id, Weak::new());
         Ok(())
+    }
+
+    /// Whether a queue may come; the admin queue is there.
+    pub(super) fn check_join(&self, queue_id: u16) -> Result<(), Refusal> {
+        if queue_id == 0 { Ok(()) } else { self.shared().check_join(queue_id) }
     }
 
     /// A queue's connection is served.
@@ -360,6 +359,19 @@ impl Controller {
         let mut shared = self.shared();
         shared.events.is_over = true;
         shared.events.wake();
+    }
+}
+
+impl Shared {
+    fn check_join(&self, queue_id: u16) -> Result<(), Refusal> {
+        // Without an admin queue it is about to go.
+        if !self.queues.contains_key(&0) {
+            return Err(InvalidParameter::CONTROLLER_ID.into());
+        }
+        if !self.status.is_ready || self.queues.contains_key(&queue_id) {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.into());
+        }
+        Ok(())
     }
 }
 

@@ -146,9 +146,10 @@ impl Handshake {
         let (result, step) = match (is_intact, &mut self.authentication) {
             (false, _) => (Err(Status::TRANSIENT_TRANSPORT_ERROR.into()), Step::Leave),
             (true, Some(authentication)) => match authentication.command(&entry, data) {
-                (Ok(_), Step::Serve) if self.take_seat(true).is_err() => {
-                    (Err(Status::CONNECT_CONTROLLER_BUSY.into()), Step::Leave)
-                }
+                (Ok(answer), Step::Serve) => match self.begin() {
+                    Ok(()) => (Ok(answer), Step::Serve),
+                    Err(refusal) => (Err(refusal), Step::Leave),
+                },
                 other => other,
             },
             (true, None) => match self.connect(&entry, data) {
@@ -196,6 +197,12 @@ impl Handshake {
         let minimum = if admission.queue_id == 0 { ADMIN_MINIMUM } else { IO_MINIMUM };
         self.seat = Some(self.seats.take(self.applicant(host.as_str(), is_proven), minimum, &self.peer)?);
         Ok(())
+    }
+
+    /// The host has proven itself: its queue gets its place, and is one of the controller's.
+    fn begin(&mut self) -> Result<(), Refusal> {
+        self.take_seat(true).map_err(|_| Status::CONNECT_CONTROLLER_BUSY)?;
+        self.admission.as_mut().map_or(Ok(()), |admission| admission.membership.join())
     }
 
     /// Tells the host how a command ended.

@@ -88,11 +88,27 @@ pub(super) struct Admission {
 pub(super) struct Membership {
     pub(super) controller: Arc<Controller>,
     queue_id: u16,
+    /// The queue is one of the controller's.
+    has_joined: bool,
+}
+
+impl Membership {
+    /// Makes the queue one of the controller's, if it is not yet: once its host has proven itself, so that no other peer
+    /// takes the identifiers of a host's queues.
+    pub(super) fn join(&mut self) -> Result<(), Refusal> {
+        if !self.has_joined {
+            self.controller.join(self.queue_id)?;
+            self.has_joined = true;
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.controller.leave(self.queue_id);
+        if self.has_joined {
+            self.controller.leave(self.queue_id);
+        }
     }
 }
 
@@ -180,8 +196,14 @@ impl Subsystem {
             0 => self.create(port, host, is_discovery, connect.keep_alive_ms, data.controller_id)?,
             _ => self.join(port, &host, is_discovery, connect.queue_id, data.controller_id)?,
         };
+        let mut membership =
+            Membership { controller, queue_id: connect.queue_id, has_joined: connect.queue_id == 0 };
+        match self.auth {
+            Some(_) => membership.controller.check_join(connect.queue_id)?,
+            None => membership.join()?,
+        }
         Ok(Admission {
-            membership: Membership { controller, queue_id: connect.queue_id },
+            membership,
             queue_id: connect.queue_id,
             entries: connect.entries as u16,
             has_flow_control: connect.attributes & Connect::NO_FLOW_CONTROL == 0,
@@ -247,7 +269,6 @@ impl Subsystem {
         if queue_id > self.max_queues {
             return Err(InvalidParameter::QUEUE_ID.into());
         }
-        controller.join(queue_id)?;
         Ok(controller)
     }
 

@@ -407,3 +407,27 @@ fn hosts_that_have_proven_nothing_take_no_place_of_one_that_has() {
     assert_eq!(receive(&mut late, 4096).status, Status::CONNECT_CONTROLLER_BUSY);
     assert!(late.is_hung_up_on());
 }
+
+#[test]
+fn a_peer_that_has_proven_nothing_takes_no_queue_of_a_host() {
+    let server = simple();
+    let mut admin = connected(server.address(), 0, ANY_CONTROLLER, false);
+    authenticate(&mut admin, None);
+    admin.enable();
+    let mut squatter = connected(server.address(), 1, admin.controller, false);
+    let mut io = connected(server.address(), 1, admin.controller, false);
+    authenticate(&mut io, None);
+    assert_eq!(io.write(0, &[1; 512]), Status::SUCCESS);
+    // Even one that proves itself is too late, and takes nothing away when it goes.
+    let (parties, secret) = (parties(), key(SECRET));
+    let mut talk = host::Host::new(&parties, &secret, None, 7);
+    say(&mut squatter, &talk.negotiate());
+    let reply = talk.reply(&hear(&mut squatter)).unwrap();
+    say(&mut squatter, &reply);
+    assert_eq!(receive(&mut squatter, 4096).status, Status::COMMAND_SEQUENCE_ERROR);
+    assert!(squatter.is_hung_up_on());
+    assert_eq!(io.write(0, &[2; 512]), Status::SUCCESS);
+    let mut again = Host::initialized(server.address(), false, false);
+    let refused = again.connect(SUBSYSTEM, 1, 32, admin.controller, 0);
+    assert_eq!(refused.status, Status::COMMAND_SEQUENCE_ERROR, "the queue is there");
+}
