@@ -129,6 +129,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     if let Some(Size(bytes)) = args.memory {
         MemoryBudget::set_process(usize::try_from(bytes).unwrap_or(usize::MAX));
     }
+    // Asks the system for its memory now: later on that may not be allowed.
+    tracing::debug!(bytes = MemoryBudget::process().bytes(), "memory for network clients");
     let began = Instant::now();
     let inherited = ListenFd::from_env().take_unix_listener(0)?;
     let config = config(args)?;
