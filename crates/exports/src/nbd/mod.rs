@@ -95,8 +95,10 @@ impl Config {
 
     /// Places for clients; some are kept for each client that has a key.
     fn seat_limits(&self) -> SeatLimits {
-        let listed = self.tls.iter().flat_map(|tls| tls.server.identities()).cloned().collect();
-        SeatLimits { total: self.clients, of_address: self.address_clients, of_host: None, listed }
+        let listed: Vec<Box<str>> =
+            self.tls.iter().flat_map(|tls| tls.server.identities()).cloned().collect();
+        let is_closed = !listed.is_empty() && self.tls.as_ref().is_some_and(|tls| tls.is_required);
+        SeatLimits { total: self.clients, of_address: self.address_clients, of_host: None, listed, is_closed }
     }
 
     fn check(&self, cores: usize, limits: &Limits) -> Result<(), Error> {

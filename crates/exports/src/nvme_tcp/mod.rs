@@ -192,7 +192,9 @@ impl Config {
             is_listed && has_secret && has_key
         };
         let listed = named.into_iter().filter(may_come).map(|host| host.as_str().into()).collect();
+        let needs_key = self.auth.is_some() || self.tls.as_ref().is_some_and(|tls| tls.is_required);
         SeatLimits {
+            is_closed: !self.hosts.is_empty() || needs_key,
             total: self.clients,
             of_address: self.address_clients,
             of_host: self.host_clients,

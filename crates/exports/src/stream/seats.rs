@@ -52,10 +52,13 @@ pub(crate) struct SeatLimits {
     pub(crate) total: usize,
     /// From one address, of clients that have proven nothing. `None`: see [`default_limit`].
     pub(crate) of_address: Option<usize>,
-    /// Of one host. `None`: what the shares of others leave, or see [`default_limit`] where no host is listed.
+    /// Of one host. `None`: what the shares of others leave, or see [`default_limit`] where others may come than those
+    /// that are listed.
     pub(crate) of_host: Option<usize>,
     /// Hosts that are listed; places are kept for each.
     pub(crate) listed: Vec<Box<str>>,
+    /// No others may come.
+    pub(crate) is_closed: bool,
 }
 
 /// The connections that one address or one host may have out of `total`: three quarters, or all of a few.
@@ -223,7 +226,7 @@ impl Seats {
     }
 
     fn judge(&self, table: &Table, applicant: Applicant<'_>) -> Result<(), NoSeat> {
-        let SeatLimits { total, of_address, of_host, listed } = &self.limits;
+        let SeatLimits { total, of_address, of_host, is_closed, .. } = &self.limits;
         let seated = || table.taken.iter().filter(|taken| taken.visitor.is_none());
         let count = seated().count();
         if count >= *total {
@@ -236,7 +239,7 @@ impl Seats {
                 return Err(NoSeat::Address(its));
             }
         }
-        let of_host = of_host.or_else(|| listed.is_empty().then(|| default_limit(*total)));
+        let of_host = of_host.or_else(|| (!is_closed).then(|| default_limit(*total)));
         if let (Some(host), Some(of_host)) = (applicant.host, of_host) {
             let its = seated().filter(|taken| taken.host.as_deref() == Some(host)).count();
             if its >= of_host {
@@ -346,7 +349,7 @@ mod tests {
     #[test]
     fn one_host_cannot_take_the_shares_of_others() {
         let listed: Vec<Box<str>> = vec!["nqn.a".into(), "nqn.b".into()];
-        let limits = SeatLimits { total: 256, listed, ..SeatLimits::default() };
+        let limits = SeatLimits { total: 256, listed, is_closed: true, ..SeatLimits::default() };
         let both = seats(limits.clone());
         let (first, reason) = fill(&both, of(A, Some("nqn.a"), true));
         assert_eq!((first.len(), reason), (192, NoSeat::Kept));
@@ -357,14 +360,16 @@ mod tests {
         let said = seats(SeatLimits { of_host: Some(9), ..limits });
         let (taken, reason) = fill(&said, of(A, Some("nqn.a"), true));
         assert_eq!((taken.len(), reason), (9, NoSeat::Host(9)));
-        let only = seats(SeatLimits { total: 8, listed: vec!["nqn.a".into()], ..SeatLimits::default() });
-        assert_eq!(fill(&only, of(A, Some("nqn.a"), true)).0.len(), 8, "nobody else may come");
+        let only = SeatLimits { total: 64, listed: vec!["nqn.a".into()], is_closed: true, ..limits };
+        let count = |limits| fill(&seats(limits), of(A, Some("nqn.a"), true)).0.len();
+        assert_eq!(count(only.clone()), 64, "no other host may come");
+        assert_eq!(count(SeatLimits { is_closed: false, ..only }), 48, "others may");
     }
 
     #[test]
     fn more_listed_hosts_than_places_share_half_of_them() {
         let listed = (0..1000).map(|i| format!("nqn.{i}").into()).collect();
-        let seats = seats(SeatLimits { total: 64, listed, ..SeatLimits::default() });
+        let seats = seats(SeatLimits { total: 64, listed, is_closed: true, ..SeatLimits::default() });
         let (taken, _) = fill(&seats, of(A, Some("nqn.0"), true));
         assert_eq!(taken.len(), 32);
         assert_eq!(fill(&seats, of(A, Some("nqn.1"), true)).0.len(), 0, "still 999 could come");

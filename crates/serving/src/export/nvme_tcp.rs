@@ -69,7 +69,7 @@ pub(super) static KIND: Kind = Kind {
         key(
             "host-clients",
             "N",
-            "of these, by one host [what the shares of other listed hosts leave; without a list as address-clients]",
+            "of these, by one host [what the shares of other listed hosts leave; where others may come as address-clients]",
         ),
         CORES,
     ],
