@@ -10,6 +10,7 @@ import time
 
 import paths
 from vm import die_with_parent
+from workload import REFUSED
 
 START_TIMEOUT_S = 60  # without an answer
 STEP_TIMEOUT_S = 1200  # of a step of its start that reports no progress: making an array on a slow disk
@@ -59,7 +60,8 @@ class Freestoned:
         began = time.monotonic()
         with open(self.path("freestoned.log"), "ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, self.program, "--state-dir", self.state, "--socket", self.socket, *self.arguments],
+                [*self.prefix, self.program, "--state-dir", self.state, "--socket", self.socket,
+                 "--sandbox-path", self.directory, *self.arguments],
                 stdin=subprocess.DEVNULL, stderr=log, env=self.environment() | self.more_environment,
                 pass_fds=self.inherited, preexec_fn=die_with_parent)
         if wait:
@@ -96,6 +98,10 @@ class Freestoned:
             self.process.send_signal(signal.SIGTERM)
             if self.process.wait(timeout=60) != 0:
                 raise DaemonError(f"freestoned ended with {self.process.returncode}\n{self.log()}")
+            with open(self.path("freestoned.log"), encoding="utf-8", errors="replace") as log:
+                for line in log:
+                    if REFUSED in line:
+                        raise DaemonError(f"freestoned needs a system call that its sandbox does not know: {line}")
 
     def close(self):
         if self.process and self.process.poll() is None:

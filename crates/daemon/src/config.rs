@@ -20,8 +20,10 @@
 //! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and takes nothing away: what is
 //! there and different in another way is told, and left alone. Applying it again does nothing.
 
+use crate::confinement::{Confinement, keep_device, keep_export, keep_members};
 use crate::engine::{Authority, Engine, checks};
 use crate::fault::{Fault, Kind};
+use crate::state::ExportRecord;
 use api::{Array, ArrayAction, NewArray, NewDevice, NewExport, NewVolume, Qos, ScrubWindow, VolumeChange};
 use serde::Deserialize;
 use std::fmt;
@@ -31,6 +33,9 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Directories, or files, that the sandbox keeps open for what is added later.
+    #[serde(default)]
+    sandbox_paths: Vec<PathBuf>,
     /// Devices.
     #[serde(default, rename = "device")]
     devices: Vec<NewDevice>,
@@ -176,6 +181,20 @@ impl Config {
             let fault = syntax_fault(text, error.message());
             ConfigError::Syntax { path: path.into(), line, column: 1 + before.len() - line_start, fault }
         })
+    }
+
+    /// Adds what it says of the sandbox, and the needs of what there is to be.
+    pub fn keep(&self, confinement: &mut Confinement) {
+        self.sandbox_paths.iter().for_each(|path| confinement.keep_path(path));
+        let profile = &mut confinement.profile;
+        self.devices.iter().for_each(|new| keep_device(&new.spec, profile));
+        self.arrays.iter().for_each(|new| keep_members(new.members.iter().chain(&new.spares), profile));
+        for new in &self.exports {
+            let (name, kind, options) = (new.name.clone(), new.kind.clone(), new.options.clone());
+            let (read_only, cores) = (new.read_only, new.cores.clone());
+            let record = ExportRecord { name, kind, of: Vec::new(), options, read_only, cores, label: None };
+            keep_export(&record, profile);
+        }
     }
 
     /// What is to be done, in this order.

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod confinement;
 pub mod engine;
 pub mod events;
 pub mod fault;

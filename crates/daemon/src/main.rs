@@ -4,13 +4,16 @@
 
 use clap::Parser;
 use daemon::config::{Config, ConfigError};
+use daemon::confinement::Confinement;
 use daemon::engine::{Engine, Options};
 use daemon::rest::{Listeners, TcpOptions, UnixOptions};
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
 use graph::spec::{CpuList, Size, Value};
 use listenfd::ListenFd;
 use reactor::{CoreConfig, PollWindow};
+use sandbox::{Access, Mode};
 use sd_notify::NotifyState;
+use serving::control;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -89,6 +92,13 @@ struct Args {
     /// Seconds that missing members are waited for before an array is run without them
     #[arg(long, value_name = "N", default_value_t = 10)]
     patience: u64,
+    /// Give up what the daemon does not need: whatever the kernel lets go of (auto), all of it or fail (required), nothing
+    #[arg(long, value_name = "auto|required|off", default_value = "auto", value_parser = mode)]
+    sandbox: Mode,
+    /// A directory or file in which devices may be added and exports may have sockets and keys, beside /dev, /etc/freestone
+    /// (keys), the daemon's own directories and what its state and --config name
+    #[arg(long, value_name = "PATH")]
+    sandbox_path: Vec<PathBuf>,
     /// One JSON object a line on standard error
     #[arg(long)]
     json: bool,
@@ -102,6 +112,10 @@ fn permissions(text: &str) -> Result<u32, String> {
         .ok()
         .filter(|bits| *bits <= 0o777)
         .ok_or_else(|| "expected bits such as 660".into())
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    Mode::parse(text).ok_or_else(|| format!("expected {}", Mode::ALL.map(Mode::name).join(", ")))
 }
 
 fn cpus(text: &str) -> Result<CpuList, String> {
@@ -134,7 +148,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let began = Instant::now();
     let inherited = ListenFd::from_env().take_unix_listener(0)?;
     let config = config(args)?;
-    let engine = Engine::start(options(args))?;
+    let engine = Engine::start(options(args, &config))?;
     if args.plan {
         config.plan(&engine).iter().for_each(|step| println!("{step}"));
         engine.stop(true);
@@ -142,6 +156,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut listeners = None;
     let ended = serve(args, &engine, config, inherited, (began, &mut listeners));
+    serving::sandbox_log::announce_refused();
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: finishing what is in flight");
     engine.begin_stop(GRACE);
@@ -229,7 +244,7 @@ fn wait_for(applied: &Receiver<Result<(), ConfigError>>) -> Result<bool, Box<dyn
     }
 }
 
-fn options(args: &Args) -> Options {
+fn options(args: &Args, config: &Config) -> Options {
     let poll = PollWindow::up_to(POLL_US * 1000);
     let core = |cpu: Option<usize>| CoreConfig { cpu, poll, ..CoreConfig::default() };
     let cores = match &args.cores {
@@ -247,7 +262,22 @@ fn options(args: &Args) -> Options {
         scan: args.scan.clone(),
         patience: Duration::from_secs(args.patience),
         has_array_sockets: true,
+        confinement: confinement(args, config),
     }
+}
+
+/// What the daemon keeps in its sandbox, beside what its state needs.
+fn confinement(args: &Args, config: &Config) -> Confinement {
+    let mut confinement = Confinement::new(args.sandbox);
+    config.keep(&mut confinement);
+    args.sandbox_path.iter().for_each(|path| confinement.keep_path(path));
+    control::keep(&args.socket, &mut confinement.profile);
+    args.tokens.iter().for_each(|file| confinement.keep_settings_file(file));
+    args.tls_certificates.iter().for_each(|directory| confinement.profile.allow(directory, Access::Read));
+    if args.socket_group.is_some() {
+        confinement.profile.change_groups();
+    }
+    confinement
 }
 
 /// What there is to be, whatever there is.

@@ -102,6 +102,18 @@ pub struct ExportRecord {
     pub label: Option<String>,
 }
 
+impl ExportRecord {
+    /// Its specification, as `freestone serve --export` takes it.
+    pub fn text(&self) -> String {
+        let field = |(key, value): (&String, &String)| format!("{key}={}", value.replace(',', ",,"));
+        let mut fields: Vec<String> = self.options.iter().map(field).collect();
+        if self.read_only {
+            fields.push("readonly=on".into());
+        }
+        format!("{}:{}", self.kind, fields.join(","))
+    }
+}
+
 /// What an export serves, by what never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -178,6 +178,12 @@ const OLDER: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[c_long] = &[];
 
+/// What gives a file to another user or group.
+#[cfg(target_arch = "x86_64")]
+const CHANGE_OWNERS: &[c_long] = &[libc::SYS_chown, libc::SYS_fchownat];
+#[cfg(not(target_arch = "x86_64"))]
+const CHANGE_OWNERS: &[c_long] = &[libc::SYS_fchownat];
+
 /// Newer than the `libc` crate's names for it on every architecture.
 const SYS_FCHMODAT2: c_long = 452;
 
@@ -269,6 +275,9 @@ pub(crate) fn allowed(profile: &Profile) -> Vec<Allowed> {
         (libc::SYS_prlimit64, only(0, &[0])), // of oneself: the C library asks how large a stack may be
         (libc::SYS_socket, only(0, &families)),
     ]);
+    if profile.changes_groups {
+        calls.extend(CHANGE_OWNERS.iter().map(|call| (*call, vec![])));
+    }
     calls
 }
 

@@ -33,6 +33,7 @@ pub use status::InForce;
 pub use user::{User, effective_user};
 
 use std::io;
+use std::path::Path;
 
 /// Whether to give anything up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,11 @@ impl Mode {
             Mode::Required => "required",
             Mode::Off => "off",
         }
+    }
+
+    /// The mode of that name.
+    pub fn parse(name: &str) -> Option<Mode> {
+        Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 }
 
@@ -181,6 +187,11 @@ impl Sandbox {
     /// What holds so far.
     pub fn in_force(&self) -> &InForce {
         &self.in_force
+    }
+
+    /// The first path that `needs` names and that cannot be opened, or not in that way, in this sandbox.
+    pub fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
+        self.in_force.landlock.as_ref().ok().and_then(|_| self.profile.closes(needs))
     }
 
     /// The paths that can still be opened.

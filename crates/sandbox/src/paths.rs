@@ -20,17 +20,23 @@ const NEWEST: ABI = ABI::V6;
 pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::BindTcp)?
         .scope(scopes(profile, std::env::var_os("NOTIFY_SOCKET").as_deref()))?;
+    if profile.listen.is_some() {
+        rules = rules.handle_access(AccessNet::BindTcp)?;
+    }
     if profile.connect.is_some() {
         rules = rules.handle_access(AccessNet::ConnectTcp)?;
     }
     let mut rules =
         rules.create()?.add_rules(path_beneath_rules(&profile.background, rights(Access::Read)))?;
     for (path, access) in &profile.paths {
-        rules = rules.add_rules(path_beneath_rules([path], rights(*access)))?;
+        let is_empty = !path.is_dir() && (rights(*access) & AccessFs::from_file(NEWEST)).is_empty();
+        // The kernel refuses a rule without rights, such as to make sockets in a file.
+        if !is_empty {
+            rules = rules.add_rules(path_beneath_rules([path], rights(*access)))?;
+        }
     }
-    for port in &profile.listen {
+    for port in profile.listen.iter().flatten() {
         rules = rules.add_rule(NetPort::new(*port, AccessNet::BindTcp))?;
     }
     for port in profile.connect.iter().flatten() {
@@ -39,14 +45,17 @@ pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
     version(&rules.restrict_self()?).ok_or(Error::NoLandlock)
 }
 
-fn rights(access: Access) -> BitFlags<AccessFs> {
+/// The rights that an access stands for.
+pub(crate) fn rights(access: Access) -> BitFlags<AccessFs> {
     match access {
         Access::Read => make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev}),
         // What is there keeps its length: nobody truncates an image or a member.
         Access::ReadWrite => make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev}),
         Access::Sockets => make_bitflags!(AccessFs::{MakeSock | RemoveFile}),
         Access::Files => {
-            make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | MakeReg | RemoveFile | Truncate})
+            make_bitflags!(AccessFs::{
+                ReadFile | ReadDir | WriteFile | MakeReg | MakeDir | RemoveFile | Truncate
+            })
         }
     }
 }
@@ -96,6 +105,7 @@ mod tests {
         profile.allow(path("read"), Access::Read);
         profile.allow(path("written"), Access::ReadWrite);
         profile.allow(path("never"), Access::ReadWrite);
+        profile.allow(path("read"), Access::Sockets); // means nothing for a file
         confined(&profile, |_| {
             let write = |name| OpenOptions::new().read(true).write(true).open(path(name));
             assert_eq!(kind(File::open(path("closed"))), Some(ErrorKind::PermissionDenied));

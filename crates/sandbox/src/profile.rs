@@ -1,6 +1,8 @@
 //! What a server keeps: paths, ports, capabilities, kinds of sockets. Pure data, made from what is to be served.
 
 use crate::Capability;
+use crate::paths::rights;
+use landlock::{AccessFs, BitFlags};
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +37,7 @@ pub enum Access {
     ReadWrite,
     /// Make sockets, and remove files.
     Sockets,
-    /// Make, read, write and remove regular files.
+    /// Make, read, write and remove regular files; make directories.
     Files,
 }
 
@@ -51,12 +53,14 @@ pub struct Profile {
     pub(crate) peers: Vec<PathBuf>,
     /// Directories to be made before others can no longer be.
     pub(crate) directories: Vec<PathBuf>,
-    pub(crate) listen: BTreeSet<u16>,
+    /// `None`: any.
+    pub(crate) listen: Option<BTreeSet<u16>>,
     /// `None`: any.
     pub(crate) connect: Option<BTreeSet<u16>>,
     /// Whether there is a network at all.
     pub(crate) has_network: bool,
     pub(crate) locks_memory: bool,
+    pub(crate) changes_groups: bool,
     pub(crate) capabilities: Vec<Capability>,
 }
 
@@ -70,10 +74,11 @@ impl Default for Profile {
             sockets: Vec::new(),
             peers: Vec::new(),
             directories: Vec::new(),
-            listen: BTreeSet::new(),
+            listen: Some(BTreeSet::new()),
             connect: Some(BTreeSet::new()),
             has_network: false,
             locks_memory: false,
+            changes_groups: false,
             capabilities: Vec::new(),
         }
     }
@@ -112,10 +117,19 @@ impl Profile {
     /// Lets a TCP port be listened on.
     pub fn listen(&mut self, port: u16) {
         self.has_network = true;
-        self.listen.insert(port);
+        if let Some(ports) = &mut self.listen {
+            ports.insert(port);
+        }
         if (1..FIRST_UNPRIVILEGED).contains(&port) {
             self.keep(Capability::CAP_NET_BIND_SERVICE);
         }
+    }
+
+    /// Lets any TCP port be listened on; those below 1024 need the capability still.
+    pub fn listen_anywhere(&mut self) {
+        self.has_network = true;
+        self.listen = None;
+        self.keep(Capability::CAP_NET_BIND_SERVICE);
     }
 
     /// Lets a TCP port be connected to, of any host.
@@ -143,6 +157,12 @@ impl Profile {
         self.locks_memory = true;
     }
 
+    /// Lets files be given to other groups.
+    pub fn change_groups(&mut self) {
+        self.changes_groups = true;
+        self.keep(Capability::CAP_CHOWN);
+    }
+
     /// Whether Unix sockets without a file are connected to.
     pub(crate) fn has_abstract_peers(&self) -> bool {
         self.connect.is_none() || self.peers.iter().any(|peer| is_abstract(peer))
@@ -160,11 +180,44 @@ impl Profile {
         &self.capabilities
     }
 
+    /// The first path that `needs` names and that this profile does not leave open for it. Ports are not compared.
+    ///
+    /// A path that does not exist is judged by the directory that it would lie in. This is for messages: the kernel
+    /// decides.
+    pub fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
+        let open = |paths: &BTreeSet<(PathBuf, Access)>| -> Vec<(PathBuf, BitFlags<AccessFs>)> {
+            paths.iter().map(|(path, access)| (resolve(path), rights(*access))).collect()
+        };
+        let mut roots = open(&self.paths);
+        roots.extend(self.background.iter().map(|path| (resolve(path), rights(Access::Read))));
+        let is_closed = |(path, access): &&(PathBuf, Access)| {
+            let path = resolve(path);
+            let above = roots.iter().filter(|(root, _)| path.starts_with(root));
+            let allowed = above.fold(BitFlags::empty(), |allowed, (_, rights)| allowed | *rights);
+            // Only device nodes have it.
+            let needed = rights(*access) & !AccessFs::IoctlDev;
+            !allowed.contains(needed)
+        };
+        needs.paths.iter().find(is_closed).map(|(path, _)| &**path)
+    }
+
     /// The paths that can be opened, as they are now.
     pub fn permits(&self) -> Permits {
         let roots = self.paths.iter().filter(|(_, access)| *access == Access::ReadWrite);
         Permits(Some(roots.filter_map(|(path, _)| path.canonicalize().ok()).collect()))
     }
+}
+
+/// Where a path leads, symbolic links followed as far as it exists.
+fn resolve(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    for ancestor in path.ancestors() {
+        if let (Ok(real), Ok(rest)) = (ancestor.canonicalize(), path.strip_prefix(ancestor)) {
+            // Not by `join` of nothing, which adds a slash.
+            return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
+        }
+    }
+    path
 }
 
 /// Whether a socket's path is no path.
@@ -214,6 +267,33 @@ mod tests {
         assert_eq!(permits.closes(&inside), None);
         assert!(permits.closes(&link).is_some());
         assert_eq!(Permits::everything().closes(&link), None);
+    }
+
+    #[test]
+    fn a_path_that_is_needed_is_closed_unless_a_rule_above_it_has_every_right() {
+        let directory = tempfile::tempdir().unwrap();
+        let (open, shut) = (directory.path().join("open"), directory.path().join("shut"));
+        [&open, &shut].iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        std::os::unix::fs::symlink(&shut, open.join("link")).unwrap();
+        let mut profile = Profile::default();
+        profile.allow(&open, Access::ReadWrite);
+        profile.allow(&open, Access::Sockets);
+        profile.allow(&shut, Access::Read);
+        let closes = |path: PathBuf, access| {
+            let mut needs = Profile::default();
+            needs.allow(&path, access);
+            assert!(profile.closes(&needs).is_none_or(|closed| closed == path));
+            profile.closes(&needs).is_some()
+        };
+        assert!(!closes(open.join("image"), Access::ReadWrite));
+        assert!(!closes(open.clone(), Access::Sockets));
+        assert!(closes(open.clone(), Access::Files));
+        assert!(closes(shut.join("image"), Access::ReadWrite));
+        assert!(!closes(shut.join("image"), Access::Read));
+        assert!(closes(open.join("link/image"), Access::ReadWrite), "a link leads out of what is open");
+        assert!(closes(open.join("../shut/image"), Access::ReadWrite), "so do dots");
+        assert!(closes("/etc/shadow".into(), Access::Read));
+        assert!(!closes("/sys/block".into(), Access::Read));
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl SpecValue for ModeWord {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        Mode::ALL.into_iter().find(|mode| mode.name() == text).map(ModeWord)
+        Mode::parse(text).map(ModeWord)
     }
 }
 

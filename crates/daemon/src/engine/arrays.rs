@@ -16,7 +16,6 @@ use raid::jobs::{Jobs, Status};
 use raid::metadata::{MaintenanceChange, Window, zero_superblock};
 use raid::{Consistency, Level, Uuid};
 use reactor::CoreRef;
-use sandbox::Permits;
 use serving::arrays::{Kept, Requests, Running, keep_one, listen_for};
 use serving::control::protocol::{self, Command};
 use serving::control::server::{ControlSocket, Controlled};
@@ -196,13 +195,25 @@ impl Engine {
     fn plan_array(&self, new: &NewArray) -> Result<PlannedArray, Fault> {
         let creation = checks::array(new)?;
         self.check_is_new(&new.name)?;
+        let members = || new.members.iter().chain(&new.spares);
+        self.check_are_open(&new.name, members())?;
         let creation = creation.plan()?;
         let record = ArrayRecord {
             name: new.name.clone(),
             uuid: creation.uuid().to_string(),
-            devices: new.members.iter().chain(&new.spares).cloned().collect(),
+            devices: members().cloned().collect(),
         };
         Ok(PlannedArray { record, creation })
+    }
+
+    /// Checks that the sandbox lets members of an array be opened.
+    fn check_are_open<'a>(
+        &self,
+        name: &str,
+        members: impl IntoIterator<Item = &'a String>,
+    ) -> Result<(), Fault> {
+        let checked = members.into_iter().try_for_each(|member| self.check_is_open(member));
+        checked.map_err(|fault| fault.about(&format!("array {name}")))
     }
 
     /// Does something to an array that runs.
@@ -244,6 +255,7 @@ impl Engine {
         let mut newcomers = newcomers(&command);
         newcomers.retain(|device| !known.contains(device));
         authority.check_newcomers(&newcomers)?;
+        self.check_are_open(name, &newcomers)?;
         Ok(PlannedAction { name: name.to_owned(), running, newcomers, command })
     }
 
@@ -308,7 +320,7 @@ impl Engine {
         let requests = Requests { stop: Arc::new(|| {}), refresh: Arc::new(refresh) };
         let counted = self.counted.clone();
         let wrap = Arc::new(move |device| counted.count(device));
-        let running = Arc::new(Running::new(&kept, &core, requests, Permits::everything()).wrapping(wrap));
+        let running = Arc::new(Running::new(&kept, &core, requests, self.confined.permits()).wrapping(wrap));
         let base = match self.open_base(&record.name, opened.array.clone()) {
             Ok(base) => base,
             Err(fault) => {

@@ -2,11 +2,13 @@
 
 use super::bases::Base;
 use super::{Engine, checks};
+use crate::confinement::keep_device;
 use crate::fault::Fault;
 use crate::state::DeviceRecord;
 use api::{Device, NewDevice};
 use graph::kinds::raid::member;
 use graph::patience::patiently;
+use sandbox::Profile;
 
 /// A device that is open, and not registered yet.
 struct PlannedDevice {
@@ -56,6 +58,7 @@ impl Engine {
         checks::device(new)?;
         self.check_is_new(&new.name)?;
         let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone() };
+        self.check_is_open(&record.spec).map_err(|fault| fault.about(&format!("device {}", new.name)))?;
         let base = self.open_device(&record)?;
         Ok(PlannedDevice { record, base })
     }
@@ -77,6 +80,13 @@ impl Engine {
         drop(base); // not under the lock: closing may wait
         self.events.emit("device", name, "deleted", "closed and forgotten");
         Ok(())
+    }
+
+    /// Checks that the sandbox lets a device or member be opened: a path or a specification.
+    pub(super) fn check_is_open(&self, text: &str) -> Result<(), Fault> {
+        let mut needs = Profile::default();
+        keep_device(text, &mut needs);
+        self.confined.check(&needs)
     }
 
     /// Opens a device as its record says.

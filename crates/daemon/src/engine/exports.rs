@@ -292,12 +292,13 @@ impl Engine {
             cores: new.cores.clone(),
             label: None,
         };
+        self.check_files(&record)?;
         let plan = plan_of(&record)?;
         if new.of.len() > 1 && !plan.config.takes_many() {
             return Err(invalid(format!("an export over {} serves one", record.kind)));
         }
         self.core_map(&record)?;
-        check_capabilities(&record, &plan)?;
+        self.check_needs(&record, &plan)?;
         Ok((record, plan))
     }
 
@@ -329,7 +330,7 @@ impl Engine {
     pub(super) fn start_export(&self, record: &ExportRecord) -> Result<ExportLive, Fault> {
         let mut plan = plan_of(record)?;
         let cores = self.core_map(record)?;
-        check_capabilities(record, &plan)?;
+        self.check_needs(record, &plan)?;
         let (mut devices, mut volumes): (Vec<Arc<dyn Device>>, Vec<Arc<OpenVolume>>) = Default::default();
         for target in &record.of {
             match target {
@@ -354,6 +355,25 @@ impl Engine {
         })?;
         let description = plan.config.line(&record.name);
         Ok(ExportLive { export, description, fields: plan.config.fields(), _volumes: volumes })
+    }
+
+    /// Checks that the daemon has the capabilities and can open the paths that an export needs.
+    fn check_needs(&self, record: &ExportRecord, plan: &ExportPlan) -> Result<(), Fault> {
+        let mut needs = Profile::default();
+        plan.config.keep(&mut needs);
+        let has = self.confined.capabilities();
+        if let Some(needed) = needs.capabilities().iter().find(|needed| !has.contains(&needed.to_string())) {
+            let detail = format!("export {}: it takes {needed}, which freestoned does not have", record.name);
+            return Err(Fault::new(Kind::Unavailable, detail));
+        }
+        self.confined.check(&needs).map_err(|fault| fault.about(&format!("export {}", record.name)))
+    }
+
+    /// Checks that the daemon can read the files that an export's options name.
+    fn check_files(&self, record: &ExportRecord) -> Result<(), Fault> {
+        let mut needs = Profile::default();
+        serving::export::keep_read(&record.text(), &mut needs);
+        self.confined.check(&needs).map_err(|fault| fault.about(&format!("export {}", record.name)))
     }
 
     /// Places of an export's processors among the cores.
@@ -381,27 +401,8 @@ fn whole(live: &Live, name: &str, target: Target) -> Result<Target, Fault> {
     }
 }
 
-/// Whether the daemon may do what the kernel asks capabilities for.
-fn check_capabilities(record: &ExportRecord, plan: &ExportPlan) -> Result<(), Fault> {
-    let mut profile = Profile::default();
-    plan.config.keep(&mut profile);
-    let has = sandbox::permitted().map_err(Fault::failed)?;
-    match profile.capabilities().iter().find(|needed| !has.contains(&needed.to_string())) {
-        Some(needed) => {
-            let detail = format!("export {}: it takes {needed}, which freestoned does not have", record.name);
-            Err(Fault::new(Kind::Unavailable, detail))
-        }
-        None => Ok(()),
-    }
-}
-
 fn plan_of(record: &ExportRecord) -> Result<ExportPlan, Fault> {
-    let mut fields: Vec<String> =
-        record.options.iter().map(|(key, value)| format!("{key}={}", value.replace(',', ",,"))).collect();
-    if record.read_only {
-        fields.push("readonly=on".into());
-    }
-    Ok(ExportPlan::parse(&format!("{}:{}", record.kind, fields.join(",")))?)
+    Ok(ExportPlan::parse(&record.text())?)
 }
 
 fn traffic(stats: &Stats) -> Traffic {

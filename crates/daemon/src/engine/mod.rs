@@ -23,6 +23,7 @@ mod volumes;
 mod work;
 mod zeroing;
 
+use crate::confinement::{Confined, Confinement};
 use crate::events::Events;
 use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State, StateError, Store};
@@ -64,6 +65,8 @@ pub struct Options {
     pub patience: Duration,
     /// Whether each array has a control socket, as `freestone array` uses it.
     pub has_array_sockets: bool,
+    /// What it gives up, and what it keeps.
+    pub confinement: Confinement,
 }
 
 /// Why the daemon cannot start.
@@ -72,6 +75,9 @@ pub enum StartError {
     /// Its state cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
+    /// Its sandbox cannot be entered.
+    #[error("sandbox: {0}")]
+    Sandbox(#[from] sandbox::Error),
     /// A core or thread is refused.
     #[error("cannot start {what}: {error}")]
     System {
@@ -86,6 +92,7 @@ pub enum StartError {
 pub struct Engine {
     options: Options,
     store: Store,
+    confined: Confined,
     events: Events,
     spares: SparePool,
     counted: Arc<Counted>,
@@ -123,18 +130,22 @@ struct Live {
 }
 
 impl Engine {
-    /// Starts the cores, and brings about what the state says, as far as that is possible.
+    /// Enters the sandbox, starts the cores, and brings about what the state says, as far as that is possible. The
+    /// process has one thread before: threads that exist already keep what the daemon gives up.
     ///
     /// # Errors
     /// When there is a state that cannot be used, or the system refuses threads.
     pub fn start(options: Options) -> Result<Arc<Engine>, StartError> {
         let (store, state) = Store::open(&options.state_dir)?;
+        let mut confined = Confined::enter(&options, &state)?; // before the first thread
         let cores = Cores::start(&options.cores);
         let cores = cores.map_err(|error| StartError::System { what: "cores", error })?;
+        confined.seal()?;
         let groups = state.groups.iter().map(|(name, qos)| (name.clone(), throttle(qos))).collect();
         let engine = Arc::new_cyclic(|this| Engine {
             options,
             store,
+            confined,
             events: Events::default(),
             spares: SparePool::default(),
             counted: Arc::default(),
@@ -188,7 +199,7 @@ impl Engine {
             pid: std::process::id(),
             started_ns: self.started_ns,
             user: sandbox::effective_user(),
-            capabilities: sandbox::permitted().unwrap_or_default(),
+            capabilities: self.confined.capabilities().to_vec(),
             state_dir: self.store.directory().display().to_string(),
             generation: live.state.generation,
             cores: self.options.cores.iter().enumerate().map(core).collect(),

@@ -61,6 +61,8 @@ impl Daemon {
             .arg(self.path("state"))
             .arg("--socket")
             .arg(self.path("d.sock"))
+            .arg("--sandbox-path")
+            .arg(self.dir.path())
             .args(&self.args);
         command
             .env("XDG_RUNTIME_DIR", self.dir.path())
@@ -249,6 +251,12 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
+        let said = self.log();
+        let is_refused = said.contains("the sandbox refused system call");
+        assert!(
+            !is_refused || std::thread::panicking(),
+            "the daemon needs a system call that its sandbox lacks: {said}"
+        );
     }
 }
 

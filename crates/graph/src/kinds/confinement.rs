@@ -2,6 +2,7 @@
 
 use super::device::DeviceConfig;
 use super::raid::RaidConfig;
+use crate::spec::{Role, Spec};
 use crate::{Base, DevicePlan};
 use drivers::virtio_blk::TransportKind;
 use drivers::{io_uring, nbd, nvme_tcp, nvme_uring, virtio_blk};
@@ -70,6 +71,36 @@ fn keep_server(profile: &mut Profile, address: &nbd::Address) {
     }
 }
 
+/// What the `openssl` library reads where a device trusts the system's certificates.
+const CERTIFICATES: [&str; 5] = [
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/pki/ca-trust/extracted",
+    "/etc/pki/tls",
+    "/usr/share/ca-certificates",
+];
+
+/// Adds what any device may need that is made later, but for paths outside `/dev`: those depend on the device.
+pub fn keep_later(profile: &mut Profile) {
+    profile.allow("/dev", Access::ReadWrite);
+    profile.connect_anywhere();
+    profile.resolve_names();
+    keep_host_name(profile);
+    CERTIFICATES.iter().for_each(|path| profile.allow(*path, Access::Read));
+    profile.lock_memory();
+    profile.keep(Capability::CAP_SYS_ADMIN); // nvme_uring
+    // Devices may belong to others.
+    profile.keep(Capability::CAP_DAC_OVERRIDE);
+}
+
+/// Adds the files that are read when `text` is parsed as a member: a path, or a specification with keys in files. A
+/// text that is neither needs nothing.
+pub fn keep_read(text: &str, profile: &mut Profile) {
+    if let Ok(spec) = Spec::parse(Role::Device, super::device::KINDS, text) {
+        spec.read_paths().for_each(|path| profile.allow(path, Access::Read));
+    }
+}
+
 /// Keeps what tells an NVMe host who it is.
 fn keep_host_name(profile: &mut Profile) {
     for path in ["/etc/nvme", "/proc/sys/kernel/random"] {
@@ -104,7 +135,7 @@ impl RaidConfig {
 
 impl DeviceConfig {
     /// Adds the directory of a member that is a file, for new members beside it.
-    fn keep_beside(&self, profile: &mut Profile) {
+    pub fn keep_beside(&self, profile: &mut Profile) {
         if let DeviceConfig::IoUring(options) = self
             && let Some(directory) = directory_of(&options.path)
         {

@@ -68,8 +68,9 @@ static NBD: Kind = Kind {
             "tls-certificates",
             "DIR",
             "ca-cert.pem, whom to trust [the system's]; client-cert.pem, client-key.pem",
-        ),
-        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: the server has the same key"),
+        )
+        .read(),
+        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: the server has the same key").read(),
         key("tls-username", "NAME", "which key of tls-psk [the only one]"),
         key("tls-hostname", "NAME", "what the server's certificate says [host=, or localhost]"),
         READ_ONLY,
@@ -109,8 +110,10 @@ static NVME_TCP: Kind = Kind {
             "dhchap-key",
             "FILE",
             "holds the host's secret, for targets that want to know who it is (DHHC-1:…)",
-        ),
-        key("dhchap-ctrl-key", "FILE", "holds the secret by which the target has to prove itself, too"),
+        )
+        .read(),
+        key("dhchap-ctrl-key", "FILE", "holds the secret by which the target has to prove itself, too")
+            .read(),
         READ_ONLY,
         key("queues", "N", "I/O queues at most, one for each core; 0: what the target allows [0]"),
         key("queue-depth", "N", "requests in flight on each queue [128]"),

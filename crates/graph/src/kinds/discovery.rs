@@ -14,8 +14,9 @@ static NVME_TCP: Kind = Kind {
         key("address", "HOST[:PORT]", "where it listens; IPv6 as [ADDR]:PORT [port 8009]"),
         key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
         key("hostid", "UUID", "the host's identifier [/etc/nvme/hostid, or a new one]"),
-        key("dhchap-key", "FILE", "holds the host's secret, for services that want to know who it is"),
-        key("dhchap-ctrl-key", "FILE", "holds the secret by which the service has to prove itself, too"),
+        key("dhchap-key", "FILE", "holds the host's secret, for services that want to know who it is").read(),
+        key("dhchap-ctrl-key", "FILE", "holds the secret by which the service has to prove itself, too")
+            .read(),
         key("hdgst", "on|off", "protect headers by digests [off]"),
         key("ddgst", "on|off", "protect data by digests [off]"),
         key("timeout-ms", "N", "how long it may take [10000]"),

@@ -1,7 +1,7 @@
 //! The kinds of devices and layers: their keys, and how they are made.
 
 #[cfg(feature = "sandbox")]
-mod confinement;
+pub mod confinement;
 pub mod device;
 pub mod discovery;
 pub mod layer;

@@ -8,6 +8,8 @@ mod value;
 
 pub use value::{CpuList, Seconds, Size, Switch, Value};
 
+use std::path::Path;
+
 /// What a specification describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -53,6 +55,15 @@ pub struct Key {
     pub value: &'static str,
     /// One line for the help.
     pub about: &'static str,
+    /// Whether it names a file or directory that is read when the specification is parsed.
+    pub is_read: bool,
+}
+
+impl Key {
+    /// The same key, of a file or directory that is read when the specification is parsed.
+    pub const fn read(self) -> Key {
+        Key { is_read: true, ..self }
+    }
 }
 
 impl Key {
@@ -64,7 +75,7 @@ impl Key {
 
 /// A table entry of a [`Kind`]'s keys.
 pub const fn key(name: &'static str, value: &'static str, about: &'static str) -> Key {
-    Key { name, value, about }
+    Key { name, value, about, is_read: false }
 }
 
 /// A specification whose kind and keys are known. Values are looked at when they are asked for.
@@ -147,6 +158,12 @@ impl Spec {
             self.failed(Fault::Missing { key: key.to_owned(), value })
         };
         self.get(key)?.ok_or_else(missing)
+    }
+
+    /// Paths of the files and directories that are read when the kind parses this.
+    pub fn read_paths(&self) -> impl Iterator<Item = &Path> {
+        let is_read = |name: &str| self.kind.keys.iter().any(|key| key.name == name && key.is_read);
+        self.fields.iter().filter(move |(name, _)| is_read(name)).map(|(_, value)| Path::new(value))
     }
 
     /// An error about this specification that no single value explains.

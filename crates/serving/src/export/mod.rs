@@ -11,7 +11,7 @@ use exports::nbd::Address;
 use exports::{Error, Export};
 use graph::spec::{CpuList, Key, Kind, Role, Spec, SpecError, Value as SpecValue, key};
 use reactor::CoreRef;
-use sandbox::Profile;
+use sandbox::{Access, Capability, Profile};
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -60,6 +60,22 @@ impl ExportPlan {
         };
         Ok(ExportPlan { devices, cores, config })
     }
+}
+
+/// Adds the files that are read when `text` is parsed. A text that describes no export needs nothing.
+pub fn keep_read(text: &str, profile: &mut Profile) {
+    if let Ok(spec) = Spec::parse(Role::Export, KINDS, text) {
+        spec.read_paths().for_each(|path| profile.allow(path, Access::Read));
+    }
+}
+
+/// Adds what any export may need that is made later, but for paths that it names: those depend on the export.
+pub fn keep_later(profile: &mut Profile) {
+    ublk::keep_any(profile);
+    vduse::keep_any(profile);
+    profile.listen_anywhere();
+    profile.resolve_names();
+    profile.keep(Capability::CAP_FOWNER); // to remove a socket that others have left
 }
 
 /// What one kind of export is told on the command line.

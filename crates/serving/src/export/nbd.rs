@@ -29,8 +29,8 @@ pub(super) static KIND: Kind = Kind {
             "off|allow|require",
             "TLS: for nobody, who asks, everybody [require, with one of the next two]",
         ),
-        key("tls-certificates", "DIR", "has server-cert.pem and server-key.pem"),
-        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: clients have one of these keys"),
+        key("tls-certificates", "DIR", "has server-cert.pem and server-key.pem").read(),
+        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: clients have one of these keys").read(),
         key(
             "tls-verify-peer",
             "on|off",

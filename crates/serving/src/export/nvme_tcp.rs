@@ -33,7 +33,8 @@ pub(super) static KIND: Kind = Kind {
             "auth-keys",
             "FILE",
             "hosts have to prove who they are, with the secrets in it: HOSTNQN SECRET [OURS] a line",
-        ),
+        )
+        .read(),
         key("auth-hashes", "NAME+…", "with which hashes, the preferred first [sha512+sha384+sha256]"),
         key(
             "auth-groups",
@@ -44,7 +45,8 @@ pub(super) static KIND: Kind = Kind {
             "tls-keys",
             "FILE",
             "TLS 1.3 with the keys in it: HOSTNQN KEY a line (nvme gen-tls-key makes keys)",
-        ),
+        )
+        .read(),
         key("tls", "require|allow", "whether hosts without a key may come in the clear [require]"),
         key(
             "reservations",

@@ -80,6 +80,14 @@ fn max_io(spec: &Spec) -> Result<Option<u32>, SpecError> {
     Ok(Some(u32::try_from(bytes).unwrap_or(u32::MAX)))
 }
 
+/// Adds what every disk needs.
+pub(super) fn keep_any(profile: &mut Profile) {
+    // The nodes of a disk, and of its partitions, are there when it is made.
+    profile.allow("/dev", Access::ReadWrite);
+    // To make a disk, to end it, and to look for its partitions.
+    profile.keep(Capability::CAP_SYS_ADMIN);
+}
+
 impl ExportConfig for UblkConfig {
     fn name(&self) -> String {
         match (self.config.id, &self.device) {
@@ -107,10 +115,7 @@ impl ExportConfig for UblkConfig {
     }
 
     fn keep(&self, profile: &mut Profile) {
-        // The nodes of a disk, and of its partitions, are there when it is made.
-        profile.allow("/dev", Access::ReadWrite);
-        // To make a disk, to end it, and to look for its partitions.
-        profile.keep(Capability::CAP_SYS_ADMIN);
+        keep_any(profile);
     }
 
     fn line(&self, device_id: &str) -> String {

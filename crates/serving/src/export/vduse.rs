@@ -10,6 +10,7 @@ use graph::spec::{Kind, Spec, SpecError, Switch, key};
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use std::sync::Arc;
 
 pub(super) static KIND: Kind = Kind {
@@ -53,6 +54,14 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.journal = spec.get("journal")?;
     Ok(Box::new(VduseConfig { has_serial, config }))
+}
+
+/// Adds what every device needs whose journal lies where it does by default, if the kernel has VDUSE.
+pub(super) fn keep_any(profile: &mut Profile) {
+    if Path::new(NODES).exists() {
+        profile.allow(NODES, Access::ReadWrite);
+        profile.allow_file(&Config::new("any").journal());
+    }
 }
 
 impl ExportConfig for VduseConfig {

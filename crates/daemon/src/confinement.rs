@@ -1,0 +1,162 @@
+//! What the daemon keeps of what it could do: needs of its configuration and state, and of what may be added later.
+//!
+//! A process can give up more later, and get nothing back. So the daemon keeps `/dev`, the directories of its own and
+//! those that `--sandbox-path` names for devices and exports that are added while it runs; whatever lies elsewhere is
+//! refused by name before it is tried. Devices and exports that the state or the configuration file has are kept
+//! wherever they lie.
+
+use crate::engine::Options;
+use crate::fault::{Fault, Kind};
+use crate::state::{ExportRecord, State};
+use graph::kinds::confinement as devices;
+use graph::kinds::raid::member;
+use sandbox::{Access, Mode, Permits, Profile, Sandbox};
+use serving::control;
+use serving::export::{self, ExportPlan};
+use std::fs::File;
+use std::path::Path;
+
+/// Where the kernel says how much processor time each thread has had.
+const OWN_THREADS: &str = "/proc/self/task";
+/// Where keys and certificates lie unless an option says otherwise.
+const SETTINGS: &str = "/etc/freestone";
+/// Directories that hold secrets of others: a file in there is kept by itself.
+const SHARED: [&str; 4] = ["/", "/etc", "/root", "/home"];
+
+/// How the daemon is confined.
+#[derive(Clone, Debug)]
+pub struct Confinement {
+    /// Whether it gives anything up.
+    pub mode: Mode,
+    /// What it keeps beside the needs of its state.
+    pub profile: Profile,
+}
+
+impl Confinement {
+    /// A daemon that keeps what may be added later.
+    pub fn new(mode: Mode) -> Confinement {
+        let mut profile = Profile::default();
+        devices::keep_later(&mut profile);
+        export::keep_later(&mut profile);
+        control::keep_any(&mut profile);
+        profile.allow(SETTINGS, Access::Read);
+        profile.allow(OWN_THREADS, Access::Read);
+        Confinement { mode, profile }
+    }
+
+    /// Keeps a directory, or file, for devices, sockets, keys, journals and reservations.
+    pub fn keep_path(&mut self, path: &Path) {
+        for access in [Access::ReadWrite, Access::Sockets, Access::Files] {
+            self.profile.allow(path, access);
+        }
+    }
+
+    /// Keeps a file that is read again while the daemon runs. Another may take its place in a directory of its own.
+    pub fn keep_settings_file(&mut self, path: &Path) {
+        self.profile.allow(path, Access::Read);
+        let directory = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+        if let Some(directory) = directory.filter(|directory| !is_shared(directory)) {
+            self.profile.allow(directory, Access::Read);
+        }
+    }
+}
+
+fn is_shared(directory: &Path) -> bool {
+    SHARED.iter().any(|shared| directory == Path::new(shared))
+}
+
+/// Adds the needs of a device, or member of an array: a path or a specification.
+pub fn keep_device(text: &str, profile: &mut Profile) {
+    devices::keep_read(text, profile);
+    // A text that cannot be parsed is refused when it is to be opened.
+    if let Ok(config) = member(text, true, false) {
+        config.keep(profile);
+    }
+}
+
+/// Adds the needs of an array's members, and the directories of those that are files, for new members.
+pub fn keep_members<'a>(members: impl IntoIterator<Item = &'a String>, profile: &mut Profile) {
+    for text in members {
+        keep_device(text, profile);
+        if let Ok(config) = member(text, true, false) {
+            config.keep_beside(profile);
+        }
+    }
+}
+
+/// Adds the needs of an export.
+pub fn keep_export(record: &ExportRecord, profile: &mut Profile) {
+    let text = record.text();
+    export::keep_read(&text, profile);
+    if let Ok(plan) = ExportPlan::parse(&text) {
+        plan.config.keep(profile);
+    }
+}
+
+/// A daemon in its sandbox.
+pub(crate) struct Confined {
+    sandbox: Sandbox,
+    /// The kernel forgets a rule about a directory of `/proc` that nobody has open.
+    _own_threads: Option<File>,
+}
+
+impl Confined {
+    /// Gives up paths and capabilities. The process has one thread.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or cannot do it and it is required.
+    pub fn enter(options: &Options, state: &State) -> Result<Confined, sandbox::Error> {
+        let Confinement { mode, mut profile } = options.confinement.clone();
+        profile.make_directory(&options.runtime_dir);
+        profile.allow(&options.runtime_dir, Access::Sockets);
+        profile.allow(&options.state_dir, Access::Files);
+        options.scan.iter().for_each(|directory| profile.allow(directory, Access::ReadWrite));
+        keep_state(state, &mut profile);
+        let own_threads = File::open(OWN_THREADS).ok();
+        let mut sandbox = Sandbox::new(mode, profile, None);
+        sandbox.confine()?;
+        Ok(Confined { sandbox, _own_threads: own_threads })
+    }
+
+    /// Gives up system calls, on all threads. Before anything foreign is read: members, tables, requests.
+    ///
+    /// # Errors
+    /// When the kernel refuses and it is required.
+    pub fn seal(&mut self) -> Result<(), sandbox::Error> {
+        self.sandbox.seal()?;
+        serving::sandbox_log::announce(&self.sandbox);
+        Ok(())
+    }
+
+    /// Names of the capabilities that are left.
+    pub fn capabilities(&self) -> &[String] {
+        &self.sandbox.in_force().capabilities
+    }
+
+    /// The paths that members of arrays can be opened at.
+    pub fn permits(&self) -> Permits {
+        self.sandbox.permits()
+    }
+
+    /// Checks that what is to be added can be opened.
+    ///
+    /// # Errors
+    /// With the path that is closed, and the option that opens it.
+    pub fn check(&self, needs: &Profile) -> Result<(), Fault> {
+        let Some(closed) = self.sandbox.closes(needs) else { return Ok(()) };
+        // A directory of its own is opened whole, so that a file may be replaced there.
+        let own = closed.parent().filter(|parent| !closed.is_dir() && !is_shared(parent)).unwrap_or(closed);
+        let (closed, own) = (closed.display(), own.display());
+        let detail = format!(
+            "{closed}: Permission denied: it lies outside the sandbox of freestoned; --sandbox-path {own}, or \
+             sandbox_paths in the file of --config, opens it at the next start"
+        );
+        Err(Fault::new(Kind::Unopened, detail))
+    }
+}
+
+fn keep_state(state: &State, profile: &mut Profile) {
+    state.devices.iter().for_each(|device| keep_device(&device.spec, profile));
+    state.arrays.iter().for_each(|array| keep_members(&array.devices, profile));
+    state.exports.iter().for_each(|export| keep_export(export, profile));
+}
