@@ -1,8 +1,10 @@
 """freestoned as a service: another user than root, a socket and a watchdog of the service manager."""
 
 import os
+import re
 import shutil
 import socket
+import subprocess
 import time
 
 import paths
@@ -10,6 +12,9 @@ from freestoned import MIB, DaemonError, Freestoned, Refused
 from runner import Skipped
 
 NOBODY = 65534
+UNIT = os.path.join(paths.REPO, "crates", "daemon", "systemd", "freestoned.service")
+# Of 10, as systemd-analyze counts.
+MOST_EXPOSED = 3.0
 
 
 def _at(subject, name):
@@ -98,3 +103,15 @@ def two_daemons_do_not_share_a_state_or_a_socket(subject):
         raise AssertionError("there is no such processor")
     except DaemonError as error:
         assert "9999" in str(error), error
+
+
+def the_unit_leaves_little_to_an_attacker(subject):
+    del subject  # no daemon runs
+    done = subprocess.run(["systemd-analyze", "security", "--offline=true", "--no-pager", UNIT],
+                          capture_output=True, text=True, timeout=60, env=os.environ | {"SYSTEMD_COLORS": "0", "LC_ALL": "C.UTF-8"})
+    level = re.search(r"Overall exposure level for freestoned\.service: ([0-9.]+)", done.stdout)
+    assert level, done.stdout[-2000:] + done.stderr
+    assert float(level[1]) <= MOST_EXPOSED, done.stdout
+    granted = [line for line in done.stdout.splitlines() if "✗" in line and "CapabilityBoundingSet" in line]
+    assert not granted, granted
+    return f"exposure level {level[1]}"
