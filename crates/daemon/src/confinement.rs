@@ -45,7 +45,11 @@ impl Confinement {
     }
 
     /// Keeps a directory, or file, for devices, sockets, keys, journals and reservations.
+    /// A path that does not exist stays closed: the kernel knows files, not names.
     pub fn keep_path(&mut self, path: &Path) {
+        if self.mode != Mode::Off && !path.exists() {
+            tracing::warn!(path = %path.display(), "sandbox path does not exist: it stays closed until the next start");
+        }
         for access in [Access::ReadWrite, Access::Sockets, Access::Files] {
             self.profile.allow(path, access);
         }

@@ -206,6 +206,24 @@ fn a_configuration_names_paths_and_opens_what_it_has() {
 }
 
 #[test]
+fn a_path_that_does_not_exist_stays_closed_with_a_warning() {
+    if !has_sandbox() {
+        return;
+    }
+    let elsewhere = tempfile::tempdir().unwrap();
+    let later = elsewhere.path().join("later");
+    let daemon = Daemon::with(&["--sandbox-path", later.to_str().unwrap()]);
+    assert!(daemon.log().contains("sandbox path does not exist"), "{}", daemon.log());
+    fs::create_dir(&later).unwrap();
+    let image = later.join("image");
+    File::create(&image).unwrap().set_len(64 * MIB).unwrap();
+    let device = json!({ "name": "d", "spec": image.display().to_string() });
+    let (status, _, detail) = daemon.refusal(Method::POST, "/v1/devices", &device);
+    assert_eq!(status, 422, "{detail}");
+    assert!(detail.contains("lies outside the sandbox of freestoned"), "{detail}");
+}
+
+#[test]
 fn nothing_is_given_up_where_nothing_is_asked_for() {
     let elsewhere = tempfile::tempdir().unwrap();
     let path = elsewhere.path().join("image");

@@ -32,6 +32,7 @@ pub use refusal::refused_calls;
 pub use status::InForce;
 pub use user::{User, effective_user};
 
+use profile::OpenPaths;
 use std::io;
 use std::path::Path;
 
@@ -104,12 +105,14 @@ pub struct Sandbox {
     profile: Profile,
     user: Option<User>,
     in_force: InForce,
+    /// `None`: every path.
+    open_paths: Option<OpenPaths>,
 }
 
 impl Sandbox {
     /// Nothing is given up yet. `profile` is what is kept; `user` whom to become.
     pub fn new(mode: Mode, profile: Profile, user: Option<User>) -> Sandbox {
-        Sandbox { mode, profile, user, in_force: InForce::default() }
+        Sandbox { mode, profile, user, in_force: InForce::default(), open_paths: None }
     }
 
     /// First: gives up paths, ports and capabilities. To be called while the process has one thread, since those it
@@ -124,7 +127,10 @@ impl Sandbox {
         }
         nix::sys::prctl::set_no_new_privs().map_err(|error| Error::NoNewPrivs(error.into()))?;
         self.in_force.no_new_privs = true;
+        // As the rules find them.
+        let open_paths = self.profile.open_paths();
         self.in_force.landlock = self.as_far_as_asked(paths::restrict(&self.profile))?;
+        self.open_paths = self.in_force.landlock.is_ok().then_some(open_paths);
         // Somebody else is become with the privileges of now, which the kernel takes away with that.
         if self.user.is_none() {
             capabilities::keep(&self.profile)?;
@@ -191,7 +197,7 @@ impl Sandbox {
 
     /// The first path that `needs` names and that cannot be opened, or not in that way, in this sandbox.
     pub fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
-        self.in_force.landlock.as_ref().ok().and_then(|_| self.profile.closes(needs))
+        self.open_paths.as_ref().and_then(|open| open.closes(needs))
     }
 
     /// The paths that can still be opened.

@@ -180,31 +180,39 @@ impl Profile {
         &self.capabilities
     }
 
-    /// The first path that `needs` names and that this profile does not leave open for it. Ports are not compared.
-    ///
-    /// A path that does not exist is judged by the directory that it would lie in. This is for messages: the kernel
-    /// decides.
-    pub fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
-        let open = |paths: &BTreeSet<(PathBuf, Access)>| -> Vec<(PathBuf, BitFlags<AccessFs>)> {
-            paths.iter().map(|(path, access)| (resolve(path), rights(*access))).collect()
-        };
-        let mut roots = open(&self.paths);
-        roots.extend(self.background.iter().map(|path| (resolve(path), rights(Access::Read))));
-        let is_closed = |(path, access): &&(PathBuf, Access)| {
-            let path = resolve(path);
-            let above = roots.iter().filter(|(root, _)| path.starts_with(root));
-            let allowed = above.fold(BitFlags::empty(), |allowed, (_, rights)| allowed | *rights);
-            // Only device nodes have it.
-            let needed = rights(*access) & !AccessFs::IoctlDev;
-            !allowed.contains(needed)
-        };
-        needs.paths.iter().find(is_closed).map(|(path, _)| &**path)
+    /// Where the paths lead now. Those that do not exist are left out: the kernel keeps them closed.
+    pub(crate) fn open_paths(&self) -> OpenPaths {
+        let background = self.background.iter().map(|path| (path, Access::Read));
+        let paths = self.paths.iter().map(|(path, access)| (path, *access)).chain(background);
+        let existing = paths.filter(|(path, _)| path.exists());
+        OpenPaths(existing.map(|(path, access)| (resolve(path), rights(access))).collect())
     }
 
     /// The paths that can be opened, as they are now.
     pub fn permits(&self) -> Permits {
         let roots = self.paths.iter().filter(|(_, access)| *access == Access::ReadWrite);
         Permits(Some(roots.filter_map(|(path, _)| path.canonicalize().ok()).collect()))
+    }
+}
+
+/// The paths that are open in a sandbox, each with what can be done beneath it. For messages: the kernel decides.
+#[derive(Debug)]
+pub(crate) struct OpenPaths(Vec<(PathBuf, BitFlags<AccessFs>)>);
+
+impl OpenPaths {
+    /// The first path that `needs` names and that is not open for it. Ports are not compared.
+    ///
+    /// A path that does not exist is judged by the directory that it would lie in.
+    pub(crate) fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
+        let is_closed = |(path, access): &&(PathBuf, Access)| {
+            let path = resolve(path);
+            let above = self.0.iter().filter(|(root, _)| path.starts_with(root));
+            let allowed = above.fold(BitFlags::empty(), |allowed, (_, rights)| allowed | *rights);
+            // Only device nodes have it.
+            let needed = rights(*access) & !AccessFs::IoctlDev;
+            !allowed.contains(needed)
+        };
+        needs.paths.iter().find(is_closed).map(|(path, _)| &**path)
     }
 }
 
@@ -279,11 +287,14 @@ mod tests {
         profile.allow(&open, Access::ReadWrite);
         profile.allow(&open, Access::Sockets);
         profile.allow(&shut, Access::Read);
+        profile.allow(directory.path().join("later"), Access::ReadWrite);
+        let open_paths = profile.open_paths();
+        std::fs::create_dir(directory.path().join("later")).unwrap();
         let closes = |path: PathBuf, access| {
             let mut needs = Profile::default();
             needs.allow(&path, access);
-            assert!(profile.closes(&needs).is_none_or(|closed| closed == path));
-            profile.closes(&needs).is_some()
+            assert!(open_paths.closes(&needs).is_none_or(|closed| closed == path));
+            open_paths.closes(&needs).is_some()
         };
         assert!(!closes(open.join("image"), Access::ReadWrite));
         assert!(!closes(open.clone(), Access::Sockets));
@@ -292,6 +303,7 @@ mod tests {
         assert!(!closes(shut.join("image"), Access::Read));
         assert!(closes(open.join("link/image"), Access::ReadWrite), "a link leads out of what is open");
         assert!(closes(open.join("../shut/image"), Access::ReadWrite), "so do dots");
+        assert!(closes(directory.path().join("later"), Access::ReadWrite), "it did not exist in time");
         assert!(closes("/etc/shadow".into(), Access::Read));
         assert!(!closes("/sys/block".into(), Access::Read));
     }
