@@ -7,7 +7,8 @@
 //!                            ├────► nbd-server: an NBD client and a running export, over its socket
 //!                            ├────► nvme-tcp:  an NVMe/TCP target and drivers::nvme_tcp, over a socket pair, step by step
 //!                            ├────► nvme-tcp-target: an NVMe/TCP host and a running export, over its socket
-//!                            └────► members:   edited members of arrays and the RAID engine, under virtual time
+//!                            ├────► members:   edited members of arrays and the RAID engine, under virtual time
+//!                            └────► pool:      edited copies of a pool's table, and pools on a disk in memory
 //! ```
 //!
 //! An input is a program: a few bytes of setup, then one byte for each action, followed by its operands. Whatever
@@ -28,4 +29,5 @@ pub mod nbd;
 pub mod nbd_server;
 pub mod nvme_tcp;
 pub mod nvme_tcp_target;
+pub mod pool;
 pub mod rings;

@@ -219,7 +219,10 @@ impl Pool {
         let (unit, _, units) = plan(device.name(), &limits)?;
         match size.div_ceil(unit) <= units {
             true => Ok(()),
-            false => Err(PoolError::Full { wants: size.next_multiple_of(unit), free: unit * units }),
+            false => {
+                let wants = size.div_ceil(unit).saturating_mul(unit);
+                Err(PoolError::Full { wants, free: unit * units })
+            }
         }
     }
 
@@ -229,12 +232,14 @@ impl Pool {
     /// When there is none, or the device is smaller than the pool.
     pub fn open(device: Arc<dyn Device>, core: CoreRef) -> Result<Pool, PoolError> {
         let found = read(&device, &core)?;
-        let rewritten_at_opening = mend(&device, &core, &found);
-        let table = found.table;
+        let table = &found.table;
         let (needs, has) = (table.data_offset + table.unit * table.units, device.limits().capacity);
+        // Before anything is written: a device that is refused stays as it is.
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
         }
+        let rewritten_at_opening = mend(&device, &core, &found);
+        let table = found.table;
         let state =
             Mutex::new(State { table, open: HashMap::new(), reserved: Vec::new(), is_unsettled: false });
         let rewritten = AtomicU64::new(rewritten_at_opening.len() as u64);

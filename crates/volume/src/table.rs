@@ -4,6 +4,7 @@
 
 use crate::extents::{Extent, holes};
 use crate::name::{MAX_NAME, Name, Uuid};
+use crate::store::RESERVED;
 use std::collections::HashSet;
 
 /// What a table begins with.
@@ -18,6 +19,9 @@ pub const MAX_VOLUMES: usize = 4096;
 pub const MAX_EXTENTS: usize = 24 << 10;
 /// Most bytes of a table.
 pub const MAX_BYTES: usize = HEADER_BYTES + MAX_VOLUMES * VOLUME_BYTES + MAX_EXTENTS * EXTENT_BYTES;
+
+/// Highest sequence number. No pool reaches it, and changes beyond it are still numbers.
+const MAX_SEQUENCE: u64 = u64::MAX / 2;
 
 const VOLUME_BYTES: usize = 104;
 const EXTENT_BYTES: usize = 16;
@@ -205,6 +209,14 @@ impl Table {
         let Table { unit, data_offset, units, .. } = *self;
         if unit == 0 || !unit.is_multiple_of(ALIGNMENT) || !data_offset.is_multiple_of(ALIGNMENT) {
             return Err(format!("units of {unit} bytes from {data_offset} on"));
+        }
+        if data_offset < RESERVED {
+            return Err(format!(
+                "units begin at byte {data_offset}, and the first {RESERVED} bytes hold the table"
+            ));
+        }
+        if self.sequence > MAX_SEQUENCE {
+            return Err(format!("sequence number {}: the highest is {MAX_SEQUENCE}", self.sequence));
         }
         if unit.checked_mul(units).and_then(|len| len.checked_add(data_offset)).is_none() {
             return Err(format!("{units} units of {unit} bytes"));

@@ -132,6 +132,32 @@ fn a_device_that_has_become_smaller_than_its_pool_is_not_opened() {
 }
 
 #[test]
+fn a_pool_that_is_refused_for_its_size_keeps_its_damaged_copy() {
+    let device = Arc::new(MemDevice::new(&Options::new(64 * MIB)).unwrap());
+    let base: Arc<dyn Device> = device.clone();
+    drop(pool(&base));
+    let place = store::SETS[0][1];
+    let zeroed = on(&base, &core(), async move |channel: &dyn Channel| {
+        store::zero(channel, &Limits::new(64 * MIB), place, ALIGNMENT).await
+    });
+    zeroed.unwrap();
+    device.resize(63 * MIB).unwrap();
+    assert!(matches!(open(base.clone()), Err(PoolError::TooSmall { .. })));
+    let is_damaged = inspect(&base, &core()).unwrap()[1].table().is_none();
+    assert!(is_damaged, "the refused opening has written");
+    device.resize(64 * MIB).unwrap();
+    assert_eq!(open(base).unwrap().rewritten_at_opening(), [place]);
+}
+
+#[test]
+fn a_size_near_the_end_of_all_numbers_does_not_fit_and_is_no_overflow() {
+    for size in [u64::MAX - 511, 1 << 63] {
+        let refusal = Pool::check_fits(&*disk(64 * MIB), size).unwrap_err();
+        assert!(matches!(refusal, PoolError::Full { free, .. } if free == 60 * MIB), "{refusal}");
+    }
+}
+
+#[test]
 fn units_are_whole_stripes() {
     let unit = |optimal_io_size| unit_of(&Limits { optimal_io_size, ..Limits::new(MIB) });
     assert_eq!(

@@ -94,6 +94,13 @@ fn what_contradicts_itself_is_refused_though_its_checksum_is_right() {
     assert!(nonsense(|table| table.volumes[1].uuid = table.volumes[0].uuid).contains("two volumes"));
     assert!(nonsense(|table| table.unit = 0).contains("units of 0 bytes"));
     assert!(nonsense(|table| table.units = u64::MAX).contains("18446744073709551615 units"));
+    // The first volume would lie over the table.
+    assert_eq!(
+        nonsense(|table| table.data_offset = 64 << 10),
+        "units begin at byte 65536, and the first 4194304 bytes hold the table"
+    );
+    // The next change would have no number.
+    assert!(nonsense(|table| table.sequence = u64::MAX).contains("sequence number 18446744073709551615"));
     let mut bytes = table().encode().unwrap();
     bytes[12] = 3;
     assert_eq!(Table::decode(&sealed(bytes)), Err(DecodeError::Nonsense("a volume is cut off".into())));

@@ -1,0 +1,5 @@
+//! See `fuzz::pool`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::pool::run(bytes));
