@@ -78,7 +78,7 @@ nightly: ## Slow suites: models with more preemptions, Miri where there is one, 
 python: ## The Python package: installs it in an environment of its own, runs its tests and examples
 	python/run-tests
 
-fuzz: ## Hostile guests, servers and members for FUZZ_SECONDS (60), from the fixed corpus
+fuzz: ## Hostile guests, servers, clients, members and files for FUZZ_SECONDS (60), from the fixed corpus
 	fuzz/run $(FUZZ_SECONDS)
 
 lab: ## Stock kernels in QEMU against the release binary

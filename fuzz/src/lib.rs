@@ -8,7 +8,11 @@
 //!                            ├────► nvme-tcp:  an NVMe/TCP target and drivers::nvme_tcp, over a socket pair, step by step
 //!                            ├────► nvme-tcp-target: an NVMe/TCP host and a running export, over its socket
 //!                            ├────► members:   edited members of arrays and the RAID engine, under virtual time
-//!                            └────► pool:      edited copies of a pool's table, and pools on a disk in memory
+//!                            ├────► pool:      edited copies of a pool's table, and pools on a disk in memory
+//!                            ├────► rest:      requests built from the OpenAPI document, and a daemon in the process
+//!                            ├────► files:     files of tokens, keys and the configuration, and all that read them
+//!                            ├────► journal:   edited journals of VDUSE exports, and a successor
+//!                            └────► nbd-tls:   an NBD client with TLS and a running export, over its socket
 //! ```
 //!
 //! An input is a program: a few bytes of setup, then one byte for each action, followed by its operands. Whatever
@@ -19,15 +23,19 @@
 
 pub mod chains;
 pub mod driver;
+pub mod files;
 pub mod guard;
 pub mod guest;
 pub mod input;
+pub mod journal;
 pub mod members;
 pub mod memfd;
 pub mod messages;
 pub mod nbd;
 pub mod nbd_server;
+pub mod nbd_tls;
 pub mod nvme_tcp;
 pub mod nvme_tcp_target;
 pub mod pool;
+pub mod rest;
 pub mod rings;

@@ -55,29 +55,53 @@ pub fn run(bytes: &[u8]) {
     let server = server().lock().expect("inputs come one after the other");
     let stream = UnixStream::connect(&server.socket).expect("the server listens");
     stream.set_read_timeout(Some(DEADLINE)).expect("a socket of ours");
-    let form = input.one_of(&[Form::Simple, Form::Structured, Form::Extended]);
-    let mut client = Client { stream, form, asked: HashMap::new(), is_sound: true };
-    if input.u8() < 224 {
-        client.agree();
-        for _ in 0..MAX_ACTIONS {
-            if input.is_empty() {
-                break;
-            }
-            client.act(&mut input);
-        }
-    } else {
-        client.is_sound = false;
-        while !input.is_empty() {
-            client.babble(&mut input);
-        }
-    }
-    let _ = client.stream.shutdown(Shutdown::Write); // the server may have hung up
-    client.listen();
+    converse(stream, &mut input, false);
     let start = Instant::now();
     while server.export.stats().clients() > 0 {
         assert!(start.elapsed() < DEADLINE, "something of the connection is left");
         std::thread::yield_now();
     }
+}
+
+/// How a client is connected.
+pub(crate) trait Line: Read + Write {
+    /// Says nothing more. The server may have hung up.
+    fn end(&mut self);
+
+    /// Whether everything that was said came as it was said.
+    fn is_sound(&self) -> bool {
+        true
+    }
+}
+
+impl Line for UnixStream {
+    fn end(&mut self) {
+        let _ = self.shutdown(Shutdown::Write);
+    }
+}
+
+/// All of a conversation, from the greeting to the end of the stream. A client that `is_greeted` has read and answered
+/// the greeting already.
+pub(crate) fn converse(stream: impl Line, input: &mut Input<'_>, is_greeted: bool) {
+    let form = input.one_of(&[Form::Simple, Form::Structured, Form::Extended]);
+    let mut client = Client { stream, form, asked: HashMap::new(), is_sound: true, is_greeted };
+    if input.u8() < 224 {
+        let is_agreed = client.agree().is_some();
+        for _ in 0..MAX_ACTIONS {
+            if input.is_empty() || !is_agreed {
+                break;
+            }
+            client.act(input);
+        }
+    } else {
+        client.is_sound = false;
+        while !input.is_empty() {
+            client.babble(input);
+        }
+    }
+    client.stream.end();
+    client.is_sound &= client.stream.is_sound();
+    client.listen();
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -87,16 +111,17 @@ enum Form {
     Extended,
 }
 
-struct Client {
-    stream: UnixStream,
+struct Client<S> {
+    stream: S,
     form: Form,
     /// By cookie: how much data a good answer brings.
     asked: HashMap<u64, usize>,
     /// Everything so far was a request that begins and ends where it should.
     is_sound: bool,
+    is_greeted: bool,
 }
 
-impl Client {
+impl<S: Line> Client<S> {
     fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes); // the server may have hung up
     }
@@ -107,8 +132,10 @@ impl Client {
     }
 
     /// All of the handshake, as it should be.
-    fn agree(&mut self) {
-        self.send(&[0, 0, 0, 3]);
+    fn agree(&mut self) -> Option<()> {
+        if !self.is_greeted {
+            self.send(&[0, 0, 0, 3]);
+        }
         let context = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
         match self.form {
             Form::Simple => {}
@@ -120,23 +147,28 @@ impl Client {
         }
         self.option(7, &[0; 6]);
         let acknowledgements = if self.form == Form::Simple { 1 } else { 3 };
-        self.expect(18);
+        if !self.is_greeted {
+            self.expect(18)?;
+        }
         for _ in 0..acknowledgements {
             loop {
-                let header = self.expect(20);
-                self.expect(number(&header[16..20]) as usize);
+                let header = self.expect(20)?;
+                self.expect(number(&header[16..20]) as usize)?;
                 if number(&header[12..16]) == 1 {
                     break;
                 }
                 assert_eq!(header[12] & 0x80, 0, "an option that is in order was refused");
             }
         }
+        Some(())
     }
 
-    fn expect(&mut self, len: usize) -> Vec<u8> {
+    /// The next bytes of the server; none when what it was told did not come as it was said.
+    fn expect(&mut self, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len];
-        self.stream.read_exact(&mut bytes).expect("the server answers");
-        bytes
+        let result = self.stream.read_exact(&mut bytes);
+        assert!(result.is_ok() || !self.stream.is_sound(), "the server does not answer: {result:?}");
+        result.is_ok().then_some(bytes)
     }
 
     /// Something between an option and noise.

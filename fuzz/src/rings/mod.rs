@@ -4,7 +4,7 @@
 //! rules (`Run::is_honest`), more is asserted: nothing it makes available is refused, altered, lost or used twice,
 //! whatever the device does and whenever it dies.
 
-mod device;
+pub(crate) mod device;
 
 use crate::chains;
 use crate::driver::Driver;

@@ -27,9 +27,11 @@ const NAME: usize = 24;
 
 /// What a driver was given: the device's name and its size in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Served<'a> {
-    pub(super) name: &'a str,
-    pub(super) capacity: u64,
+pub struct Served<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its size in bytes.
+    pub capacity: u64,
 }
 
 impl Served<'_> {
@@ -40,7 +42,10 @@ impl Served<'_> {
 }
 
 /// Opens and locks the file, and makes it if need be. It may be there and belong to a device of another shape.
-pub(super) fn open(path: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// When the system refuses that, or another process uses the file.
+pub fn open(path: &Path) -> io::Result<File> {
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
@@ -64,7 +69,10 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
 }
 
 /// The region for a driver that is new: nothing is in flight.
-pub(super) fn start(
+///
+/// # Errors
+/// When the shape is none, or the file cannot be written.
+pub fn start(
     file: &File,
     served: Served<'_>,
     num_queues: u16,
@@ -78,7 +86,10 @@ pub(super) fn start(
 }
 
 /// Remembers what is served.
-pub(super) fn note(file: &File, served: Served<'_>) -> io::Result<()> {
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn note(file: &File, served: Served<'_>) -> io::Result<()> {
     let name = served.name();
     let mut head = vec![0; NAME + name.len()];
     head[..8].copy_from_slice(&MAGIC);
@@ -93,7 +104,7 @@ pub(super) fn note(file: &File, served: Served<'_>) -> io::Result<()> {
 ///
 /// # Errors
 /// When it served something else, or more of it; when the file is too short for this shape, or none was there.
-pub(super) fn take_over(
+pub fn take_over(
     file: &File,
     served: Served<'_>,
     num_queues: u16,

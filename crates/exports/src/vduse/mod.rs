@@ -20,7 +20,8 @@
 
 mod char_device;
 mod control;
-mod journal;
+#[doc(hidden)] // for the fuzzer (fuzz/)
+pub mod journal;
 mod session;
 mod uapi;
 
