@@ -24,6 +24,7 @@ use crate::metadata::{Member, MemberFailures, MemberState, Reason, Table, Target
 use crate::mutant::{self, Mutant};
 use block::{IoError, IoResult};
 use reactor::{CoreRef, Permits};
+use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -265,10 +266,11 @@ impl Home {
     /// When the array or the device cannot take what it must know.
     pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached, cursor: u64) -> IoResult {
         let shared = &self.shared;
-        let is_empty = !shared.members.is_live(slot);
+        // Known in `prepare`: until then the slot's member may fail.
+        let is_empty = Cell::new(false);
         let cursor_bytes = shared.config.geometry.step_offset(cursor);
         let change = |table: &mut Table| {
-            if is_empty {
+            if is_empty.get() {
                 let state = MemberState::Rebuilding { cursor: cursor_bytes };
                 table.members[slot] = Member { uuid, state, reason: Reason::None };
             }
@@ -277,7 +279,8 @@ impl Home {
             if incoming.layout.check(shared.configs.newest()).is_err() {
                 return Err(IoError::NoSpace); // the array has grown since somebody looked
             }
-            if is_empty {
+            is_empty.set(shared.members.state(slot) == SlotState::Out);
+            if is_empty.get() {
                 // While nobody sets a bit: from here on the device is one of those that a bit is durable on.
                 let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
                 self.bring_up(&Target { slot, channel, layout: incoming.layout }).await?;

@@ -162,12 +162,15 @@ impl Array {
     /// copied. The device's superblock is written; it counts as a member once it is full. On a core.
     ///
     /// # Errors
-    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already. While the array changes
+    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already, or its member is live and
+    /// the array has no redundancy. While the array changes
     /// its shape only an empty slot can be filled, and only between two windows.
     pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached) -> IoResult {
         let members = &self.shared.members;
         let is_copy = slot < members.count() && members.is_live(slot);
-        if slot >= members.count() || members.is_filling(slot) || self.is_reshaping() && is_copy {
+        // Writes of an array without redundancy go to the live member alone, and no map tells what was written.
+        let can_copy = !self.is_reshaping() && self.shared.config.geometry.parity > 0;
+        if slot >= members.count() || members.is_filling(slot) || is_copy && !can_copy {
             return Err(IoError::Invalid);
         }
         self.owner();

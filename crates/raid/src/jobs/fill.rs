@@ -165,11 +165,18 @@ impl Keeper {
         self.end_fill(fill).await;
     }
 
-    /// The member that fills a slot; known from its table when an earlier keeper has begun.
+    /// The member that fills a slot. When an earlier keeper has begun, the table tells who fills an empty slot. A copy of a
+    /// live member gets a new identity: the table has the one of the member that it replaces.
     fn who_fills(&mut self, slot: usize) -> Filling {
-        let table = self.array().table();
+        let array = self.array().clone();
         let known = self.filling.entry(slot);
-        let (uuid, before) = *known.or_insert((table.members[slot].uuid, Before::Anything));
+        let (uuid, before) = *known.or_insert_with(|| {
+            let uuid = match array.members().is_live(slot) {
+                true => array.new_uuid(),
+                false => array.table().members[slot].uuid,
+            };
+            (uuid, Before::Anything)
+        });
         Filling { slot, uuid, before }
     }
 

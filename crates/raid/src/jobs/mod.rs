@@ -254,6 +254,11 @@ impl Jobs {
         {
             return Err(JobError::Busy(slot));
         }
+        if array.config().geometry.parity == 0 && array.members().is_live(slot) {
+            let what =
+                format!("slot {slot} is live, and an array without redundancy cannot copy a live member");
+            return Err(JobError::Unfit { device: device.name().to_owned(), what });
+        }
         let incoming = self.shared.prepare(device, true).await?;
         self.shared.change(|state| state.given.push((slot, incoming)));
         Ok(())

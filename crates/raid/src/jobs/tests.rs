@@ -17,6 +17,7 @@ use layers::stats::Stats;
 use std::rc::Rc;
 
 mod budget;
+mod replacement;
 mod schedule;
 
 const MEMBER_BYTES: u64 = 8 << 20;
