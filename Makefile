@@ -34,7 +34,7 @@ unit:
 
 simulate: ## About a minute of simulated crashes, and the seeds that once found something
 	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..14000 --jobs 2
-	$(SIM) --seeds 0..3000 --grow --jobs 2
+	$(SIM) --seeds 0..2500 --grow --jobs 2
 	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
 	$(SIM) --seeds 0..3000 --streams --jobs 2
 	$(SIM) --seeds 0..2000 --shapes --jobs 2
@@ -45,10 +45,11 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..1500 --pools --jobs 2
 	$(SIM) --seeds 0..2000 --directed --jobs 2
 	$(SIM) --seeds 0..1000 --wide --jobs 2
+	$(SIM) --seeds 0..1000 --operations --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
 	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--faults --grow --groups --streams" \
-	    "--faults --shapes" "--pairs" "--pools" "--directed" "--wide"; \
+	    "--faults --shapes" "--pairs" "--pools" "--directed" "--wide" "--operations"; \
 	status=0; \
 	for options; do \
 	    $(SIM) --seconds $$(($(SOAK_SECONDS) / $$#)) --jobs 2 --keep-going $$options || status=1; \

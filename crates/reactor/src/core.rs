@@ -361,6 +361,12 @@ impl Core {
         tasks.iter().for_each(|task| task.is_queued.set(false));
     }
 
+    /// Ends a simulated core before the others, as the end of its thread does. It has its turns, and nothing to do in them.
+    /// No task of it may have a request in flight.
+    pub fn end_simulated(&self) {
+        self.drop_tasks();
+    }
+
     /// Ends the core: nothing of it runs any more. The thread's free memory stays: [`block::release_pool`].
     pub(crate) fn end(self) {
         self.drop_tasks();

@@ -1,10 +1,16 @@
 //! The RAID engine as a subject: `raid::Array` on simulated disks.
 
+use crate::commands::{self, Command, Said};
 use crate::disk::SimDisk;
 use crate::kept::Kept;
 use crate::plan::{Next, Shape};
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{Device, IoError};
+use raid::admin::check::{self, CheckError};
+use raid::admin::edit::{self, EditError};
+use raid::admin::open::{self as admin, Candidate, OpenError, Selection};
+use raid::admin::report::ArrayReport;
+use raid::admin::verify::{Difference, Observer};
 use raid::array::members::{Attached, SlotState};
 use raid::array::{Array, Before, Start, Wanted};
 use raid::metadata::create::Identities;
@@ -149,21 +155,35 @@ async fn extend(shape: &Shape, own: &[SimDisk], new: &[SimDisk]) -> Result<Geome
     Ok(table.config.geometry)
 }
 
-/// What an array is started from.
-async fn open(disks: &[SimDisk], force: bool) -> Result<Start, Refusal> {
-    let found = find(disks).await.map_err(Refusal::Other)?;
-    let options = AssembleOptions { array: None, run: true, force };
-    let assembly = metadata::assemble(found, &options).map_err(|refusal| match refusal {
-        metadata::Refusal::DirtyDegraded { .. } => Refusal::DirtyDegraded,
-        metadata::Refusal::TooFew { .. } | metadata::Refusal::Nothing => Refusal::TooFew,
-        refusal @ metadata::Refusal::SplitBrain { .. } => Refusal::SplitBrain(refusal.to_string()),
-        refusal => Refusal::Other(refusal.to_string()),
-    })?;
-    let device = |found: &Found| {
-        let disk = disks.iter().find(|disk| disk.name() == found.name)?;
-        Some(Arc::new(disk.clone()) as Arc<dyn Device>)
+/// Picks the array's members among disks as the commands do, which scan a directory or are told all members.
+async fn select(
+    disks: &[SimDisk],
+    force: bool,
+    read_only: bool,
+    is_named: bool,
+) -> Result<Selection, Refusal> {
+    let candidate = |disk: &SimDisk| {
+        let device: Arc<dyn Device> = Arc::new(disk.clone());
+        Candidate { name: disk.name().to_owned(), device: Ok(device), is_named }
     };
-    Ok(Start::new(assembly, WALL_NS, true, device))
+    let wanted = admin::Wanted { array: None, run: true, force, read_only };
+    let selected = admin::select(disks.iter().map(candidate).collect(), &wanted).await;
+    selected.map_err(|error| match error {
+        OpenError::Refused { refusal: metadata::Refusal::DirtyDegraded { .. }, .. } => Refusal::DirtyDegraded,
+        OpenError::Refused {
+            refusal: metadata::Refusal::TooFew { .. } | metadata::Refusal::Nothing, ..
+        } => Refusal::TooFew,
+        OpenError::Refused { refusal: refusal @ metadata::Refusal::SplitBrain { .. }, .. } => {
+            Refusal::SplitBrain(refusal.to_string())
+        }
+        error => Refusal::Other(error.to_string()),
+    })
+}
+
+/// What an array is started from. As [`Selection::start`], but for the randomness.
+fn start_of(selection: Selection) -> Start {
+    let Selection { assembly, found, .. } = selection;
+    Start::new(assembly, WALL_NS, true, |member| found.get(&member.name).cloned())
 }
 
 async fn assemble(
@@ -173,7 +193,9 @@ async fn assemble(
     force: bool,
 ) -> Result<Rc<dyn Running>, Refusal> {
     let other = |error: String| Refusal::Other(error);
-    let array = Array::start(open(disks, force).await?).await.map_err(|error| match error {
+    let selection = select(disks, force, false, false).await?;
+    let spares = selection.spares();
+    let array = Array::start(start_of(selection)).await.map_err(|error| match error {
         raid::array::StartError::TooFew { .. } => Refusal::TooFew,
         raid::array::StartError::DirtyDegraded { .. } => Refusal::DirtyDegraded,
         error => other(error.to_string()),
@@ -182,17 +204,79 @@ async fn assemble(
     if !shape.has_keeper {
         return Ok(Rc::new(array));
     }
+    if let Some(operations) = shape.operations {
+        array.array.set_patience(operations.patience);
+    }
     let core = cores.last().expect("a machine has a core");
-    let kept = core.with_current(|| Kept::new(array, shape)).map_err(|error| other(error.to_string()))?;
+    let kept =
+        core.with_current(|| Kept::new(array, shape, &spares)).map_err(|error| other(error.to_string()))?;
     Ok(Rc::new(kept))
 }
 
 async fn look(disks: &[SimDisk]) -> Result<Option<Rc<dyn Running>>, Refusal> {
-    match Array::start_read_only(open(disks, false).await?).await {
+    let selection = select(disks, false, true, false).await?;
+    match Array::start_read_only(start_of(selection)).await {
         Ok(array) => Ok(Some(Rc::new(RunningArray::new(array)))),
         Err(raid::array::StartError::ReadOnly { .. }) => Ok(None),
         Err(error) => Err(Refusal::Other(error.to_string())),
     }
+}
+
+/// Does a command.
+async fn do_command(disks: &[SimDisk], command: Command, spare: Option<String>) -> Said {
+    let selection = match select(disks, false, !command.is_modifying(), false).await {
+        Ok(selection) => selection,
+        Err(Refusal::Other(error)) => return Said::Failed(error),
+        Err(_) => return Said::Nothing,
+    };
+    let edited = match command {
+        Command::Fail(slot) => edit::fail_members(&selection, &[slot.to_string()], WALL_NS).await.map(drop),
+        Command::RemoveFailed => {
+            edit::remove_members(&selection, &[edit::FAILED.into()], WALL_NS).await.map(drop)
+        }
+        Command::RemoveSpare(_) => match spare {
+            Some(spare) => edit::remove_members(&selection, &[spare], WALL_NS).await.map(drop),
+            None => return Said::Nothing,
+        },
+        Command::SetReadErrors(value) => {
+            edit::set_maintenance(&selection, &commands::budget(value), WALL_NS).await.map(drop)
+        }
+        Command::Examine => return examine(&selection).await,
+        Command::Check => return check(&selection).await,
+    };
+    match edited {
+        Ok(()) => Said::Done,
+        Err(EditError::NotClean) => Said::NotClean,
+        Err(EditError::Needed { .. } | EditError::Missing { .. }) => Said::Needed,
+        Err(EditError::Out { .. } | EditError::Unknown { .. }) => Said::Nothing,
+        Err(error) => Said::Failed(error.to_string()),
+    }
+}
+
+async fn examine(selection: &Selection) -> Said {
+    let report = ArrayReport::of_table(&selection.assembly.table);
+    match check::pending(selection).await {
+        Ok(_) if report.members.len() == selection.devices.len() => Said::Done,
+        Ok(_) => Said::Wrong(format!("{} members are reported", report.members.len())),
+        Err(error) => Said::Failed(error.to_string()),
+    }
+}
+
+async fn check(selection: &Selection) -> Said {
+    match check::check(selection, false, &mut Unheard).await {
+        Ok(checked) if checked.parity.rows_different > 0 => Said::Wrong(format!("a check found {checked:?}")),
+        Ok(_) => Said::Done,
+        Err(CheckError::NotClean { .. }) => Said::NotClean,
+        Err(error) => Said::Failed(error.to_string()),
+    }
+}
+
+/// Does not listen to a check.
+struct Unheard;
+
+impl Observer for Unheard {
+    fn progress(&mut self, _: u64, _: u64) {}
+    fn difference(&mut self, _: &Difference) {}
 }
 
 impl Subject for ArraySubject {
@@ -225,6 +309,15 @@ impl Subject for ArraySubject {
         force: bool,
     ) -> Local<'a, Result<Rc<dyn Running>, Refusal>> {
         Box::pin(assemble(shape, disks, cores, force))
+    }
+
+    fn command<'a>(
+        &'a self,
+        disks: &'a [SimDisk],
+        command: Command,
+        spare: Option<String>,
+    ) -> Local<'a, Said> {
+        Box::pin(do_command(disks, command, spare))
     }
 
     fn look<'a>(&'a self, disks: &'a [SimDisk]) -> Local<'a, Result<Option<Rc<dyn Running>>, Refusal>> {

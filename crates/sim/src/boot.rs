@@ -8,11 +8,14 @@
 use crate::client::Client;
 use crate::damage;
 use crate::disk::{SimDisk, Unreadable};
+use crate::extras;
 use crate::faults;
-use crate::gate::{Gate, within};
+use crate::gate::within;
 use crate::growth;
 use crate::machine::CrashAt;
 use crate::newcomers;
+use crate::operate;
+use crate::operations::{self, Crew};
 use crate::oracle::SECTOR;
 use crate::pairs;
 use crate::plan::{Action, Boot, Newcomers, Step};
@@ -26,7 +29,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 /// Virtual time after which something hangs, in nanoseconds. Rebuilds of these small arrays take seconds.
-const HANGS_NS: u64 = 600_000_000_000;
+pub(crate) const HANGS_NS: u64 = 600_000_000_000;
 
 /// How long it takes until nothing is marked as dirty when a member has gone and nobody writes: generous for the slowest
 /// disks.
@@ -119,7 +122,7 @@ impl Session {
             self.world
                 .fail(format!("{} requests to disks were dropped before they ended", machine.dropped()));
         }
-        self.world.disks().iter().for_each(SimDisk::lose_cache);
+        self.world.all_disks().iter().for_each(SimDisk::lose_cache);
         self.world.note_crash(self.is_stopped.get());
         self.world.count(|stats| stats.crashes += u64::from(!self.is_stopped.get()));
         self.note("power is off");
@@ -162,12 +165,15 @@ impl Session {
                 self.note(&format!("{fault:?}"));
             }
         }
-        self.world.disks().iter().for_each(SimDisk::forget_cut_off);
+        self.world.all_disks().iter().for_each(SimDisk::forget_cut_off);
     }
 
     async fn boot(&self, boot: &Boot) -> bool {
         self.change_disks(boot);
         self.damage_metadata(boot);
+        if !boot.commands.is_empty() && !self.operate(boot).await {
+            return !self.world.has_failed();
+        }
         if boot.is_looked_at {
             self.look().await;
         }
@@ -205,6 +211,7 @@ impl Session {
             self.idle(&*running).await;
         }
         if self.is_on() && !self.world.has_failed() {
+            extras::look(&self.world, &*running);
             self.world.note_states(&running.live());
             self.verify(&client).await;
         }
@@ -215,11 +222,45 @@ impl Session {
         !self.world.has_failed()
     }
 
+    /// Does what an operator does before the array is started; whether power holds and nothing is wrong.
+    async fn operate(&self, boot: &Boot) -> bool {
+        let world = &self.world;
+        self.arm(boot.command_crash);
+        for (_, command) in &boot.commands {
+            self.note(&format!("{command:?}"));
+            let disks: Vec<_> = world.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+            operate::run(world, &self.subject, &disks, *command).await;
+            if !self.is_on() || world.has_failed() {
+                return false;
+            }
+        }
+        self.arm(None);
+        true
+    }
+
+    /// The array has been assembled: it must know its spares, and what was set.
+    fn note_operations(&self, running: &dyn Running) {
+        let world = &self.world;
+        if world.shape.operations.is_none() {
+            return;
+        }
+        extras::look(world, running);
+        world.extras.settle(|| world.draw().is_multiple_of(2));
+        extras::check_spares(world, running);
+        if let Some(value) = running.read_error_budget() {
+            let mut budget = world.budget.get();
+            if !budget.note(value) {
+                world.fail(format!("the array allows {value} read errors: {:?}", world.budget.get()));
+            }
+            world.budget.set(budget);
+        }
+    }
+
     /// Starts the array read-only, reads all of it and stops it. Nothing may be written to any disk.
     async fn look(&self) {
         let world = &self.world;
         self.note("read-only start");
-        let disks: Vec<_> = world.disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+        let disks: Vec<_> = world.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect();
         match within(HANGS_NS, self.subject.look(&disks)).await {
             None => world.fail("a read-only start hangs".into()),
             Some(Ok(Some(running))) => {
@@ -300,8 +341,10 @@ impl Session {
     async fn let_write_stray(&self, running: &dyn Running, client: &Client) {
         let world = &self.world;
         if self.is_on() && !world.has_failed() && world.has_parity() && world.is_whole() {
+            extras::look(world, running);
             world.note_states(&running.live());
             if world.is_whole() && !world.is_damaged() && resync(world, running).await {
+                extras::look(world, running);
                 self.note("a write strays");
                 damage::stray(world, running, client).await;
             }
@@ -335,7 +378,7 @@ impl Session {
         let world = &self.world;
         let mut force = false;
         loop {
-            let disks: Vec<_> = world.disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+            let disks: Vec<_> = world.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect();
             self.note(if force { "assemble by force" } else { "assemble" });
             let assembly = self.subject.assemble(&world.shape, &disks, &self.cores, force);
             let Some(result) = within(HANGS_NS, assembly).await else {
@@ -352,6 +395,7 @@ impl Session {
                     if force {
                         world.note_forced();
                     }
+                    self.note_operations(&*running);
                     world.note_assembled(&running.live());
                     world.note_logging_with(&running.live());
                     note_shape(world, &*running);
@@ -399,14 +443,13 @@ impl Session {
 
     /// Starts the workers and waits until they are done or power goes; then until all have ended.
     async fn work(&self, boot: &Boot, running: &Rc<dyn Running>) {
-        let gate = Gate::default();
+        let crew = Crew::new(&self.cores);
+        let gate = crew.gate.clone();
         let workers = boot.steps.iter().map(|step| step.worker + 1).max().unwrap_or(0);
         for worker in 0..workers {
             let steps: Vec<Step> = boot.steps.iter().filter(|s| s.worker == worker).cloned().collect();
-            let (world, running) = (self.world.clone(), running.clone());
-            let is_tracing = self.is_tracing;
-            let task = async move { run_worker(&world, &running, steps, is_tracing).await };
-            gate.spawn(&self.cores[worker % self.cores.len()], task);
+            let shared = Rc::new((self.world.clone(), running.clone(), crew.clone()));
+            spawn_worker(&shared, worker % self.cores.len(), steps, self.is_tracing);
         }
         let machine = self.world.machine.clone();
         let done = within(HANGS_NS, async {
@@ -468,21 +511,45 @@ impl Session {
     }
 }
 
-async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Step>, is_tracing: bool) {
+/// What all workers of a boot share.
+type Work = Rc<(Rc<World>, Rc<dyn Running>, Rc<Crew>)>;
+
+/// Has a worker do steps on a core. When the core ends, it goes on with the others on the first one.
+fn spawn_worker(work: &Work, core: usize, steps: Vec<Step>, is_tracing: bool) {
+    let crew = &work.2;
+    crew.note_worker(core, true);
+    let shared = work.clone();
+    let task = async move {
+        let rest = run_worker(&shared, steps, is_tracing).await;
+        shared.2.note_worker(core, false);
+        if !rest.is_empty() {
+            spawn_worker(&shared, 0, rest, is_tracing);
+        }
+    };
+    crew.gate.spawn(&crew.cores[core], task);
+}
+
+/// Does steps. Returns those that are left because the core ends.
+async fn run_worker(work: &Work, steps: Vec<Step>, is_tracing: bool) -> Vec<Step> {
+    let (world, running, crew) = &**work;
     let core = reactor::current();
     let device = running.device();
     let Ok(channel) = device.open_channel() else {
         if world.machine.is_on() {
             world.fail("no channel for a worker".into());
         }
-        return;
+        return Vec::new();
     };
     let client = Client::new(world, channel, device.limits().volatile_cache);
-    for step in steps {
+    for (i, step) in steps.iter().enumerate() {
         core.sleep(step.delay_ns).await;
         if !world.machine.is_on() || world.has_failed() {
-            return;
+            return Vec::new();
         }
+        if crew.must_leave(core.index()) {
+            return steps[i..].to_vec();
+        }
+        crew.begin_step().await;
         let trace = |what: &str| {
             if is_tracing {
                 println!(
@@ -495,6 +562,7 @@ async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Ste
             }
         };
         if step.action.end().is_some_and(|end| end > world.sectors()) {
+            crew.end_step();
             continue; // the array has not grown so far
         }
         trace("begins");
@@ -510,10 +578,18 @@ async fn run_worker(world: &Rc<World>, running: &Rc<dyn Running>, steps: Vec<Ste
             Action::Discard { lba, count } => client.clear(lba, count, true).await,
             Action::Flush => client.flush().await,
             Action::RewriteLost => client.rewrite_lost().await,
-            _ => run_event(world, running, &step.action).await,
+            _ => {
+                if world.shape.operations.is_some() {
+                    extras::look(world, &**running);
+                    operations::run(world, running, &step.action, crew).await;
+                }
+                run_event(world, running, &step.action).await;
+            }
         }
         trace("ends");
+        crew.end_step();
     }
+    Vec::new()
 }
 
 async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action) {
@@ -550,7 +626,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             world.disk(slot).fail_write(number);
         }
         Action::Stuck(slot, ns) | Action::Slow(slot, ns) if !world.is_lost(slot) && world.may_lose(slot) => {
-            world.note_hurt(slot);
+            world.note_late(slot);
             let disk = world.disk(slot);
             let is_stuck = matches!(action, Action::Stuck(..));
             if is_stuck {
@@ -586,6 +662,10 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             if world.machine.is_on() {
                 world.note_logging_with(&running.live());
             }
+            let result = match world.shape.operations.is_some() {
+                true => judged_add(world, running, slot, &disk, result),
+                false => result,
+            };
             if world.machine.is_on() && result.is_ok() {
                 world.note_live(slot);
                 world.count(|stats| stats.rebuilds += 1);
@@ -611,6 +691,19 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
         }
         _ => {}
     }
+}
+
+/// What came of giving a disk to a slot, which a spare may have filled meanwhile, or another disk after that.
+fn judged_add(
+    world: &World,
+    running: &Rc<dyn Running>,
+    slot: usize,
+    disk: &SimDisk,
+    result: Result<(), String>,
+) -> Result<(), String> {
+    extras::look(world, &**running);
+    let is_other = block::Device::name(&world.disk(slot)) != block::Device::name(disk);
+    if running.live()[slot] || is_other || disk.is_dead() { Ok(()) } else { result }
 }
 
 /// The array says what shape it has.

@@ -163,7 +163,8 @@ impl SimDisk {
 
     /// Requests do not end any more, or do again.
     pub fn set_stuck(&self, is_stuck: bool) {
-        self.lock().is_stuck = is_stuck;
+        let mut state = self.lock();
+        state.is_stuck = is_stuck;
     }
 
     /// Every request takes that much longer, in nanoseconds.
@@ -269,6 +270,11 @@ impl SimDisk {
     /// Whether a write has failed since [`SimDisk::forgive`].
     pub fn has_failed_write(&self) -> bool {
         self.lock().has_failed_write
+    }
+
+    /// The array may detach the disk's member: it counts as one of which a write has failed, until [`SimDisk::forgive`].
+    pub fn suspect(&self) {
+        self.lock().has_failed_write = true;
     }
 
     /// What the write that failed has cost is made up for.

@@ -178,6 +178,11 @@ pub fn spoil_strip(world: &World, running: &dyn Running, slot: usize, at: u64) {
     }
 }
 
+/// Whether a disk has a superblock of a member.
+pub fn is_member(disk: &SimDisk) -> bool {
+    Copies::of(disk).newest().is_some()
+}
+
 /// The superblock copies of a disk that is off.
 struct Copies([Option<Box<Superblock>>; COPIES]);
 

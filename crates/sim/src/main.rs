@@ -74,6 +74,12 @@ struct Args {
     /// Members are of different sizes, arrays start unsynced, region maps have several pages
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
     wide: bool,
+    /// Operators work on arrays, live members are replaced, slots are filled from spares, members stall
+    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools", "directed"])]
+    operations: bool,
+    /// With --operations: keepers move to other cores, and cores end. Finds faults that are not mended yet
+    #[arg(long, requires = "operations")]
+    handover: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -151,7 +157,7 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 impl Args {
     fn filter(&self) -> Filter {
         let Args { consistency, cores, grow, groups, streams, shapes, .. } = *self;
-        let Args { faults, pairs, directed, story, wide, .. } = *self;
+        let Args { faults, pairs, directed, story, wide, operations, handover, .. } = *self;
         let levels = self.level.clone();
         Filter {
             levels,
@@ -166,6 +172,8 @@ impl Args {
             directed,
             story,
             wide,
+            operations,
+            handover,
         }
     }
 
@@ -185,6 +193,8 @@ impl Args {
             (self.pools, " --pools"),
             (self.directed, " --directed"),
             (self.wide, " --wide"),
+            (self.operations, " --operations"),
+            (self.handover, " --handover"),
         ];
         let options = options.into_iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option.to_owned());
         let story = self.story.iter().filter_map(clap::ValueEnum::to_possible_value);

@@ -1,8 +1,10 @@
 //! What happens in a run: all of it follows from one number, and parts can be left out.
 
+use crate::commands::Command;
 use crate::directed::Story;
 use crate::faults::Fault;
 use crate::machine::CrashAt;
+use crate::operations::Operations;
 use crate::oracle::SECTOR;
 use crate::rng::Rng;
 use raid::{Consistency, Geometry, Level, Matrix, Zones};
@@ -53,6 +55,8 @@ pub struct Shape {
     pub slow: Option<(usize, u64)>,
     /// Members hold garbage when the array is made, and parity was never made.
     pub is_unsynced: bool,
+    /// What an operator has chosen, in runs with operations.
+    pub operations: Option<Operations>,
 }
 
 /// What an array changes to.
@@ -163,6 +167,21 @@ pub enum Action {
     Reshape,
     /// Blocks that could not be read are written again, one after the other.
     RewriteLost,
+    /// The live member in a slot is copied onto a blank disk, and let go then.
+    ReplaceLive(usize),
+    /// The disk that is being filled beside or in the place of a slot's member dies.
+    KillIncoming(usize),
+    /// The array gets a spare, of its own or of a pool.
+    AddSpare {
+        /// Of a pool.
+        is_global: bool,
+    },
+    /// Jobs come to their end; no slot may be empty then while a spare waits.
+    AwaitSpares,
+    /// The keeper ends, and another one begins on another core.
+    MoveKeeper,
+    /// A core ends. Its workers go on elsewhere.
+    EndCore,
 }
 
 impl Action {
@@ -190,6 +209,8 @@ impl Action {
             | Action::FailWrite(slot, _)
             | Action::Return(slot)
             | Action::Replace(slot)
+            | Action::ReplaceLive(slot)
+            | Action::KillIncoming(slot)
             | Action::ReplaceLost { slot, .. } => Some(slot),
             _ => None,
         }
@@ -238,6 +259,10 @@ pub struct Boot {
     pub newcomers: Option<Newcomers>,
     /// Metadata that is damaged while power is off.
     pub faults: Vec<Fault>,
+    /// What an operator does to the array before it is started.
+    pub commands: Vec<(u32, Command)>,
+    /// When power fails during the commands, counted from the first one.
+    pub command_crash: Option<CrashAt>,
     /// What happens.
     pub steps: Vec<Step>,
     /// Whether the array is stopped in the end, if power holds.
@@ -282,6 +307,10 @@ pub struct Filter {
     pub story: Option<Story>,
     /// Members are of different sizes, arrays start unsynced, the region map has several pages.
     pub wide: bool,
+    /// Operators work on arrays, live members are replaced, slots are filled from spares, members stall.
+    pub operations: bool,
+    /// With operations: keepers move to other cores, and cores end.
+    pub handover: bool,
 }
 
 impl Filter {
@@ -422,6 +451,7 @@ impl Shape {
             more_bytes: Vec::new(),
             slow: None,
             is_unsynced: false,
+            operations: None,
         };
         shape.disk_bytes = shape.least_disk_bytes();
         shape.seeded(seed)
@@ -499,6 +529,9 @@ impl Plan {
         if filter.pairs {
             crate::pairs::draw(&mut plan, workers);
         }
+        if filter.operations {
+            crate::operations::draw(&mut plan, workers, filter.handover);
+        }
         plan
     }
 
@@ -508,6 +541,7 @@ impl Plan {
             let plugs = boot.unplugged.iter().chain(&boot.plugged).map(|(id, _)| *id);
             let others = boot.newcomers.iter().map(|newcomers| newcomers.id);
             let faults = boot.faults.iter().map(|fault| fault.id);
+            let faults = faults.chain(boot.commands.iter().map(|(id, _)| *id));
             plugs.chain(others).chain(faults).chain(boot.steps.iter().map(|step| step.id)).collect()
         };
         self.boots.iter().flat_map(ids).collect()
@@ -522,6 +556,7 @@ impl Plan {
             boot.plugged.retain(|(id, _)| keep.contains(id));
             boot.newcomers = boot.newcomers.take().filter(|newcomers| keep.contains(&newcomers.id));
             boot.faults.retain(|fault| keep.contains(&fault.id));
+            boot.commands.retain(|(id, _)| keep.contains(id));
             boot.steps.retain(|step| keep.contains(&step.id));
         }
         plan
@@ -544,6 +579,8 @@ impl Drawer<'_> {
             is_crash_of_work: false,
             newcomers: None,
             faults: Vec::new(),
+            commands: Vec::new(),
+            command_crash: None,
             steps: Vec::new(),
             is_stopped: self.rng.one_in(3),
         };

@@ -1,5 +1,6 @@
 //! What a scenario drives: an array, seen as little as possible.
 
+use crate::commands::{Command, Said};
 use crate::disk::SimDisk;
 use crate::plan::Shape;
 use block::Device;
@@ -41,6 +42,16 @@ pub trait Subject {
         cores: &'a [Core],
         force: bool,
     ) -> Local<'a, Result<Rc<dyn Running>, Refusal>>;
+
+    /// Does an operator's command to the array, which is stopped. `spare`: the device that it is about.
+    fn command<'a>(
+        &'a self,
+        _disks: &'a [SimDisk],
+        _command: Command,
+        _spare: Option<String>,
+    ) -> Local<'a, Said> {
+        Box::pin(async { Said::Nothing })
+    }
 
     /// Brings the array up from those disks without a write; `None` when something must be recovered first.
     fn look<'a>(&'a self, _disks: &'a [SimDisk]) -> Local<'a, Result<Option<Rc<dyn Running>>, Refusal>> {
@@ -117,6 +128,51 @@ pub trait Running {
     /// Goes on with a change of shape to its end.
     fn reshape(&self) -> Local<'_, Result<(), String>> {
         Box::pin(async { Ok(()) })
+    }
+
+    /// The names of a slot's disk and of the one that is being filled for it.
+    fn devices(&self, _slot: usize) -> [Option<String>; 2] {
+        [None, None]
+    }
+
+    /// Has a live member copied onto a disk, which then takes its place. Returns when that is accepted.
+    fn replace_live<'a>(&'a self, _slot: usize, _disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Adds a spare, of the array's own or of a pool.
+    fn add_spare<'a>(&'a self, _disk: &'a SimDisk, _is_global: bool) -> Local<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// The names of the spares that wait.
+    fn spares(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Ends when no job is left.
+    fn jobs_end(&self) -> Local<'_, ()> {
+        Box::pin(async {})
+    }
+
+    /// Whether it serves nothing any more.
+    fn is_beyond_help(&self) -> bool {
+        false
+    }
+
+    /// Ends the keeper.
+    fn stop_keeper(&self) -> Local<'_, ()> {
+        Box::pin(async {})
+    }
+
+    /// Starts a keeper on a core, which finds its spares among those disks.
+    fn start_keeper<'a>(&'a self, _core: &'a Core, _disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Corrected read errors that a member may have in an hour, if the array has such a limit.
+    fn read_error_budget(&self) -> Option<u32> {
+        None
     }
 
     /// Stops the array cleanly. Nothing is in flight.

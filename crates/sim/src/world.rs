@@ -1,6 +1,8 @@
 //! What outlives a boot: disks, what they hold, what the oracle knows, which members are lost.
 
+use crate::commands::Budget;
 use crate::disk::{DiskConfig, SimDisk};
+use crate::extras::Extras;
 use crate::machine::Machine;
 use crate::oracle::{ANYTHING, Oracle, SECTOR};
 use crate::plan::Shape;
@@ -47,6 +49,16 @@ pub struct Stats {
     pub looks: u64,
     /// Arrays that grew.
     pub growths: u64,
+    /// Live members that were to be replaced.
+    pub replacements: u64,
+    /// Spares that came.
+    pub spares: u64,
+    /// Keepers that were started while an array ran.
+    pub moves: u64,
+    /// Cores that ended.
+    pub ended_cores: u64,
+    /// Commands of operators that were carried out.
+    pub commands: u64,
     /// Runs that ended because more members were lost than parity covers.
     pub frozen: u64,
 }
@@ -70,6 +82,11 @@ impl Stats {
         self.unreadable += other.unreadable;
         self.looks += other.looks;
         self.growths += other.growths;
+        self.replacements += other.replacements;
+        self.spares += other.spares;
+        self.moves += other.moves;
+        self.ended_cores += other.ended_cores;
+        self.commands += other.commands;
         self.frozen += other.frozen;
     }
 }
@@ -101,6 +118,10 @@ pub struct World {
     pub oracle: RefCell<Oracle>,
     /// Counts.
     pub stats: Cell<Stats>,
+    /// Disks of no slot.
+    pub extras: Extras,
+    /// What was set about read errors.
+    pub budget: Cell<Budget>,
     disks: RefCell<Vec<SimDisk>>,
     slots: RefCell<Vec<SlotFate>>,
     /// Groups that have lost more than parity covers.
@@ -166,6 +187,8 @@ impl World {
             machine,
             oracle: RefCell::new(oracle),
             stats: Cell::default(),
+            extras: Extras::default(),
+            budget: Cell::default(),
             slots: RefCell::new(vec![SlotFate::default(); disks.len()]),
             disks: RefCell::new(disks),
             is_beyond: RefCell::new(vec![false; shape.most_groups]),
@@ -221,6 +244,31 @@ impl World {
     /// All disks, by slot.
     pub fn disks(&self) -> Vec<SimDisk> {
         self.disks.borrow().clone()
+    }
+
+    /// Disks of slots and others.
+    pub fn all_disks(&self) -> Vec<SimDisk> {
+        self.disks().into_iter().chain(self.extras.disks()).collect()
+    }
+
+    /// Changes what is known of the budget of read errors.
+    pub fn change_budget(&self, change: impl FnOnce(&mut Budget)) {
+        let mut budget = self.budget.get();
+        change(&mut budget);
+        self.budget.set(budget);
+    }
+
+    /// Another disk is the slot's member now.
+    pub fn set_disk(&self, slot: usize, disk: SimDisk) {
+        self.disks.borrow_mut()[slot] = disk;
+    }
+
+    /// A blank disk of no slot.
+    pub fn new_extra(&self) -> SimDisk {
+        let name = format!("extra{}", self.replacements.replace(self.replacements.get() + 1));
+        let disk = new_disk(&self.shape, &self.machine, name, self.draw(), self.disk_bytes.get());
+        self.extras.add(&disk);
+        disk
     }
 
     /// A number from the run's own randomness.
@@ -475,9 +523,23 @@ impl World {
         let mut slots = self.slots.borrow_mut();
         slots[slot].has_reason = true;
         self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
+        if self.shape.operations.is_some() {
+            self.note_giving_up(slot); // a spare may come by itself
+        }
         if !slots[slot].is_lost {
             slots[slot].is_lost = true;
             self.count(|stats| stats.losses += 1);
+        }
+    }
+
+    /// The slot's member does not answer in time: the array may detach it.
+    pub fn note_late(&self, slot: usize) {
+        let has_deadline = self.shape.operations.is_some();
+        self.note_hurt(slot);
+        if has_deadline {
+            self.slots.borrow_mut()[slot].has_reason = true;
+            self.note_giving_up(slot);
+            self.disk(slot).suspect();
         }
     }
 
@@ -569,7 +631,8 @@ impl World {
 
     /// From now on writes may be unlogged, those in flight too, or none is that begins now.
     pub fn note_logging(&self, is_every_member_live: bool) {
-        let is_unlogged = is_every_member_live
+        // A spare may have made it whole at any moment.
+        let is_unlogged = (is_every_member_live || self.shape.operations.is_some())
             && self.shape.consistency == raid::Consistency::Bitmap
             && self.shape.geometry.data > 1;
         self.is_unlogged.set(is_unlogged);
@@ -636,8 +699,7 @@ impl World {
                 *was_hurt |= self.slots_of(group).any(is_bad);
             }
         }
-        let is_commit_torn =
-            self.disks.borrow().iter().fold(false, |torn, disk| torn | disk.take_torn_commit());
+        let is_commit_torn = self.all_disks().iter().fold(false, |torn, disk| torn | disk.take_torn_commit());
         if is_commit_torn {
             let slots = (0..self.members()).filter(|slot| !self.disk(*slot).is_dead());
             self.may_be_ahead.borrow_mut().extend(slots);
