@@ -291,7 +291,7 @@ fn a_configuration_is_planned_applied_and_applied_again_without_effect() {
     std::fs::write(&path, "[[volume]]\nnmae = 1\n").unwrap();
     let output = daemon.command().output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && said.contains("config.toml") && said.contains("nmae"), "{said}");
+    assert!(!output.status.success() && said.contains("config.toml: line 2"), "{said}");
 }
 
 #[test]
