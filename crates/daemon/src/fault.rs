@@ -126,7 +126,10 @@ impl From<ArrayError> for Fault {
 
 impl From<StateError> for Fault {
     fn from(error: StateError) -> Fault {
-        Fault::failed(error)
+        match error {
+            StateError::Full { .. } => Fault::new(Kind::NoRoom, error.to_string()),
+            error => Fault::failed(error),
+        }
     }
 }
 

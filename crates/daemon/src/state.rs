@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 const VERSION: u32 = 1;
 /// Longer files are not ours.
 const MAX_BYTES: u64 = 64 << 20;
+/// The longest state that a change may lead to: ten thousand objects, and half of what is read.
+const MAX_WRITTEN: u64 = 32 << 20;
 const NAME: &str = "state.json";
 const PREVIOUS: &str = "state.json.previous";
 const DAMAGED: &str = "state.json.damaged";
@@ -164,6 +166,14 @@ pub enum StateError {
         /// Why the state before was not restored.
         error: io::Error,
     },
+    /// There is too much to be remembered.
+    #[error("state {}: {bytes} bytes: at most {MAX_WRITTEN} are kept: delete something first", .path.display())]
+    Full {
+        /// The file.
+        path: PathBuf,
+        /// Its length with the change.
+        bytes: usize,
+    },
     /// Another daemon has it.
     #[error("state {}: another freestoned uses it", .0.display())]
     InUse(PathBuf),
@@ -243,7 +253,20 @@ impl<F: Folder> Store<F> {
     /// # Errors
     /// When that fails: the file holds `before` then. [`StateError::Unsettled`] when it may hold `state`.
     pub fn replace(&self, before: &State, state: &State) -> Result<(), StateError> {
-        let Err(refused) = self.save(state) else { return Ok(()) };
+        self.put(before, state, Some(PREVIOUS))
+    }
+
+    /// Makes `state` durable in the place of `before`, which was a step in vain: it does not become the previous state.
+    ///
+    /// # Errors
+    /// As [`Store::replace`].
+    pub fn take_back(&self, before: &State, state: &State) -> Result<(), StateError> {
+        self.put(before, state, None)
+    }
+
+    fn put(&self, before: &State, state: &State, backup: Option<&str>) -> Result<(), StateError> {
+        self.check_length(before, state)?;
+        let Err(refused) = self.save(state, backup) else { return Ok(()) };
         match self.restore(before) {
             Ok(()) => Err(refused),
             Err(error) => {
@@ -263,9 +286,22 @@ impl<F: Folder> Store<F> {
         }
     }
 
-    fn save(&self, state: &State) -> Result<(), StateError> {
+    fn save(&self, state: &State, backup: Option<&str>) -> Result<(), StateError> {
         let io = |error| StateError::Io { path: self.directory.join(NAME), error };
-        durable::replace(&self.folder, NAME, &encode(state).map_err(io)?, Some(PREVIOUS)).map_err(io)
+        durable::replace(&self.folder, NAME, &encode(state).map_err(io)?, backup).map_err(io)
+    }
+
+    /// Whether there is room for a state. One that makes room may be too long all the same.
+    fn check_length(&self, before: &State, state: &State) -> Result<(), StateError> {
+        let path = || self.directory.join(NAME);
+        let length = |state| {
+            encode(state).map(|bytes| bytes.len()).map_err(|error| StateError::Io { path: path(), error })
+        };
+        let bytes = length(state)?;
+        match bytes as u64 > MAX_WRITTEN && bytes > length(before)? {
+            true => Err(StateError::Full { path: path(), bytes }),
+            false => Ok(()),
+        }
     }
 
     /// Where it is.
@@ -400,6 +436,24 @@ mod tests {
         assert!(refused.to_string().contains("the next start may find the change made"), "{refused}");
         store.replace(&state(1), &state(3)).unwrap();
         assert!(holds(NAME, 3));
+    }
+
+    #[test]
+    fn a_state_that_is_too_long_is_refused_and_may_be_made_shorter() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, empty) = Store::open(folder.path()).unwrap();
+        store.replace(&empty, &state(1)).unwrap();
+        let before = fs::read(folder.path().join(NAME)).unwrap();
+        let with = |bytes: u64| {
+            let mut long = state(2);
+            long.devices[0].spec = "x".repeat(bytes as usize);
+            long
+        };
+        let refused = store.replace(&state(1), &with(MAX_WRITTEN)).unwrap_err().to_string();
+        assert!(refused.contains("are kept: delete something first"), "{refused}");
+        assert_eq!(fs::read(folder.path().join(NAME)).unwrap(), before);
+        // One that was written before there was a limit.
+        store.replace(&with(MAX_WRITTEN + 1), &with(MAX_WRITTEN)).unwrap();
     }
 
     #[test]

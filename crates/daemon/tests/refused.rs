@@ -1,4 +1,4 @@
-//! A refused change has changed nothing: not the state, no device, nothing that the API shows.
+//! A refused change has changed nothing: not a byte of the state, no device, nothing that the API shows.
 
 mod common;
 
@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// Everything that a refused request could have changed.
 struct Everything {
     shown: Vec<(&'static str, Value)>,
-    state: Value,
+    /// The file, byte for byte.
+    state: String,
     /// The content of every file in the daemon's directory; members of the running array are left out, which
     /// writes to them on its own.
     files: BTreeMap<PathBuf, Vec<u8>>,
@@ -25,10 +26,7 @@ const COLLECTIONS: [&str; 6] =
 
 impl Everything {
     fn of(daemon: &Daemon) -> Everything {
-        let state = std::fs::read(daemon.path("state/state.json")).unwrap();
-        let mut state: Value = serde_json::from_slice(&state).unwrap();
-        // It counts changes of the file, those that were undone too.
-        state.as_object_mut().unwrap().remove("generation").unwrap();
+        let state = std::fs::read_to_string(daemon.path("state/state.json")).unwrap();
         let shown = COLLECTIONS.map(|path| (path, daemon.get(path))).into();
         Everything { shown, state, files: files(daemon.dir.path()) }
     }

@@ -224,37 +224,31 @@ impl Controlled for Running {
         if let Some(array) = array.filter(|array| !self.is_called(array)) {
             return Err(format!("array {array} is not served here; this is {}", self.name()));
         }
-        self.remember();
-        let text = match command {
-            Command::Show => String::new(),
-            Command::Stop => self.end()?,
-            Command::Fail { members } => self.fail(&members)?,
-            Command::Remove { members } => self.remove(&members)?,
-            Command::Add { devices, force, global } => self.add(&devices, force, global)?,
-            Command::ReAdd { devices } => self.re_add(&devices)?,
-            Command::Replace { member, device, force } => self.replace(&member, &device, force)?,
-            Command::Grow { size } => self.grow(size)?,
-            Command::Scrub { repair } => {
-                self.jobs()?.scrub(repair);
-                "a scrub begins".into()
-            }
-            Command::Set(change) => self.set(&change)?,
-            Command::Pause => {
-                self.jobs()?.pause();
-                "jobs stand still".into()
-            }
-            Command::Resume => {
-                self.jobs()?.resume();
-                "jobs go on".into()
-            }
-            Command::Cancel => {
-                self.jobs()?.cancel();
-                "what can be given up is given up".into()
-            }
-        };
-        let array = Some(self.report());
-        Ok(Done { text, array, pid: std::process::id(), ..Done::default() })
+        let planned = self.plan(command)?;
+        self.carry_out(planned)
     }
+}
+
+/// A command whose devices are open and fit. Nothing is changed yet.
+pub struct Planned(Step);
+
+enum Step {
+    Add {
+        names: Vec<String>,
+        devices: Vec<Arc<dyn Device>>,
+        is_global: bool,
+    },
+    ReAdd {
+        names: Vec<String>,
+        devices: Vec<Arc<dyn Device>>,
+    },
+    Replace {
+        slot: usize,
+        name: String,
+        device: Arc<dyn Device>,
+    },
+    /// A command without devices is checked when it is carried out, before it changes anything.
+    Other(Command),
 }
 
 impl Running {
@@ -312,6 +306,66 @@ impl Running {
     fn report(&self) -> ArrayReport {
         let jobs = self.jobs.as_ref().map(|jobs| jobs.status()).unwrap_or_default();
         ArrayReport::of_running(&self.array, &jobs)
+    }
+
+    /// Opens the devices of a command and checks them.
+    ///
+    /// # Errors
+    /// When one cannot be opened, holds something, or does not fit. Nothing has changed.
+    pub fn plan(&self, command: Command) -> Result<Planned, String> {
+        self.remember();
+        Ok(Planned(match command {
+            Command::Add { devices, force, global } => self.plan_addition(devices, force, global)?,
+            Command::ReAdd { devices } => self.plan_return(devices)?,
+            Command::Replace { member, device, force } => self.plan_replacement(&member, device, force)?,
+            command => Step::Other(command),
+        }))
+    }
+
+    /// Carries a planned command out.
+    ///
+    /// # Errors
+    /// When it cannot be done, or a device fails.
+    pub fn carry_out(&self, Planned(step): Planned) -> Result<Done, String> {
+        let text = match step {
+            Step::Add { names, devices, is_global } => self.add(&names, devices, is_global)?,
+            Step::ReAdd { names, devices } => self.re_add(&names, devices)?,
+            Step::Replace { slot, name, device } => self.replace(slot, &name, device)?,
+            Step::Other(command) => self.obey(command)?,
+        };
+        let array = Some(self.report());
+        Ok(Done { text, array, pid: std::process::id(), ..Done::default() })
+    }
+
+    /// Carries a command without devices out.
+    fn obey(&self, command: Command) -> Result<String, String> {
+        Ok(match command {
+            Command::Add { .. } | Command::ReAdd { .. } | Command::Replace { .. } => {
+                unreachable!("commands with devices are steps of their own")
+            }
+            Command::Show => String::new(),
+            Command::Stop => self.end()?,
+            Command::Fail { members } => self.fail(&members)?,
+            Command::Remove { members } => self.remove(&members)?,
+            Command::Grow { size } => self.grow(size)?,
+            Command::Scrub { repair } => {
+                self.jobs()?.scrub(repair);
+                "a scrub begins".into()
+            }
+            Command::Set(change) => self.set(&change)?,
+            Command::Pause => {
+                self.jobs()?.pause();
+                "jobs stand still".into()
+            }
+            Command::Resume => {
+                self.jobs()?.resume();
+                "jobs go on".into()
+            }
+            Command::Cancel => {
+                self.jobs()?.cancel();
+                "what can be given up is given up".into()
+            }
+        })
     }
 
     fn end(&self) -> Result<String, String> {
@@ -402,10 +456,20 @@ impl Running {
         Ok(if done.is_empty() { "no member is out".into() } else { done.text() })
     }
 
-    fn add(&self, names: &[String], force: bool, is_global: bool) -> Result<String, String> {
+    fn plan_addition(&self, names: Vec<String>, force: bool, is_global: bool) -> Result<Step, String> {
         let jobs = self.jobs()?;
-        let devices = self.open_all(names, force)?;
+        let devices = self.open_all(&names, force)?;
         devices.iter().try_for_each(|device| jobs.check_new(device)).map_err(|error| error.to_string())?;
+        Ok(Step::Add { names, devices, is_global })
+    }
+
+    fn add(
+        &self,
+        names: &[String],
+        devices: Vec<Arc<dyn Device>>,
+        is_global: bool,
+    ) -> Result<String, String> {
+        let jobs = self.jobs()?;
         let mut done = Progress::default();
         for (name, device) in names.iter().zip(devices) {
             let jobs = jobs.clone();
@@ -422,15 +486,20 @@ impl Running {
         Ok(done.text())
     }
 
-    fn re_add(&self, names: &[String]) -> Result<String, String> {
+    fn plan_return(&self, names: Vec<String>) -> Result<Step, String> {
         let jobs = self.jobs()?;
         // They are the array's own: what they hold is what is wanted.
-        let devices = self.open_all(names, true)?;
+        let devices = self.open_all(&names, true)?;
         for device in &devices {
             let (jobs, device) = (jobs.clone(), device.clone());
             let checked = self.core.block_on(move |_| async move { jobs.check_returning(&device).await });
             checked.map_err(gone)?.map_err(|error| error.to_string())?;
         }
+        Ok(Step::ReAdd { names, devices })
+    }
+
+    fn re_add(&self, names: &[String], devices: Vec<Arc<dyn Device>>) -> Result<String, String> {
+        let jobs = self.jobs()?;
         let mut done = Progress::default();
         for (name, device) in names.iter().zip(devices) {
             let jobs = jobs.clone();
@@ -442,9 +511,14 @@ impl Running {
         Ok(done.text())
     }
 
-    fn replace(&self, member: &str, name: &str, force: bool) -> Result<String, String> {
+    fn plan_replacement(&self, member: &str, name: String, force: bool) -> Result<Step, String> {
         let slot = self.slot(member, &self.array.table())?;
-        let device = self.open(name, force)?;
+        let device = self.open(&name, force)?;
+        self.jobs()?.check_new(&device).map_err(|error| error.to_string())?;
+        Ok(Step::Replace { slot, name, device })
+    }
+
+    fn replace(&self, slot: usize, name: &str, device: Arc<dyn Device>) -> Result<String, String> {
         let jobs = self.jobs()?;
         let begun = self.core.block_on(move |_| async move { jobs.replace(slot, device).await });
         begun.map_err(gone)?.map_err(|error| error.to_string())?;

@@ -16,7 +16,7 @@ use raid::jobs::{Jobs, Status};
 use raid::metadata::{MaintenanceChange, Window, zero_superblock};
 use raid::{Consistency, Level, Uuid};
 use reactor::CoreRef;
-use serving::arrays::{Kept, Requests, Running, keep_one, listen_for};
+use serving::arrays::{Kept, Planned, Requests, Running, keep_one, listen_for};
 use serving::control::protocol::{self, Command};
 use serving::control::server::{ControlSocket, Controlled};
 use serving::create::{Creation, PlannedCreation};
@@ -116,20 +116,22 @@ impl PlannedArrayDeletion {
     }
 }
 
-/// An action on an array that runs.
+/// An action on an array that runs. The devices that it names are open and fit.
 struct PlannedAction {
     name: String,
     running: Arc<Running>,
     /// Devices that become members or spares.
     newcomers: Vec<String>,
-    command: Command,
+    planned: Planned,
+    /// The event, if it is one.
+    word: Option<&'static str>,
 }
 
 impl PlannedAction {
     /// The state knows where newcomers are before they are members: they must be found at the next start, whenever that
-    /// is. What can be checked of them is checked before the first is written to.
+    /// is. By then they are checked: a name that cannot be used never gets into the state.
     fn commit(self, engine: &Engine) -> Result<protocol::Done, Fault> {
-        let PlannedAction { name, running, newcomers, command } = self;
+        let PlannedAction { name, running, newcomers, planned, word } = self;
         let mut effects = Effects::new(engine, "array", &name);
         if !newcomers.is_empty() {
             effects.remember(
@@ -139,8 +141,7 @@ impl PlannedAction {
                 },
             )?;
         }
-        let word = word(&command);
-        let done = running.control(None, command);
+        let done = running.carry_out(planned);
         let done = done.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
         effects.keep();
         if engine.wants_refresh.swap(false, Ordering::SeqCst) {
@@ -248,15 +249,20 @@ impl Engine {
         command: Command,
         authority: &Authority,
     ) -> Result<PlannedAction, Fault> {
-        let live = self.live();
-        let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
-        let running = live.arrays.get(name).ok_or_else(offline)?.running.clone();
-        let known = &find_record(&live.state.arrays, name)?.devices;
-        let mut newcomers = newcomers(&command);
-        newcomers.retain(|device| !known.contains(device));
+        let (running, newcomers, word) = {
+            let live = self.live();
+            let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
+            let running = live.arrays.get(name).ok_or_else(offline)?.running.clone();
+            let known = &find_record(&live.state.arrays, name)?.devices;
+            let mut newcomers = newcomers(&command);
+            newcomers.retain(|device| !known.contains(device));
+            (running, newcomers, word(&command))
+        };
         authority.check_newcomers(&newcomers)?;
         self.check_are_open(name, &newcomers)?;
-        Ok(PlannedAction { name: name.to_owned(), running, newcomers, command })
+        let planned = running.plan(command);
+        let planned = planned.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
+        Ok(PlannedAction { name: name.to_owned(), running, newcomers, planned, word })
     }
 
     /// Ends an array that nothing is on, and forgets it; its members are nobody's unless they are to be `kept`.

@@ -33,7 +33,8 @@ impl<'a> Effects<'a> {
         self.undo.push(Box::new(undo));
     }
 
-    /// Makes a change of the state durable; `undo` is its inverse.
+    /// Makes a change of the state durable; `undo` is its inverse. Undone, the file is as it was, byte for byte, unless
+    /// another change came in between.
     ///
     /// # Errors
     /// When the state cannot be written; it is as before then.
@@ -44,7 +45,8 @@ impl<'a> Effects<'a> {
     ) -> Result<(), Fault> {
         let engine = self.engine;
         engine.commit(edit)?;
-        self.undo_by(move || engine.commit(undo));
+        let generation = engine.generation();
+        self.undo_by(move || engine.take_back(generation, undo));
         Ok(())
     }
 

@@ -291,6 +291,26 @@ impl Engine {
         Ok(())
     }
 
+    /// The generation of the state.
+    fn generation(&self) -> u64 {
+        self.live().state.generation
+    }
+
+    /// Undoes the change of the state that led to a generation: the generation before it counts again, unless others
+    /// have changed the state since. Within a change.
+    fn take_back(&self, generation: u64, undo: impl FnOnce(&mut State)) -> Result<(), Fault> {
+        let now = self.live().state.clone();
+        let mut state = now.clone();
+        undo(&mut state);
+        state.generation = match now.generation == generation {
+            true => generation - 1,
+            false => now.generation + 1,
+        };
+        self.store.take_back(&now, &state)?;
+        self.live_mut().state = state;
+        Ok(())
+    }
+
     /// Whether nothing that can be served is called `name`.
     fn check_is_new(&self, name: &str) -> Result<(), Fault> {
         let live = self.live();

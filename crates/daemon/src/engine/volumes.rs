@@ -5,7 +5,7 @@ use super::bases::PlannedPool;
 use super::change::Effects;
 use super::{Engine, Live, checks, floor_limits, limits, throttle};
 use crate::fault::{Fault, Kind};
-use crate::state::{Target, VolumeRecord};
+use crate::state::{State, Target, VolumeRecord};
 use api::{Group, NewVolume, Qos, Volume, VolumeChange};
 use block::Device;
 use layers::qos::Throttle;
@@ -121,16 +121,22 @@ struct PlannedVolumeChange<'a> {
 impl PlannedVolumeChange<'_> {
     fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, Fault> {
         let PlannedVolumeChange { before, pool, info, name, record, room } = self;
-        let uuid = &before.uuid;
+        let (uuid, record) = (&before.uuid, &record);
         let (group, label) = (before.group.clone(), before.label.clone());
-        let old = VolumeRecord { qos: before.qos, group, floor: before.floor, label };
+        let old = &VolumeRecord { qos: before.qos, group, floor: before.floor, label };
         let mut effects = Effects::new(engine, "volume", &before.name);
         if record != old {
-            engine.set_record(&info, &record)?;
-            effects.undo_by(|| {
+            engine.commit(set(uuid, record))?;
+            let generation = engine.generation();
+            engine.enforce(&info, record);
+            effects.undo_by(move || {
                 // Others may have changed the settings while room was made ready.
                 let now = engine.live().state.volumes.get(uuid).cloned().unwrap_or_default();
-                if now == record { engine.set_record(&info, &old) } else { Ok(()) }
+                if now == *record {
+                    engine.take_back(generation, set(uuid, old))?;
+                    engine.enforce(&info, old);
+                }
+                Ok(())
             });
         }
         let new_name = name.as_ref().map_or(before.name.clone(), Name::to_string);
@@ -196,6 +202,15 @@ impl PlannedVolumeDeletion {
         engine.live_mut().volumes.remove(&info.uuid);
         engine.events.emit("volume", name, "deleted", format!("{size} bytes are free again"));
         Ok(())
+    }
+}
+
+/// Sets what a volume may take in the state.
+fn set(uuid: &str, record: &VolumeRecord) -> impl FnOnce(&mut State) {
+    let (uuid, record) = (uuid.to_owned(), record.clone());
+    move |state| match record == VolumeRecord::default() {
+        true => drop(state.volumes.remove(&uuid)),
+        false => drop(state.volumes.insert(uuid, record)),
     }
 }
 
@@ -303,18 +318,12 @@ impl Engine {
         Ok(PlannedVolumeChange { before, pool, info, name, record, room })
     }
 
-    /// Makes a volume's settings durable and effective.
-    fn set_record(&self, info: &Info, record: &VolumeRecord) -> Result<(), Fault> {
-        let uuid = info.uuid.to_string();
-        self.commit(|state| match *record == VolumeRecord::default() {
-            true => drop(state.volumes.remove(&uuid)),
-            false => drop(state.volumes.insert(uuid.clone(), record.clone())),
-        })?;
+    /// Makes a volume's settings effective.
+    fn enforce(&self, info: &Info, record: &VolumeRecord) {
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
             open.throttles[0].set(limits(&record.qos));
             open.floor.set(floor_limits(&record.floor));
         }
-        Ok(())
     }
 
     /// Removes a volume that nobody serves; what is on it is lost.

@@ -4,8 +4,8 @@
 //! Keys are remembered as long as the daemon runs, the last thousand of them. After a restart a repeated creation finds
 //! what it has created, and is told so.
 
-use super::MAX_BODY;
 use super::answer::Failure;
+use super::bounds::MAX_BODY;
 use super::request::malformed;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};

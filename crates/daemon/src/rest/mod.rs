@@ -6,6 +6,7 @@ mod access;
 mod answer;
 mod arrays;
 mod asks;
+mod bounds;
 mod devices;
 mod exports;
 mod idempotency;
@@ -38,9 +39,6 @@ use utoipa::OpenApi;
 use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// Longest body of a request: a name and a path for each of 256 members.
-const MAX_BODY: usize = 1 << 20;
 
 /// What handlers have.
 #[derive(Clone)]
@@ -106,6 +104,7 @@ pub fn document() -> Document {
 /// Adds what the document takes from tables.
 fn complete(mut document: Document) -> Document {
     roles::describe(&mut document);
+    bounds::describe(&mut document);
     document
 }
 
@@ -125,7 +124,7 @@ fn router(engine: Arc<Engine>) -> Router {
         .layer(axum::middleware::from_fn_with_state(idempotency::Keys::default(), idempotency::once))
         .layer(axum::middleware::from_fn_with_state(engine, stopping::refuse_changes))
         .layer(axum::middleware::from_fn(roles::judge))
-        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(DefaultBodyLimit::max(bounds::MAX_BODY))
         .with_state(context)
 }
 

@@ -3,6 +3,7 @@
 use super::Context;
 use super::answer::{Failure, Resource, tag};
 use super::asks::Asks;
+use super::bounds;
 use super::roles::Judged;
 use crate::fault::{Fault, Kind};
 use axum::Json;
@@ -80,6 +81,7 @@ impl<T: DeserializeOwned + Asks> FromRequest<Context> for Body<T> {
         if !body.is_object() {
             return Err(refuse("the body is no object".into()));
         }
+        bounds::check(&body).map_err(refuse)?;
         let body: T = serde_json::from_value(body).map_err(|error| refuse(error.to_string()))?;
         // A route without a row in the table is open to administrators alone.
         judged.map_or(Ok(()), |judged| judged.check(&body.asks(&state.own)))?;
@@ -128,8 +130,10 @@ impl<S: Sync> FromRequestParts<S> for IfMatch {
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<IfMatch, Failure> {
         let Some(value) = parts.headers.get(IF_MATCH) else { return Ok(IfMatch(None)) };
-        let text =
-            value.to_str().map_err(|_| malformed(StatusCode::BAD_REQUEST, "If-Match: no tag".into()))?;
+        let text = value.to_str().ok().filter(|text| text.len() <= bounds::MAX_TARGET).ok_or_else(|| {
+            let detail = format!("If-Match: want tags, in {} bytes at most", bounds::MAX_TARGET);
+            malformed(StatusCode::BAD_REQUEST, detail)
+        })?;
         Ok(IfMatch(Some(text.to_owned())))
     }
 }

@@ -9,6 +9,8 @@
 
 use super::answer::Failure;
 use super::asks::Asked;
+use super::bounds::MAX_TARGET;
+use super::request::malformed;
 use crate::engine::Authority;
 use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::http::request::Parts;
@@ -258,6 +260,11 @@ impl Judged {
 /// Lets requests through whose operation the caller may ask for, and logs what was to change something.
 pub async fn judge(mut request: Request, next: Next) -> Response {
     let caller = request.extensions().get().cloned().unwrap_or_else(Caller::unknown);
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    if target > MAX_TARGET {
+        let detail = format!("the path and query of the request: {target} bytes: at most {MAX_TARGET}");
+        return malformed(StatusCode::URI_TOO_LONG, detail).into_response();
+    }
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let matched = request.extensions().get::<MatchedPath>().map(|matched| matched.as_str().to_owned());
     let response = match matched.as_deref().map(|matched| find(&method, matched)) {
