@@ -60,7 +60,7 @@ fn half_open_connections_of_one_address_do_not_push_out_those_of_another() {
 fn clients_without_a_key_leave_places_to_those_that_have_one() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys");
-    std::fs::write(&keys, format!("alice:{0}\nbob:{0}\n", "5e".repeat(32))).unwrap();
+    secrets::write(&keys, format!("alice:{0}\nbob:{0}\n", "5e".repeat(32))).unwrap();
     let server = tls::Server::with_keys(&keys).unwrap();
     let security = Security { server, is_required: false };
     let (export, _cores) = export(|config| Config { tls: Some(security), clients: 4, ..config });
