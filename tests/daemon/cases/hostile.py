@@ -43,7 +43,7 @@ def a_thousand_hostile_clients_do_not_disturb_a_verified_one(subject):
             _nbd_client_is_served(ports["nbd"])
             daemon.get("/v1/system")
             seen.append(_usage(daemon))
-        is_undisturbed = min(hostile) <= MOST_SLOWDOWN * min(quiet)
+        is_undisturbed = statistics.median(hostile) <= MOST_SLOWDOWN * statistics.median(quiet)
         if is_undisturbed and number >= LEAST_ROUNDS:
             break
     memory_mib, descriptors = (max(values) for values in zip(*seen))
