@@ -1,6 +1,7 @@
 //! The daemon that all inputs share, and what stands in it at the beginning of each.
 
 use super::schema::{Document, Request};
+use daemon::confinement::Confinement;
 use daemon::engine::{Engine, Options};
 use daemon::rest::{Listeners, UnixOptions};
 use reactor::CoreConfig;
@@ -61,6 +62,7 @@ impl Server {
             scan: Vec::new(),
             patience: Duration::from_secs(1),
             has_array_sockets: false,
+            confinement: Confinement::new(sandbox::Mode::Off),
         };
         let engine = Engine::start(options).expect("an engine");
         let unix = UnixOptions { path: directory.join("d.sock"), permissions: 0o600, group: None };
