@@ -10,7 +10,7 @@ use reactor::{CoreConfig, Cores};
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ const DISK_BYTES: u64 = 1 << 20;
 pub const DEADLINE: Duration = Duration::from_secs(10);
 /// Guest addresses of the second queue's memory start here.
 const SECOND_BASE: u64 = 1 << 40;
+/// Most io_urings: each of four threads has one and keeps 16 for events, and the queues use some.
+const MOST_RINGS: usize = 4 * 17 + 2 * QUEUES as usize;
 /// Inputs between two looks at the process's memory map, and how many lines it may grow by from then on.
 const INPUTS_PER_LOOK: u64 = 512;
 const MAP_SLACK: usize = 256;
@@ -125,8 +127,17 @@ impl Server {
     }
 }
 
+/// Open descriptors but rings: each thread keeps some for the events of later clients.
+///
+/// # Panics
+/// When there are more rings than the threads may keep.
 fn open_fds() -> usize {
-    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+    let files = std::fs::read_dir("/proc/self/fd").expect("this process").flatten();
+    let is_ring =
+        |path: &Path| std::fs::read_link(path).is_ok_and(|link| link.as_os_str() == "anon_inode:[io_uring]");
+    let (rings, others): (Vec<_>, Vec<_>) = files.map(|file| file.path()).partition(|path| is_ring(path));
+    assert!(rings.len() <= MOST_RINGS, "{} rings", rings.len());
+    others.len()
 }
 
 impl Toys {
