@@ -194,7 +194,8 @@ async fn assemble(
 ) -> Result<Rc<dyn Running>, Refusal> {
     let other = |error: String| Refusal::Other(error);
     let selection = select(disks, force, false, false).await?;
-    let spares = selection.spares();
+    // Only worlds with operations follow a disk that the keeper takes for another slot.
+    let spares = if shape.operations.is_some() { selection.spares() } else { Vec::new() };
     let array = Array::start(start_of(selection)).await.map_err(|error| match error {
         raid::array::StartError::TooFew { .. } => Refusal::TooFew,
         raid::array::StartError::DirtyDegraded { .. } => Refusal::DirtyDegraded,
