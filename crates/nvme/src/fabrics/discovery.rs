@@ -138,6 +138,7 @@ impl DiscoveryEntry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nqn::MAX_NQN;
     use super::*;
     use proptest::prelude::*;
 
@@ -166,7 +167,11 @@ mod tests {
             if named {
                 bytes[256..262].copy_from_slice(b"nqn.a\0");
             }
-            prop_assert_eq!(DiscoveryEntry::parse(&bytes).is_ok(), named);
+            let name = bytes[256..512].split(|byte| *byte == 0).next().filter(|name| name.len() < 256);
+            let text = name.filter(|name| (1..=MAX_NQN).contains(&name.len())).map(std::str::from_utf8);
+            let is_name = matches!(text, Some(Ok(text)) if !text.contains(char::is_control));
+            prop_assert!(is_name || !named);
+            prop_assert_eq!(DiscoveryEntry::parse(&bytes).is_ok(), is_name);
         }
     }
 }
