@@ -126,9 +126,7 @@ impl Step {
             Step::Upkeep(..) | Step::Group(..) | Step::Change(..) | Step::Export(_) | Step::Leave(_) => None,
         }
     }
-}
 
-impl Step {
     /// The volume that is made or grows.
     fn volume(&self) -> Option<&str> {
         match self {

@@ -9,6 +9,7 @@ use crate::engine::Options;
 use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State};
 use graph::kinds::confinement as devices;
+use graph::kinds::device::DeviceConfig;
 use graph::kinds::raid::member;
 use sandbox::{Access, Mode, Permits, Profile, Sandbox};
 use serving::control;
@@ -71,18 +72,21 @@ fn is_shared(directory: &Path) -> bool {
 
 /// Adds the needs of a device, or member of an array: a path or a specification.
 pub fn keep_device(text: &str, profile: &mut Profile) {
+    keep_parsed(text, profile);
+}
+
+/// Adds the needs of a device, and returns it. A text that cannot be parsed is refused when it is to be opened.
+fn keep_parsed(text: &str, profile: &mut Profile) -> Option<DeviceConfig> {
     devices::keep_read(text, profile);
-    // A text that cannot be parsed is refused when it is to be opened.
-    if let Ok(config) = member(text, true, false) {
-        config.keep(profile);
-    }
+    let config = member(text, true, false).ok()?;
+    config.keep(profile);
+    Some(config)
 }
 
 /// Adds the needs of an array's members, and the directories of those that are files, for new members.
 pub fn keep_members<'a>(members: impl IntoIterator<Item = &'a String>, profile: &mut Profile) {
     for text in members {
-        keep_device(text, profile);
-        if let Ok(config) = member(text, true, false) {
+        if let Some(config) = keep_parsed(text, profile) {
             config.keep_beside(profile);
         }
     }

@@ -265,8 +265,13 @@ impl<F: Folder> Store<F> {
     }
 
     fn put(&self, before: &State, state: &State, backup: Option<&str>) -> Result<(), StateError> {
-        self.check_length(before, state)?;
-        let Err(refused) = self.save(state, backup) else { return Ok(()) };
+        let bytes = self.encode(state)?;
+        // A state that makes room may be too long all the same.
+        if bytes.len() as u64 > MAX_WRITTEN && bytes.len() > self.encode(before)?.len() {
+            return Err(StateError::Full { path: self.directory.join(NAME), bytes: bytes.len() });
+        }
+        let saved = durable::replace(&self.folder, NAME, &bytes, backup).map_err(|error| self.failed(error));
+        let Err(refused) = saved else { return Ok(()) };
         match self.restore(before) {
             Ok(()) => Err(refused),
             Err(error) => {
@@ -286,22 +291,13 @@ impl<F: Folder> Store<F> {
         }
     }
 
-    fn save(&self, state: &State, backup: Option<&str>) -> Result<(), StateError> {
-        let io = |error| StateError::Io { path: self.directory.join(NAME), error };
-        durable::replace(&self.folder, NAME, &encode(state).map_err(io)?, backup).map_err(io)
+    /// A state as the file holds it.
+    fn encode(&self, state: &State) -> Result<Vec<u8>, StateError> {
+        encode(state).map_err(|error| self.failed(error))
     }
 
-    /// Whether there is room for a state. One that makes room may be too long all the same.
-    fn check_length(&self, before: &State, state: &State) -> Result<(), StateError> {
-        let path = || self.directory.join(NAME);
-        let length = |state| {
-            encode(state).map(|bytes| bytes.len()).map_err(|error| StateError::Io { path: path(), error })
-        };
-        let bytes = length(state)?;
-        match bytes as u64 > MAX_WRITTEN && bytes > length(before)? {
-            true => Err(StateError::Full { path: path(), bytes }),
-            false => Ok(()),
-        }
+    fn failed(&self, error: io::Error) -> StateError {
+        StateError::Io { path: self.directory.join(NAME), error }
     }
 
     /// Where it is.

@@ -228,7 +228,7 @@ impl Session {
         self.arm(boot.command_crash);
         for (_, command) in &boot.commands {
             self.note(&format!("{command:?}"));
-            let disks: Vec<_> = world.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+            let disks = world.plugged_disks();
             operate::run(world, &self.subject, &disks, *command).await;
             if !self.is_on() || world.has_failed() {
                 return false;
@@ -260,7 +260,7 @@ impl Session {
     async fn look(&self) {
         let world = &self.world;
         self.note("read-only start");
-        let disks: Vec<_> = world.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+        let disks = world.plugged_disks();
         match within(HANGS_NS, self.subject.look(&disks)).await {
             None => world.fail("a read-only start hangs".into()),
             Some(Ok(Some(running))) => {
@@ -378,7 +378,7 @@ impl Session {
         let world = &self.world;
         let mut force = false;
         loop {
-            let disks: Vec<_> = world.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect();
+            let disks = world.plugged_disks();
             self.note(if force { "assemble by force" } else { "assemble" });
             let assembly = self.subject.assemble(&world.shape, &disks, &self.cores, force);
             let Some(result) = within(HANGS_NS, assembly).await else {

@@ -251,6 +251,11 @@ impl World {
         self.disks().into_iter().chain(self.extras.disks()).collect()
     }
 
+    /// Those of them that are not dead.
+    pub fn plugged_disks(&self) -> Vec<SimDisk> {
+        self.all_disks().into_iter().filter(|disk| !disk.is_dead()).collect()
+    }
+
     /// Changes what is known of the budget of read errors.
     pub fn change_budget(&self, change: impl FnOnce(&mut Budget)) {
         let mut budget = self.budget.get();

@@ -10,9 +10,9 @@ use axum::Json;
 use axum::body::{BodyDataStream, Bytes, HttpBody};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
-use axum::http::StatusCode;
 use axum::http::header::{EXPECT, IF_MATCH};
 use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde::de::DeserializeOwned;
@@ -65,6 +65,11 @@ pub async fn hear_out(request: Request, next: Next) -> Response {
     };
     let _ = tokio::time::timeout(UNHEARD_TIMEOUT, unheard).await;
     answer
+}
+
+/// Whether a request of this method is to change something.
+pub fn is_change(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 /// A body in JSON: an object, whose sender may ask for what it says.

@@ -10,7 +10,7 @@
 use super::answer::Failure;
 use super::asks::Asked;
 use super::bounds::MAX_TARGET;
-use super::request::malformed;
+use super::request::{is_change, malformed};
 use crate::engine::Authority;
 use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::http::request::Parts;
@@ -280,7 +280,7 @@ pub async fn judge(mut request: Request, next: Next) -> Response {
             caller.refuse(&format!("{method} {path}"), roles).into_response()
         }
     };
-    if ![Method::GET, Method::HEAD, Method::OPTIONS].contains(&method) {
+    if is_change(&method) {
         let (who, role, status) = (&caller.who, caller.role.name(), response.status().as_u16());
         tracing::info!(target: "audit", %who, role, %method, path, status, "asked for");
     }

@@ -1,16 +1,17 @@
 //! Changes while the daemon stops: those in flight are answered, new ones are refused.
 
 use super::answer::Failure;
+use super::request::is_change;
 use crate::engine::Engine;
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 
 /// Lets requests that read pass, and changes unless the daemon stops.
 pub async fn refuse_changes(State(engine): State<Arc<Engine>>, request: Request, next: Next) -> Response {
-    if let Method::GET | Method::HEAD | Method::OPTIONS = *request.method() {
+    if !is_change(request.method()) {
         return next.run(request).await;
     }
     match engine.begin_change() {

@@ -4,7 +4,7 @@ use super::blocks::Writes;
 use super::pieces::LongWrite;
 use super::request::Blocks;
 use super::wire::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, Header};
-use crate::stream::{Link, Memory};
+use crate::stream::{Link, Memory, copy};
 use crate::target::Target;
 use block::{Data, Flags, IoError, IoResult, Op};
 use std::ops::Range;
@@ -166,22 +166,8 @@ async fn zero_part(target: &Target, at: u64, range: &Range<u64>, durable: Flags,
     target.transfer(Op::Read, Flags::NONE, at, block).await?;
     let start = range.start.max(at) - at;
     let end = range.end.min(at + u64::from(block_size)) - at;
-    let zeroes = [0; 4096];
-    for from in (start..end).step_by(zeroes.len()) {
-        let len = (end - from).min(4096) as usize;
-        block.part(from as usize, len).copy_from(&zeroes[..len]);
-    }
+    block.part(start as usize, (end - start) as usize).fill(0);
     target.transfer(Op::Write, durable, at, block).await
-}
-
-/// Copies `len` bytes from one place to another.
-fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, len: usize) {
-    let mut bytes = [0; 4096];
-    for at in (0..len).step_by(bytes.len()) {
-        let piece = &mut bytes[..(len - at).min(4096)];
-        from.part(from_at + at, piece.len()).copy_to(piece);
-        to.part(to_at + at, piece.len()).copy_from(piece);
-    }
 }
 
 /// How zeroes are to be written.

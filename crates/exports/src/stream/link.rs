@@ -1,6 +1,7 @@
 //! What a protocol has of a connection: the socket's way out, memory, and how it ends.
 
 use super::budget::{Account, PIECE, Purpose, Room};
+use super::wire::disconnect;
 use super::{Memory, Outbox, Parcel, Readiness, Seat, Store, Wire};
 use crate::stats::Connected;
 use crate::{Error, QueueStats};
@@ -236,8 +237,7 @@ impl Link {
     pub(crate) fn cut(&self, reason: &str) {
         let (export, peer) = self.names();
         tracing::warn!(export, peer, reason, "client disconnected");
-        // SAFETY: a plain system call on a descriptor that we own.
-        unsafe { libc::shutdown(self.wire.fd(), libc::SHUT_RDWR) };
+        disconnect(self.wire.socket());
     }
 
     /// The core is to look for requests again: memory has come back without a reply.
@@ -375,12 +375,11 @@ impl Link {
 
     /// Nobody listens any more. `false` when that was known.
     pub(super) fn break_off(&self) -> bool {
-        if matches!(self.state.get(), State::Broken | State::Gone) {
+        if self.is_broken() {
             return false;
         }
         self.go_to(State::Broken);
-        // SAFETY: a plain system call on a descriptor that we own.
-        unsafe { libc::shutdown(self.wire.fd(), libc::SHUT_RDWR) };
+        disconnect(self.wire.socket());
         self.outbox.borrow_mut().clear(|parcel| self.forget(parcel));
         if let Some(held_back) = self.held_back.borrow_mut().as_mut() {
             held_back.drain(..).for_each(|parcel| self.forget(parcel));

@@ -105,11 +105,8 @@ impl Memory {
         assert!(start + len <= self.len, "{len} bytes at {start} of {}", self.len);
         // SAFETY: no request has this memory now: it is borrowed exclusively.
         let data = unsafe { self.data() };
-        let mut bytes = [0; 4096];
-        for at in (0..len).step_by(bytes.len()).take_while(|_| start > 0) {
-            let piece = &mut bytes[..(len - at).min(4096)];
-            data.part(start + at, piece.len()).copy_to(piece);
-            data.part(at, piece.len()).copy_from(piece);
+        if start > 0 {
+            copy(data, start, data, 0, len);
         }
         let mut left = len;
         for segment in &mut self.lists.segments {
@@ -137,6 +134,16 @@ impl Memory {
             // SAFETY: a piece is part of a buffer of ours, and nobody writes there meanwhile.
             see(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
         }
+    }
+}
+
+/// Copies `len` bytes from one place to another, from the front on: the places may overlap if `to` is before `from`.
+pub(crate) fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, len: usize) {
+    let mut bytes = [0; 4096];
+    for at in (0..len).step_by(bytes.len()) {
+        let piece = &mut bytes[..(len - at).min(4096)];
+        from.part(from_at + at, piece.len()).copy_to(piece);
+        to.part(to_at + at, piece.len()).copy_from(piece);
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) use inbox::{Inbox, Received};
 pub(crate) use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
 pub(crate) use lobby::{Guest, Host, Lobby, Step, Talk};
-pub(crate) use memory::{Memory, Store};
+pub(crate) use memory::{Memory, Store, copy};
 pub(crate) use outbox::{MAX_FRONT, Outbox, Parcel};
 pub(crate) use places::Places;
 pub(crate) use readiness::Readiness;

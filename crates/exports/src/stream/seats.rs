@@ -13,9 +13,10 @@
 
 use super::budget::{MemoryBudget, Minimum, Reserved};
 use super::log_limit::LogLimit;
+use super::wire::disconnect;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// From so many places on, a quarter is kept from each address and each host that is not listed.
@@ -204,8 +205,7 @@ impl Seats {
             let place = table.taken.iter().position(|taken| taken.id == id).expect("just found");
             let gone = table.taken.remove(place);
             if let Some(socket) = gone.visitor.and_then(|socket| socket.upgrade()) {
-                // SAFETY: a plain system call on a descriptor that is open.
-                unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+                disconnect(&socket);
             }
             if let Some(count) = self.refusals.due() {
                 tracing::warn!(

@@ -59,6 +59,12 @@ impl Wire {
     }
 }
 
+/// Ends a connection in both directions, from any thread; whoever serves it sees the end.
+pub(super) fn disconnect(socket: &OwnedFd) {
+    // SAFETY: a plain system call on a descriptor that is open.
+    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+}
+
 /// TLS on an export: who may go without.
 #[derive(Clone, Debug)]
 pub struct Security {

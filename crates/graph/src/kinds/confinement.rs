@@ -29,6 +29,15 @@ impl DeviceConfig {
             DeviceConfig::Mem(_) | DeviceConfig::Null(_) => {}
         }
     }
+
+    /// Adds the directory of a member that is a file, for new members beside it.
+    pub fn keep_beside(&self, profile: &mut Profile) {
+        if let DeviceConfig::IoUring(options) = self
+            && let Some(directory) = directory_of(&options.path)
+        {
+            profile.allow(directory, Access::ReadWrite);
+        }
+    }
 }
 
 fn keep_file(profile: &mut Profile, options: &io_uring::Options) {
@@ -82,15 +91,20 @@ const CERTIFICATES: [&str; 5] = [
 
 /// Adds what any device may need that is made later, but for paths outside `/dev`: those depend on the device.
 pub fn keep_later(profile: &mut Profile) {
-    profile.allow("/dev", Access::ReadWrite);
-    profile.connect_anywhere();
-    profile.resolve_names();
-    keep_host_name(profile);
+    keep_newcomers(profile);
     CERTIFICATES.iter().for_each(|path| profile.allow(*path, Access::Read));
     profile.lock_memory();
     profile.keep(Capability::CAP_SYS_ADMIN); // nvme_uring
     // Devices may belong to others.
     profile.keep(Capability::CAP_DAC_OVERRIDE);
+}
+
+/// Keeps what drives and network devices need that are not known yet.
+fn keep_newcomers(profile: &mut Profile) {
+    profile.allow("/dev", Access::ReadWrite);
+    profile.connect_anywhere();
+    profile.resolve_names();
+    keep_host_name(profile);
 }
 
 /// Adds the files that are read when `text` is parsed as a member: a path, or a specification with keys in files. A
@@ -119,27 +133,13 @@ impl RaidConfig {
         if self.read_only {
             return;
         }
-        profile.allow("/dev", access);
-        profile.connect_anywhere();
-        profile.resolve_names();
-        keep_host_name(profile);
+        keep_newcomers(profile);
         for member in members {
             member.visit(&mut |base| {
                 if let Base::Leaf(config) = base {
                     config.keep_beside(profile);
                 }
             });
-        }
-    }
-}
-
-impl DeviceConfig {
-    /// Adds the directory of a member that is a file, for new members beside it.
-    pub fn keep_beside(&self, profile: &mut Profile) {
-        if let DeviceConfig::IoUring(options) = self
-            && let Some(directory) = directory_of(&options.path)
-        {
-            profile.allow(directory, Access::ReadWrite);
         }
     }
 }

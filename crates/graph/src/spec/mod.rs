@@ -64,9 +64,7 @@ impl Key {
     pub const fn read(self) -> Key {
         Key { is_read: true, ..self }
     }
-}
 
-impl Key {
     /// Whether its value names a place in the file system.
     pub fn is_path(&self) -> bool {
         matches!(self.value, "PATH" | "FILE" | "DIR")
