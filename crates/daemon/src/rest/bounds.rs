@@ -69,10 +69,14 @@ pub fn describe(document: &mut OpenApi) {
     let items = document.paths.paths.values();
     let operations = items.flat_map(|item| [&item.post, &item.put, &item.patch].into_iter().flatten());
     let contents = operations
-        .filter_map(|operation| operation.request_body.as_ref())
+        .filter_map(|operation| match &operation.request_body {
+            Some(RefOr::T(body)) => Some(body),
+            Some(RefOr::Ref(_)) | None => None,
+        })
         .flat_map(|body| body.content.values());
     for content in contents {
-        if let Some(RefOr::Ref(body)) = &content.schema
+        if let RefOr::T(content) = content
+            && let Some(RefOr::Ref(body)) = &content.schema
             && let Some(name) = body.ref_location.rsplit('/').next()
             && let Some(schema) = components.schemas.get_mut(name)
         {

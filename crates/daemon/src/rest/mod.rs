@@ -15,6 +15,7 @@ mod listen;
 mod page;
 mod pools;
 mod request;
+mod responses;
 mod roles;
 mod stopping;
 mod system;
@@ -105,6 +106,7 @@ pub fn document() -> Document {
 fn complete(mut document: Document) -> Document {
     roles::describe(&mut document);
     bounds::describe(&mut document);
+    responses::describe(&mut document);
     document
 }
 
