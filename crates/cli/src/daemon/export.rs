@@ -80,6 +80,9 @@ struct CreateArgs {
     /// Processors to serve it, out of those of the daemon
     #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
     cores: Option<CpuList>,
+    /// Name of the provisioner token that may delete it
+    #[arg(long, value_name = "TOKEN")]
+    label: Option<String>,
 }
 
 impl ExportArgs {
@@ -149,7 +152,7 @@ impl CreateArgs {
             options: self.options.iter().map(option).collect::<Result<_, _>>()?,
             read_only: self.read_only,
             cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
-            label: None,
+            label: self.label.clone(),
         })
     }
 }
@@ -196,6 +199,7 @@ fn show(export: &Export) -> String {
         ("options", options.join(" ")),
         ("read-only", if export.read_only { "yes".into() } else { String::new() }),
         ("processors", cores.join(", ")),
+        ("label", export.label.clone().unwrap_or_default()),
         ("state", export.state.name().into()),
         ("error", export.error.clone().unwrap_or_default()),
         ("where", export.description.clone().unwrap_or_default()),

@@ -50,6 +50,9 @@ enum VolumeCommand {
         /// An array or device without volumes holds something: overwrite it
         #[arg(long)]
         force: bool,
+        /// Name of the provisioner token that may change and delete it
+        #[arg(long, value_name = "TOKEN")]
+        label: Option<String>,
     },
     /// Make a volume larger, while it is in use
     Grow {
@@ -159,10 +162,10 @@ impl VolumeArgs {
                 session.print(&volume, || show(&volume));
                 Ok(())
             }
-            VolumeCommand::Create { name, on, size, qos, group, floor, force } => {
+            VolumeCommand::Create { name, on, size, qos, group, floor, force, label } => {
                 let (name, on, qos) = (name.clone(), on.clone(), qos.qos());
-                let (group, floor) = (group.clone(), floor.floor());
-                let new = NewVolume { name, on, size: size.0, qos, group, floor, force: *force, label: None };
+                let (group, floor, label) = (group.clone(), floor.floor(), label.clone());
+                let new = NewVolume { name, on, size: size.0, qos, group, floor, force: *force, label };
                 let made = session.client.change::<Begun<Volume>>(Method::POST, &["volumes"], &new)?;
                 finish(&session, made, &new.name, new.size)
             }
@@ -277,6 +280,7 @@ fn show(volume: &Volume) -> String {
         ("limits", limits(&volume.qos)),
         ("floor", floor_text(&volume.floor)),
         ("group", volume.group.clone().unwrap_or_default()),
+        ("label", volume.label.clone().unwrap_or_default()),
         ("exports", volume.exports.join(", ")),
         ("moves to", volume.moves_to.clone().unwrap_or_default()),
     ])
