@@ -14,6 +14,8 @@
 //! - When neither is, both may have held `g + 1`. No crash leaves that; two copies are damaged. The pool is refused.
 //!   A table with sequence number 1 is an exception: only the table without volumes that follows it at the creation may
 //!   be missing.
+//! - A whole table in the set to which its sequence number does not belong counts as damaged: no commit writes it there.
+//! - Two different tables with the sequence number `g` leave no choice. The pool is refused.
 //!
 //! A copy that is damaged, or that a crash has torn, is written again at the next opening, from the other copy of its set.
 //! Pools of a former format have one copy in each set; their first commit makes them what stands above.
@@ -66,6 +68,9 @@ pub enum State {
     Whole(Table),
     /// Bytes that are no table, or none that can be used.
     Bad(DecodeError),
+    /// A whole table with this sequence number, which belongs to the other set. No commit writes it here, so it proves
+    /// nothing.
+    Misplaced(u64),
     /// It cannot be read.
     Unreadable(IoError),
 }
@@ -89,6 +94,7 @@ impl std::fmt::Display for Copy {
                 write!(f, "sequence {sequence}, {volumes} volumes")
             }
             State::Bad(error) => write!(f, "{error}"),
+            State::Misplaced(sequence) => write!(f, "sequence {sequence}, which belongs to the other set"),
             State::Unreadable(error) => write!(f, "{error}"),
         }
     }
@@ -138,8 +144,9 @@ impl Found {
 /// When the device cannot be read at all. A copy that cannot be read is no error.
 pub async fn inspect(channel: &dyn Channel) -> Result<Vec<Copy>, IoError> {
     let mut copies = Vec::new();
-    for offset in SETS.into_iter().flatten() {
+    for (place, offset) in SETS.into_iter().flatten().enumerate() {
         let state = match read_copy(channel, offset).await {
+            Ok(Ok(table)) if table.sequence % 2 != place as u64 / 2 => State::Misplaced(table.sequence),
             Ok(Ok(table)) => State::Whole(table),
             Ok(Err(error)) => State::Bad(error),
             Err(error @ (IoError::Medium | IoError::Corrupt)) => State::Unreadable(error),
@@ -173,7 +180,13 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     if let Some(error) = later.into_iter().next().filter(|_| is_later) {
         return Err(ReadError::Decode(error));
     }
-    let newest = copies.iter().filter_map(Copy::table).max_by_key(|table| table.sequence).cloned();
+    let whole = || copies.iter().filter_map(Copy::table);
+    let newest = whole().max_by_key(|table| table.sequence).cloned();
+    let is_rival = |copy: &Table, newest: &Table| copy.sequence == newest.sequence && copy != newest;
+    // No commit writes two tables with one number: nothing says which of them was acknowledged.
+    if newest.as_ref().is_some_and(|newest| whole().any(|copy| is_rival(copy, newest))) {
+        return Err(ReadError::Damaged(copies));
+    }
     let Some(table) = newest else {
         // One copy that is no table: what a creation leaves that was cut short.
         let is_blank = |copy: &&Copy| copy.state == State::Bad(DecodeError::None);
@@ -385,3 +398,6 @@ pub async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64)
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
