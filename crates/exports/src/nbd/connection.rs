@@ -7,7 +7,7 @@ use super::reading::Reader;
 use super::request::Rules;
 use super::wire::{Command, Content, Header, encode_reply, refusal_of};
 use crate::Error;
-use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received, Wire};
+use crate::stream::{Found, Link, Memory, Protocol, Received, ReplyPart, Wire};
 use crate::target::Target;
 use block::{Device, IoResult};
 use std::cell::RefCell;
@@ -49,7 +49,7 @@ impl Session {
     #[inline]
     fn answer(&self, header: &Header, content: Content, data: Option<Memory>, link: &Link) {
         let form = self.rules.form;
-        link.send(Parcel::last(data, |to| encode_reply(form, header, content, to)));
+        link.send(ReplyPart::last(data, |to| encode_reply(form, header, content, to)));
     }
 
     /// Answers a request that was carried out.

@@ -8,12 +8,12 @@
 //! Every option is answered and unknown ones are refused, so that a client may try; only what leaves no way to go on
 //! ends the connection.
 //!
-//! Source: the NBD protocol, "Handshake", "Option types", "Option reply types".
+//! Source: the NBD protocol, "NbdHandshake", "Option types", "Option reply types".
 
 use super::offer::Offer;
 use super::options::{ALLOCATION, Contexts, Info, Malformed};
 use super::wire::{self, Form, u32_at, u64_at};
-use crate::stream::{Step, Talk};
+use crate::stream::{Handshake, HandshakeStep};
 
 /// Longest data of an option: names, and more queries than anybody has.
 const MAX_OPTION: usize = 32 << 10;
@@ -23,7 +23,7 @@ const OPTION_HEADER: usize = 16;
 const PADDING: usize = 124;
 
 /// A handshake with one client.
-pub(super) struct Handshake {
+pub(super) struct NbdHandshake {
     offer: Offer,
     tls: Tls,
     state: State,
@@ -72,9 +72,9 @@ enum State {
 /// Why an option is refused: a reply type, and a sentence for people.
 type Refused = (u32, &'static str);
 
-impl Handshake {
-    pub(super) fn new(offer: Offer, tls: Tls) -> Handshake {
-        Handshake {
+impl NbdHandshake {
+    pub(super) fn new(offer: Offer, tls: Tls) -> NbdHandshake {
+        NbdHandshake {
             offer,
             tls,
             state: State::Greet,
@@ -91,7 +91,7 @@ impl Handshake {
         self.identity.as_deref()
     }
 
-    /// What was agreed, once the handshake has come to [`Step::Serve`].
+    /// What was agreed, once the handshake has come to [`HandshakeStep::Serve`].
     pub(super) fn agreed(&self) -> Agreed {
         self.agreed
     }
@@ -115,7 +115,11 @@ impl Handshake {
     }
 
     /// Understands one option, if it is there whole; how long it was.
-    fn take_option(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<Option<(usize, Step)>, String> {
+    fn take_option(
+        &mut self,
+        input: &[u8],
+        output: &mut Vec<u8>,
+    ) -> Result<Option<(usize, HandshakeStep)>, String> {
         if input.len() < OPTION_HEADER {
             return Ok(None);
         }
@@ -129,20 +133,20 @@ impl Handshake {
             }
             refuse(option, (wire::REP_ERR_TOO_BIG, "the option is too long"), output);
             self.state = State::Skip(len);
-            return Ok(Some((OPTION_HEADER, Step::More)));
+            return Ok(Some((OPTION_HEADER, HandshakeStep::More)));
         }
         let Some(data) = input.get(OPTION_HEADER..OPTION_HEADER + len) else { return Ok(None) };
         let step = self.answer(option, data, output)?;
         Ok(Some((OPTION_HEADER + len, step)))
     }
 
-    fn answer(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<Step, String> {
+    fn answer(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
         if self.tls == Tls::Required && !matches!(option, wire::OPT_STARTTLS | wire::OPT_ABORT) {
             if option == wire::OPT_EXPORT_NAME {
                 return Err("NBD_OPT_EXPORT_NAME, which cannot be told that TLS comes first".into());
             }
             refuse(option, (wire::REP_ERR_TLS_REQD, "TLS comes first"), output);
-            return Ok(Step::More);
+            return Ok(HandshakeStep::More);
         }
         if !self.is_fixed && option != wire::OPT_EXPORT_NAME {
             return Err(format!(
@@ -153,7 +157,7 @@ impl Handshake {
             wire::OPT_EXPORT_NAME => return self.export_name(data, output),
             wire::OPT_ABORT => {
                 reply(option, wire::REP_ACK, &[], output);
-                return Ok(Step::Leave);
+                return Ok(HandshakeStep::Leave);
             }
             wire::OPT_LIST => self.list(data, output),
             wire::OPT_INFO | wire::OPT_GO => self.info(option, data, output),
@@ -169,9 +173,9 @@ impl Handshake {
             Err(refused) => refuse(option, refused, output),
         }
         Ok(match option {
-            wire::OPT_GO if done.is_ok() => Step::Serve,
-            wire::OPT_STARTTLS if done.is_ok() => Step::Secure,
-            _ => Step::More,
+            wire::OPT_GO if done.is_ok() => HandshakeStep::Serve,
+            wire::OPT_STARTTLS if done.is_ok() => HandshakeStep::Secure,
+            _ => HandshakeStep::More,
         })
     }
 
@@ -189,7 +193,7 @@ impl Handshake {
     }
 
     /// The one option whose refusal is the end, and whose answer has a form of its own.
-    fn export_name(&mut self, name: &[u8], output: &mut Vec<u8>) -> Result<Step, String> {
+    fn export_name(&mut self, name: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
         if self.agreed.form == Form::Extended {
             return Err("NBD_OPT_EXPORT_NAME after extended headers were agreed on".into());
         }
@@ -202,7 +206,7 @@ impl Handshake {
         if self.pads {
             output.extend([0; PADDING]);
         }
-        Ok(Step::Serve)
+        Ok(HandshakeStep::Serve)
     }
 
     fn choose(&mut self, name: &[u8]) {
@@ -293,12 +297,12 @@ impl Handshake {
     }
 }
 
-impl Talk for Handshake {
+impl Handshake for NbdHandshake {
     fn secured(&mut self, identity: Option<&str>) {
         self.identity = identity.map(Box::from);
     }
 
-    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String> {
+    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), String> {
         let mut used = 0;
         loop {
             let rest = &input[used..];
@@ -306,7 +310,7 @@ impl Talk for Handshake {
                 State::Greet => self.greet(output),
                 State::Flags => {
                     if rest.len() < 4 {
-                        return Ok((used, Step::More));
+                        return Ok((used, HandshakeStep::More));
                     }
                     self.take_flags(u32_at(rest, 0))?;
                     used += 4;
@@ -316,17 +320,17 @@ impl Talk for Handshake {
                     used += len;
                     if len < left {
                         self.state = State::Skip(left - len);
-                        return Ok((used, Step::More));
+                        return Ok((used, HandshakeStep::More));
                     }
                     self.state = State::Option;
                 }
                 // Whoever asks without listening is not asked for more: one answer, then it is sent.
                 State::Option => {
                     let Some((len, step)) = self.take_option(rest, output)? else {
-                        return Ok((used, Step::More));
+                        return Ok((used, HandshakeStep::More));
                     };
                     used += len;
-                    if step != Step::More || output.len() > MAX_OPTION {
+                    if step != HandshakeStep::More || output.len() > MAX_OPTION {
                         return Ok((used, step));
                     }
                 }
@@ -362,14 +366,14 @@ mod tests {
     use super::*;
     use block::Limits;
 
-    fn handshake() -> Handshake {
+    fn handshake() -> NbdHandshake {
         with(Tls::Off)
     }
 
-    fn with(tls: Tls) -> Handshake {
+    fn with(tls: Tls) -> NbdHandshake {
         let limits = Limits::new(1 << 20);
         let offer = Offer { name: "disk".into(), description: "a disk".into(), limits, is_read_only: false };
-        Handshake::new(offer, tls)
+        NbdHandshake::new(offer, tls)
     }
 
     fn option(number: u32, data: &[u8]) -> Vec<u8> {
@@ -383,17 +387,17 @@ mod tests {
 
     /// Everything said to a client that sends this after its flags, and how it ends. The client sends a byte at a
     /// time, and all at once: the server must say the same.
-    fn talk(flags: u8, input: &[u8]) -> (Vec<u8>, Result<Step, String>) {
+    fn exchange(flags: u8, input: &[u8]) -> (Vec<u8>, Result<HandshakeStep, String>) {
         let input = [&[0, 0, 0, flags], input].concat();
         let run = |piece: usize| {
             let (mut handshake, mut output, mut unread, mut at) = (handshake(), Vec::new(), Vec::new(), 0);
             loop {
                 let said = output.len();
                 match handshake.advance(&unread, &mut output) {
-                    Ok((used, Step::More)) => {
+                    Ok((used, HandshakeStep::More)) => {
                         unread.drain(..used);
                         if at == input.len() && output.len() == said {
-                            return (output, Ok(Step::More));
+                            return (output, Ok(HandshakeStep::More));
                         }
                         let end = input.len().min(at + piece);
                         unread.extend(&input[at..end]);
@@ -415,8 +419,8 @@ mod tests {
     /// A reply to an option: number, type, data.
     type Reply = (u32, u32, Vec<u8>);
 
-    fn replies(flags: u8, input: &[u8]) -> (Vec<Reply>, Result<Step, String>) {
-        let (output, step) = talk(flags, input);
+    fn replies(flags: u8, input: &[u8]) -> (Vec<Reply>, Result<HandshakeStep, String>) {
+        let (output, step) = exchange(flags, input);
         let mut rest = &output[18..];
         let mut replies = Vec::new();
         while !rest.is_empty() {
@@ -429,7 +433,7 @@ mod tests {
     }
 
     /// What is said to somebody who has just sent `input`, and how it goes on.
-    fn tell(handshake: &mut Handshake, input: &[u8]) -> (Vec<u8>, Result<Step, String>) {
+    fn tell(handshake: &mut NbdHandshake, input: &[u8]) -> (Vec<u8>, Result<HandshakeStep, String>) {
         let mut output = Vec::new();
         let end = handshake.advance(input, &mut output).map(|(used, step)| {
             assert_eq!(used, input.len());
@@ -448,27 +452,27 @@ mod tests {
     #[test]
     fn where_tls_is_required_nothing_else_is_answered_before_it() {
         let mut handshake = with(Tls::Required);
-        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(Step::More));
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
         let go = [string("disk"), vec![0, 0]].concat();
         for number in [wire::OPT_LIST, wire::OPT_INFO, wire::OPT_GO, wire::OPT_STRUCTURED_REPLY, 10, 11, 99] {
             let (said, end) = tell(&mut handshake, &option(number, &go));
             assert!(said.starts_with(&answer(number, wire::REP_ERR_TLS_REQD)), "{number}: {said:?}");
-            assert!(end == Ok(Step::More) && !said.windows(4).any(|bytes| bytes == b"disk"));
+            assert!(end == Ok(HandshakeStep::More) && !said.windows(4).any(|bytes| bytes == b"disk"));
         }
         let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, b"x"));
-        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(Step::More));
+        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(HandshakeStep::More));
         let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, &[]));
-        assert!(said.starts_with(&answer(5, wire::REP_ACK)) && end == Ok(Step::Secure));
+        assert!(said.starts_with(&answer(5, wire::REP_ACK)) && end == Ok(HandshakeStep::Secure));
         let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, &[]));
-        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(Step::More));
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(Step::Serve));
+        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(HandshakeStep::More));
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(HandshakeStep::Serve));
         let mut handshake = with(Tls::Required);
-        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(Step::More));
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
         let (said, end) = tell(&mut handshake, &option(wire::OPT_EXPORT_NAME, b"disk"));
         assert!(said.is_empty() && end.unwrap_err().contains("TLS comes first"));
         let mut handshake = with(Tls::Required);
-        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(Step::More));
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_ABORT, &[])).1, Ok(Step::Leave));
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_ABORT, &[])).1, Ok(HandshakeStep::Leave));
     }
 
     #[test]
@@ -481,58 +485,58 @@ mod tests {
             option(wire::OPT_SET_META_CONTEXT, &context),
             option(wire::OPT_STARTTLS, &[]),
         ];
-        assert_eq!(tell(&mut handshake, &early.concat()).1, Ok(Step::Secure));
+        assert_eq!(tell(&mut handshake, &early.concat()).1, Ok(HandshakeStep::Secure));
         let go = [string("disk"), vec![0, 0]].concat();
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(Step::Serve));
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(HandshakeStep::Serve));
         assert_eq!(handshake.agreed(), Agreed::default());
         let mut handshake = with(Tls::Off);
         let (said, end) =
             tell(&mut handshake, &[&[0, 0, 0, 3][..], &option(wire::OPT_STARTTLS, &[])].concat());
-        assert!(said.ends_with(b"no TLS") && end == Ok(Step::More));
+        assert!(said.ends_with(b"no TLS") && end == Ok(HandshakeStep::More));
     }
 
     #[test]
     fn without_the_fixed_handshake_a_client_may_name_its_export_and_nothing_else() {
-        let (output, step) = talk(0, &option(wire::OPT_EXPORT_NAME, b"disk"));
-        assert_eq!((output.len(), step), (18 + 10 + PADDING, Ok(Step::Serve)));
+        let (output, step) = exchange(0, &option(wire::OPT_EXPORT_NAME, b"disk"));
+        assert_eq!((output.len(), step), (18 + 10 + PADDING, Ok(HandshakeStep::Serve)));
         assert_eq!(output[18..26], (1u64 << 20).to_be_bytes());
         assert!(output[28..].iter().all(|byte| *byte == 0));
-        assert_eq!(talk(2, &option(wire::OPT_EXPORT_NAME, b"")).0.len(), 18 + 10, "no zeroes are wanted");
+        assert_eq!(exchange(2, &option(wire::OPT_EXPORT_NAME, b"")).0.len(), 18 + 10, "no zeroes are wanted");
         for number in [wire::OPT_LIST, wire::OPT_GO, 77] {
-            assert!(talk(0, &option(number, &[])).1.unwrap_err().contains("without the fixed handshake"));
+            assert!(exchange(0, &option(number, &[])).1.unwrap_err().contains("without the fixed handshake"));
         }
     }
 
     #[test]
     fn the_greeting_comes_first_and_strange_flags_end_it() {
-        let (output, step) = talk(3, &[]);
-        assert_eq!((output.as_slice(), step), (&b"NBDMAGICIHAVEOPT\0\x03"[..], Ok(Step::More)));
-        assert!(talk(4, &[]).1.unwrap_err().contains("0x4"));
+        let (output, step) = exchange(3, &[]);
+        assert_eq!((output.as_slice(), step), (&b"NBDMAGICIHAVEOPT\0\x03"[..], Ok(HandshakeStep::More)));
+        assert!(exchange(4, &[]).1.unwrap_err().contains("0x4"));
         let wrong = [b"IHAVENOT".to_vec(), vec![0; 8]].concat();
-        assert!(talk(3, &wrong).1.unwrap_err().contains("0x494841"));
+        assert!(exchange(3, &wrong).1.unwrap_err().contains("0x494841"));
     }
 
     #[test]
     fn a_client_of_old_gets_the_export_by_name_with_zeroes() {
         for (flags, padding) in [(1, 124), (3, 0)] {
             for name in ["", "disk"] {
-                let (output, step) = talk(flags, &option(1, name.as_bytes()));
-                assert_eq!(step, Ok(Step::Serve));
+                let (output, step) = exchange(flags, &option(1, name.as_bytes()));
+                assert_eq!(step, Ok(HandshakeStep::Serve));
                 let answer = &output[18..];
                 assert_eq!(answer.len(), 10 + padding);
                 assert_eq!((u64_at(answer, 0), u16_at(answer, 8)), (1 << 20, 0xd6d));
             }
         }
-        assert!(talk(3, &option(1, b"disc")).1.unwrap_err().contains("\"disc\""));
+        assert!(exchange(3, &option(1, b"disc")).1.unwrap_err().contains("\"disc\""));
         let extended = [option(11, &[]), option(1, b"")].concat();
-        assert!(talk(3, &extended).1.is_err());
+        assert!(exchange(3, &extended).1.is_err());
     }
 
     #[test]
     fn go_tells_what_there_is_and_begins() {
         let data = [string("disk"), vec![0, 3, 0, 1, 0, 2, 0, 99]].concat();
         let (replies, step) = replies(3, &option(7, &data));
-        assert_eq!(step, Ok(Step::Serve));
+        assert_eq!(step, Ok(HandshakeStep::Serve));
         let infos: Vec<_> = replies.iter().map(|(_, kind, data)| (*kind, data.clone())).collect();
         let export = [&[0, 0][..], &(1u64 << 20).to_be_bytes(), &[0x0d, 0x6d]].concat();
         let sizes = vec![0, 3, 0, 0, 2, 0, 0, 0, 16, 0, 2, 0, 0, 0];
@@ -550,10 +554,10 @@ mod tests {
     fn info_tells_the_same_and_goes_on() {
         let data = [string(""), vec![0, 0]].concat();
         let (first, step) = replies(3, &option(6, &data));
-        assert_eq!((first.len(), step), (3, Ok(Step::More)));
+        assert_eq!((first.len(), step), (3, Ok(HandshakeStep::More)));
         let unknown = [string("nothing"), vec![0, 0]].concat();
         let (replies, step) = replies(3, &[option(7, &unknown), option(6, &data)].concat());
-        assert_eq!(step, Ok(Step::More));
+        assert_eq!(step, Ok(HandshakeStep::More));
         assert_eq!((replies[0].1, replies.len()), (wire::REP_ERR_UNKNOWN, 4));
     }
 
@@ -578,15 +582,15 @@ mod tests {
         let kinds: Vec<_> = replies.iter().map(|(option, kind, _)| (*option, *kind)).collect();
         let (unsup, invalid) = (wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID);
         assert_eq!(kinds, [(4, unsup), (99, unsup), (5, unsup), (7, invalid), (10, invalid), (2, 1)]);
-        assert_eq!(step, Ok(Step::Leave));
+        assert_eq!(step, Ok(HandshakeStep::Leave));
     }
 
     #[test]
     fn an_option_that_is_too_long_is_skipped() {
         let long = option(7, &vec![0; MAX_OPTION + 1]);
         let (replies, step) = replies(3, &[long, option(3, &[])].concat());
-        assert_eq!((replies[0].1, replies[1].1, step), (wire::REP_ERR_TOO_BIG, 2, Ok(Step::More)));
-        assert!(talk(3, &option(1, &vec![b'x'; MAX_OPTION + 1])).1.is_err());
+        assert_eq!((replies[0].1, replies[1].1, step), (wire::REP_ERR_TOO_BIG, 2, Ok(HandshakeStep::More)));
+        assert!(exchange(3, &option(1, &vec![b'x'; MAX_OPTION + 1])).1.is_err());
     }
 
     fn agree(options: &[Vec<u8>]) -> (Agreed, Vec<u32>) {

@@ -32,13 +32,14 @@ mod wire;
 pub use crate::stream::{Address, MemoryBudget, Security};
 
 use crate::stream::{
-    Applicant, Guest, Host, Lobby, Minimum, Origin, PIECE, Parts, Places, Registry, SeatLimits, Seats,
+    AcceptHandler, Accepted, Acceptor, Applicant, ConnectionLimits, ConnectionSlots, Minimum, Origin, PIECE,
+    Parts, Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
 use blocks::RangeLock;
 use connection::{MAX_REQUESTS, Session};
-use handshake::{Handshake, Tls};
+use handshake::{NbdHandshake, Tls};
 use offer::Offer;
 use reactor::CoreRef;
 use request::Rules;
@@ -94,11 +95,17 @@ impl Config {
     }
 
     /// Places for clients; some are kept for each client that has a key.
-    fn seat_limits(&self) -> SeatLimits {
+    fn connection_limits(&self) -> ConnectionLimits {
         let listed: Vec<Box<str>> =
             self.tls.iter().flat_map(|tls| tls.server.identities()).cloned().collect();
         let is_closed = !listed.is_empty() && self.tls.as_ref().is_some_and(|tls| tls.is_required);
-        SeatLimits { total: self.clients, of_address: self.address_clients, of_host: None, listed, is_closed }
+        ConnectionLimits {
+            total: self.clients,
+            of_address: self.address_clients,
+            of_host: None,
+            listed,
+            is_closed,
+        }
     }
 
     fn check(&self, cores: usize, limits: &Limits) -> Result<(), Error> {
@@ -127,7 +134,7 @@ pub struct Nbd {
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
     places: Arc<Places>,
-    lobby: Option<Lobby>,
+    acceptor: Option<Acceptor>,
 }
 
 impl Nbd {
@@ -143,10 +150,11 @@ impl Nbd {
         let stats = Arc::new(Stats::new(cores.len()));
         let capacity = Arc::new(AtomicU64::new(limits.capacity));
         let name = format!("nbd:{}", config.address);
-        let seats = Seats::new(config.seat_limits(), config.memory.clone(), name.as_str().into());
-        let reception = Reception {
+        let slots =
+            ConnectionSlots::new(config.connection_limits(), config.memory.clone(), name.as_str().into());
+        let handler = NbdAcceptHandler {
             writes: RangeLock::new(cores, name.as_str().into()),
-            seats,
+            slots,
             registry,
             device: device.clone(),
             capacity: capacity.clone(),
@@ -156,13 +164,13 @@ impl Nbd {
             name: name.clone().into(),
             config: config.clone(),
         };
-        let lobby = Lobby::open(&config.address, name, reception)?;
-        Ok(Nbd { registry, device, capacity, stats, places, lobby: Some(lobby) })
+        let acceptor = Acceptor::open(&config.address, name, handler)?;
+        Ok(Nbd { registry, device, capacity, stats, places, acceptor: Some(acceptor) })
     }
 
     /// Where clients connect to: the socket's path, or address and port as the system chose them.
     pub fn address(&self) -> &str {
-        self.lobby.as_ref().map_or("", Lobby::address)
+        self.acceptor.as_ref().map_or("", Acceptor::address)
     }
 }
 
@@ -185,18 +193,18 @@ impl Export for Nbd {
 
 impl Drop for Nbd {
     fn drop(&mut self) {
-        if let Some(lobby) = self.lobby.take() {
-            lobby.close();
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.close();
         }
         self.registry.drain(self.places.cores());
     }
 }
 
 /// Who speaks with newcomers, on the control thread.
-struct Reception {
+struct NbdAcceptHandler {
     /// What serialises writes of parts of blocks.
     writes: Arc<RangeLock>,
-    seats: Arc<Seats>,
+    slots: Arc<ConnectionSlots>,
     registry: Registry,
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
@@ -208,7 +216,7 @@ struct Reception {
     config: Config,
 }
 
-impl Reception {
+impl NbdAcceptHandler {
     fn offer(&self) -> Offer {
         let Config { name, description, .. } = &self.config;
         let limits = self.device.limits();
@@ -217,49 +225,49 @@ impl Reception {
     }
 }
 
-impl Host for Reception {
-    type Talk = Handshake;
+impl AcceptHandler for NbdAcceptHandler {
+    type Handshake = NbdHandshake;
 
     /// Refuses before the handshake clients that cannot have a key for a place that is kept.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
         let may_prove = self.config.tls.as_ref().is_some_and(|tls| !tls.server.identities().is_empty());
-        may_prove || self.seats.check(Applicant { origin, host: None, is_proven: false }, peer).is_ok()
+        may_prove || self.slots.check(Applicant { origin, host: None, is_proven: false }, peer).is_ok()
     }
 
-    fn greet(&mut self, _peer: &str, _origin: Origin) -> Handshake {
+    fn greet(&mut self, _peer: &str, _origin: Origin) -> NbdHandshake {
         let tls = match &self.config.tls {
             None => Tls::Off,
             Some(Security { is_required: false, .. }) => Tls::Allowed,
             Some(Security { is_required: true, .. }) => Tls::Required,
         };
-        Handshake::new(self.offer(), tls)
+        NbdHandshake::new(self.offer(), tls)
     }
 
     fn tls(&self) -> Option<tls::Server> {
         self.config.tls.as_ref().map(|security| security.server.clone())
     }
 
-    fn admit(&mut self, guest: Guest<Handshake>) {
-        let host = guest.talk.identity();
-        let applicant = Applicant { origin: guest.origin, host, is_proven: host.is_some() };
-        let Ok(seat) = self.seats.take(applicant, MINIMUM, &guest.peer) else { return };
+    fn admit(&mut self, accepted: Accepted<NbdHandshake>) {
+        let host = accepted.handshake.identity();
+        let applicant = Applicant { origin: accepted.origin, host, is_proven: host.is_some() };
+        let Ok(slot) = self.slots.take(applicant, MINIMUM, &accepted.peer) else { return };
         let place = self.places.of_turn(self.next);
         self.next = self.next.wrapping_add(1);
-        let agreed = guest.talk.agreed();
+        let agreed = accepted.handshake.agreed();
         let offer = self.offer();
         tracing::info!(
             export = &*self.name,
-            peer = guest.peer,
+            peer = accepted.peer,
             core = place,
-            tls = guest.wire.agreed(),
+            tls = accepted.wire.agreed(),
             "client connected"
         );
         let parts = Parts {
-            wire: guest.wire,
-            peer: guest.peer,
+            wire: accepted.wire,
+            peer: accepted.peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),
-            seat,
+            slot,
             connected: self.stats.connect(),
         };
         let rules = Rules {
@@ -269,7 +277,7 @@ impl Host for Reception {
             knows_blocks: agreed.knows_blocks,
             limits: offer.limits,
         };
-        let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), guest.early);
+        let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), accepted.early);
         let writes = self.writes.clone();
         let open = move || Session::open(rules, device, &writes, capacity, &early);
         if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {

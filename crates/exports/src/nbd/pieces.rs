@@ -14,7 +14,7 @@ use super::blocks::Writes;
 use super::job::Job;
 use super::request::Rules;
 use super::wire::{CMD_FLAG_DF, Content, Form, Header, encode_reply, refusal_of};
-use crate::stream::{Link, PIECE, Parcel};
+use crate::stream::{Link, PIECE, ReplyPart};
 use crate::target::Target;
 use block::{Flags, IoError, IoResult, Op};
 use std::cell::Cell;
@@ -98,9 +98,9 @@ pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: 
                 encode_reply(rules.form, header, content, to)
             }
         };
-        let mut parcel = Parcel::new(Some(memory), front);
-        parcel.is_last = is_last;
-        link.send_piece(parcel);
+        let mut reply = ReplyPart::new(Some(memory), front);
+        reply.is_last = is_last;
+        link.send_piece(reply);
         done += len;
     }
     if done < header.len {
@@ -119,5 +119,5 @@ fn fail(header: &Header, rules: &Rules, error: IoError, is_promised: bool, link:
         link.cut("a read failed after a part of it was sent");
     }
     let content = Content::Failed(refusal_of(error, false));
-    link.send_piece(Parcel::last(None, |to| encode_reply(rules.form, header, content, to)));
+    link.send_piece(ReplyPart::last(None, |to| encode_reply(rules.form, header, content, to)));
 }

@@ -73,13 +73,13 @@ impl Reader {
                     let header = match Header::parse(unread, rules.form) {
                         Ok(header) => header,
                         Err(magic) => {
-                            return Ok(Found::Nonsense(format!("a request starts with {magic:#010x}")));
+                            return Ok(Found::ProtocolError(format!("a request starts with {magic:#010x}")));
                         }
                     };
                     self.inbox.consume(len);
                     let verdict = match rules.judge(&header, capacity) {
                         Verdict::Leave => return Ok(Found::Leave),
-                        Verdict::HangUp(reason) => return Ok(Found::Nonsense(reason.into())),
+                        Verdict::Disconnect(reason) => return Ok(Found::ProtocolError(reason.into())),
                         Verdict::Run { .. } | Verdict::Answer { .. } if is_closing => Verdict::Answer {
                             content: Content::Failed(SHUTDOWN),
                             skip: rules.payload(&header),

@@ -33,7 +33,7 @@ pub(super) enum Verdict {
     /// The client takes its leave: there is no answer, and nothing comes after it.
     Leave,
     /// Nothing that follows can be understood.
-    HangUp(&'static str),
+    Disconnect(&'static str),
 }
 
 /// Whole blocks.
@@ -68,7 +68,7 @@ impl Rules {
     pub(super) fn judge(&self, header: &Header, capacity: u64) -> Verdict {
         let payload = self.payload(header);
         if payload > MAX_SKIPPED || (self.form == Form::Extended && payload > MAX_PAYLOAD.into()) {
-            return Verdict::HangUp("a request has more payload than the server takes");
+            return Verdict::Disconnect("a request has more payload than the server takes");
         }
         match self.check(header, capacity) {
             Err(refusal) => Verdict::Answer { content: Content::Failed(refusal), skip: payload },
@@ -242,12 +242,12 @@ mod tests {
         assert_eq!(refused(judge(&structured, WRITE, 0, 1, 512)), (EINVAL, 512));
         assert_eq!(refused(judge(&structured, WRITE, 0x80, 0, 100)), (EINVAL, 100));
         assert_eq!(refused(judge(&structured, WRITE, 0, 0, 33 * MIB)), (EINVAL, 33 * MIB));
-        assert!(matches!(judge(&structured, WRITE, 0, 0, 65 * MIB), Verdict::HangUp(_)));
+        assert!(matches!(judge(&structured, WRITE, 0, 0, 65 * MIB), Verdict::Disconnect(_)));
         let extended = rules(Form::Extended);
         assert_eq!(refused(judge(&extended, WRITE, 0, 100, 512)), (EINVAL, 512));
         assert_eq!(refused(judge(&extended, READ, CMD_FLAG_PAYLOAD_LEN, 0, 512)), (EINVAL, 512));
-        assert!(matches!(judge(&extended, WRITE, CMD_FLAG_PAYLOAD_LEN, 0, 33 * MIB), Verdict::HangUp(_)));
-        assert!(matches!(judge(&extended, READ, CMD_FLAG_PAYLOAD_LEN, 0, u64::MAX), Verdict::HangUp(_)));
+        assert!(matches!(judge(&extended, WRITE, CMD_FLAG_PAYLOAD_LEN, 0, 33 * MIB), Verdict::Disconnect(_)));
+        assert!(matches!(judge(&extended, READ, CMD_FLAG_PAYLOAD_LEN, 0, u64::MAX), Verdict::Disconnect(_)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943;
 pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-/// Handshake flags, of either side.
+/// NbdHandshake flags, of either side.
 pub(super) const FLAG_FIXED_NEWSTYLE: u16 = 1;
 pub(super) const FLAG_NO_ZEROES: u16 = 1 << 1;
 

@@ -9,7 +9,7 @@
 use super::Auth;
 use super::controller::Controller;
 use super::subsystem::Refusal;
-use crate::stream::Step;
+use crate::stream::HandshakeStep;
 use nvme::fabrics::{FabricsType, auth};
 use nvme::{Sgl, Status, SubmissionEntry};
 use nvme_auth::controller::{OutOfTurn, Outcome};
@@ -40,7 +40,7 @@ pub(super) enum Answer {
 pub(super) struct Authentication {
     controller: Arc<Controller>,
     queue_id: u16,
-    talk: nvme_auth::Controller,
+    handshake: nvme_auth::Controller,
     commands: u32,
     peer: Box<str>,
 }
@@ -58,11 +58,11 @@ impl Authentication {
         let keys = keys.of(&controller.host.nqn).expect("only who has a secret is admitted").clone();
         let parties =
             Parties { host: controller.host.nqn.clone(), subsystem: controller.subsystem.nqn.clone() };
-        let talk = nvme_auth::Controller::new(parties, keys, choices.clone());
+        let handshake = nvme_auth::Controller::new(parties, keys, choices.clone());
         Some(Authentication {
             controller: controller.clone(),
             queue_id,
-            talk,
+            handshake,
             commands: 0,
             peer: peer.into(),
         })
@@ -73,21 +73,21 @@ impl Authentication {
         &mut self,
         entry: &SubmissionEntry,
         data: &[u8],
-    ) -> (Result<Answer, Refusal>, Step) {
+    ) -> (Result<Answer, Refusal>, HandshakeStep) {
         self.commands += 1;
         let result = match FabricsType::of(entry) {
             Some(FabricsType::AuthenticationSend) => self.send(entry, data),
             Some(FabricsType::AuthenticationReceive) => self.receive(entry),
             Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
             Some(FabricsType::Disconnect) if self.queue_id == 0 => Err(Status::INVALID_QUEUE_TYPE),
-            Some(FabricsType::Disconnect) => return (Ok(Answer::Result(0)), Step::Leave),
+            Some(FabricsType::Disconnect) => return (Ok(Answer::Result(0)), HandshakeStep::Leave),
             _ => Err(Status::AUTHENTICATION_REQUIRED),
         };
-        let step = match self.talk.outcome() {
-            Outcome::Authenticated => Step::Serve,
-            Outcome::Failed(_) => Step::Leave,
-            Outcome::Pending if self.commands >= MAX_COMMANDS => Step::Leave,
-            Outcome::Pending => Step::More,
+        let step = match self.handshake.outcome() {
+            Outcome::Authenticated => HandshakeStep::Serve,
+            Outcome::Failed(_) => HandshakeStep::Leave,
+            Outcome::Pending if self.commands >= MAX_COMMANDS => HandshakeStep::Leave,
+            Outcome::Pending => HandshakeStep::More,
         };
         self.note(step);
         (result.map_err(Refusal::from), step)
@@ -102,42 +102,42 @@ impl Authentication {
             // Messages are short; the host knows that they may come in the capsule (TCP 3.3.2.1).
             Sgl::Transport { .. } | Sgl::None | Sgl::Other { .. } => return Err(Status::INVALID_SGL_TYPE),
         }
-        self.talk.take(data).map_err(|OutOfTurn| Status::COMMAND_SEQUENCE_ERROR)?;
+        self.handshake.take(data).map_err(|OutOfTurn| Status::COMMAND_SEQUENCE_ERROR)?;
         Ok(Answer::Result(0))
     }
 
     fn receive(&mut self, entry: &SubmissionEntry) -> Result<Answer, Status> {
         let len = auth::parse_len(&entry.cdw).ok_or(Status::INVALID_FIELD)?;
         let Sgl::Transport { len: room } = entry.sgl else { return Err(Status::INVALID_SGL_TYPE) };
-        let message = self.talk.owed().ok_or(Status::COMMAND_SEQUENCE_ERROR)?.to_vec();
+        let message = self.handshake.owed().ok_or(Status::COMMAND_SEQUENCE_ERROR)?.to_vec();
         if room != len {
             return Err(Status::INVALID_SGL_LENGTH);
         }
         if message.len() > len as usize {
             return Err(Status::INVALID_FIELD);
         }
-        self.talk.deliver();
+        self.handshake.deliver();
         Ok(Answer::Data(message))
     }
 
     /// Says how it ended.
-    fn note(&self, step: Step) {
+    fn note(&self, step: HandshakeStep) {
         let Controller { subsystem, host, id, .. } = &*self.controller;
         let (export, host, peer, queue) = (&*subsystem.export, host.nqn.as_str(), &*self.peer, self.queue_id);
-        match (step, self.talk.outcome()) {
-            (Step::Serve, _) => {
-                let (hash, group) = self.talk.chosen().unzip();
+        match (step, self.handshake.outcome()) {
+            (HandshakeStep::Serve, _) => {
+                let (hash, group) = self.handshake.chosen().unzip();
                 let (hash, group) = (hash.map(Hash::name), group.map(Group::name));
                 tracing::info!(export, peer, host, controller = id, queue, hash, group, "host authenticated");
             }
-            (Step::Leave, Outcome::Failed(reason)) => {
+            (HandshakeStep::Leave, Outcome::Failed(reason)) => {
                 subsystem.failures.note(peer);
                 tracing::warn!(export, peer, host, queue, %reason, "a host cannot prove who it is");
             }
-            (Step::Leave, _) => {
+            (HandshakeStep::Leave, _) => {
                 tracing::warn!(export, peer, host, queue, "a host says too much before it proves who it is");
             }
-            (Step::More | Step::Secure | Step::Secured, _) => {}
+            (HandshakeStep::More | HandshakeStep::Secure | HandshakeStep::Secured, _) => {}
         }
     }
 }

@@ -132,7 +132,7 @@ impl Controller {
             *place = Arc::downgrade(socket);
             return;
         }
-        hang_up(socket);
+        disconnect(socket);
     }
 
     /// A queue's connection is gone.
@@ -149,13 +149,13 @@ impl Controller {
         let mut shared = self.shared();
         shared.events.is_over = true;
         shared.events.wakers.drain(..).for_each(Waker::wake);
-        std::mem::take(&mut shared.queues).values().filter_map(Weak::upgrade).for_each(|s| hang_up(&s));
+        std::mem::take(&mut shared.queues).values().filter_map(Weak::upgrade).for_each(|s| disconnect(&s));
     }
 
     /// Ends the I/O queues: the host has disabled the controller.
     fn end_io(&self, shared: &mut Shared) {
         let io = shared.queues.split_off(&1);
-        io.values().filter_map(Weak::upgrade).for_each(|socket| hang_up(&socket));
+        io.values().filter_map(Weak::upgrade).for_each(|socket| disconnect(&socket));
     }
 
     /// CC as the host set it.
@@ -396,7 +396,7 @@ impl Events {
 }
 
 /// Ends a connection from wherever: its core finds that nothing more comes, and answers what has come.
-fn hang_up(socket: &OwnedFd) {
+fn disconnect(socket: &OwnedFd) {
     // SAFETY: a plain system call on a descriptor that is open.
     unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) };
 }

@@ -7,7 +7,7 @@ use super::authentication::{Answer, Authentication};
 use super::ports::Port;
 use super::subsystem::{Admission, Refusal, Subsystem};
 use super::{ADMIN_MINIMUM, IN_CAPSULE_BYTES, IO_MINIMUM, MAX_H2C_DATA};
-use crate::stream::{Applicant, NoSeat, Origin, Seat, Seats, Step, Talk};
+use crate::stream::{Applicant, ConnectionSlot, ConnectionSlots, Handshake, HandshakeStep, NoSlot, Origin};
 use nvme::fabrics::{
     CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter, Nqn,
 };
@@ -24,7 +24,7 @@ use std::sync::Arc;
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// A talk with one newcomer.
-pub(super) struct Handshake {
+pub(super) struct NvmeHandshake {
     subsystem: Arc<Subsystem>,
     /// Where the host came.
     port: Arc<Port>,
@@ -39,9 +39,9 @@ pub(super) struct Handshake {
     head: u16,
     peer: Box<str>,
     origin: Origin,
-    seats: Arc<Seats>,
+    slots: Arc<ConnectionSlots>,
     /// The place of the queue, once its host has proven what it has to.
-    seat: Option<Seat>,
+    slot: Option<ConnectionSlot>,
 }
 
 /// What was agreed.
@@ -60,15 +60,15 @@ struct Rejected {
     pdu: Vec<u8>,
 }
 
-impl Handshake {
+impl NvmeHandshake {
     pub(super) fn new(
         subsystem: Arc<Subsystem>,
         port: Arc<Port>,
-        seats: Arc<Seats>,
+        slots: Arc<ConnectionSlots>,
         peer: &str,
         origin: Origin,
-    ) -> Handshake {
-        Handshake {
+    ) -> NvmeHandshake {
+        NvmeHandshake {
             subsystem,
             port,
             proven: None,
@@ -78,30 +78,30 @@ impl Handshake {
             head: 0,
             peer: peer.into(),
             origin,
-            seats,
-            seat: None,
+            slots,
+            slot: None,
         }
     }
 
-    /// What was agreed, once the talk has come to [`Step::Serve`], and the queue's place: discovery has none.
-    pub(super) fn agreed(self) -> Option<(Agreed, Option<Seat>)> {
+    /// What was agreed, once the talk has come to [`HandshakeStep::Serve`], and the queue's place: discovery has none.
+    pub(super) fn agreed(self) -> Option<(Agreed, Option<ConnectionSlot>)> {
         let agreed = Agreed { admission: self.admission?, framing: self.framing?, head: self.head };
-        Some((agreed, self.seat))
+        Some((agreed, self.slot))
     }
 
-    fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), Rejected> {
+    fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), Rejected> {
         let is_new = self.framing.is_none() && self.proven.is_none();
         if let (true, Some(security), Some(first)) = (is_new, &self.subsystem.tls, input.first()) {
             if *first == TLS_HANDSHAKE {
-                return Ok((0, Step::Secured));
+                return Ok((0, HandshakeStep::Secured));
             }
             if security.is_required {
                 let (export, peer) = (&*self.subsystem.export, &*self.peer);
                 tracing::warn!(export, peer, "a host comes without TLS, which is required");
-                return Ok((0, Step::Leave));
+                return Ok((0, HandshakeStep::Leave));
             }
         }
-        let Some(common) = input.first_chunk::<COMMON_BYTES>() else { return Ok((0, Step::More)) };
+        let Some(common) = input.first_chunk::<COMMON_BYTES>() else { return Ok((0, HandshakeStep::More)) };
         let incoming = self.framing.map_or(Framing::default(), |(incoming, _)| incoming);
         let reject = |fatal: Fatal| Rejected { fatal, pdu: input[..input.len().min(COMMAND_BYTES)].to_vec() };
         let frame = incoming.accept(common, Side::Host).map_err(reject)?;
@@ -112,12 +112,12 @@ impl Handshake {
         if frame.data_len > IN_CAPSULE_BYTES {
             return Err(reject(Fatal::field(4)));
         }
-        let Some(pdu) = input.get(..frame.len as usize) else { return Ok((0, Step::More)) };
+        let Some(pdu) = input.get(..frame.len as usize) else { return Ok((0, HandshakeStep::More)) };
         frame.check_header_digest(pdu).map_err(reject)?;
         let step = match pdu.first_chunk::<IC_BYTES>() {
             Some(header) if expected == PduType::IcReq => {
                 self.initialize(&IcReq::parse(header).map_err(reject)?, output);
-                Step::More
+                HandshakeStep::More
             }
             _ => self.command(pdu, &frame, output),
         };
@@ -138,17 +138,17 @@ impl Handshake {
     }
 
     /// Answers a command: the first has to be a Connect, what may follow is what proves who the host is.
-    fn command(&mut self, pdu: &[u8], frame: &Frame, output: &mut Vec<u8>) -> Step {
+    fn command(&mut self, pdu: &[u8], frame: &Frame, output: &mut Vec<u8>) -> HandshakeStep {
         let header = pdu.first_chunk::<COMMAND_BYTES>().expect("the frame was accepted");
         let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, frame).entry);
         let data = &pdu[frame.data_offset..][..frame.data_len as usize];
         let is_intact = !frame.has_data_digest || data_digest(data) == pdu[pdu.len() - DIGEST_BYTES..];
         let (result, step) = match (is_intact, &mut self.authentication) {
-            (false, _) => (Err(Status::TRANSIENT_TRANSPORT_ERROR.into()), Step::Leave),
+            (false, _) => (Err(Status::TRANSIENT_TRANSPORT_ERROR.into()), HandshakeStep::Leave),
             (true, Some(authentication)) => match authentication.command(&entry, data) {
-                (Ok(answer), Step::Serve) => match self.begin() {
-                    Ok(()) => (Ok(answer), Step::Serve),
-                    Err(refusal) => (Err(refusal), Step::Leave),
+                (Ok(answer), HandshakeStep::Serve) => match self.begin() {
+                    Ok(()) => (Ok(answer), HandshakeStep::Serve),
+                    Err(refusal) => (Err(refusal), HandshakeStep::Leave),
                 },
                 other => other,
             },
@@ -157,7 +157,7 @@ impl Handshake {
                 Err(refusal) => {
                     let status = refusal.status;
                     tracing::info!(export = &*self.subsystem.export, %status, "a host may not connect");
-                    (Err(refusal), Step::Leave)
+                    (Err(refusal), HandshakeStep::Leave)
                 }
             },
         };
@@ -166,24 +166,27 @@ impl Handshake {
     }
 
     /// A host may have a queue, though it may have to prove that it is that host.
-    fn welcome(&mut self, admission: Admission) -> (Result<Answer, Refusal>, Step) {
+    fn welcome(&mut self, admission: Admission) -> (Result<Answer, Refusal>, HandshakeStep) {
         let controller = &admission.membership.controller;
         self.authentication = Authentication::required(controller, admission.queue_id, &self.peer);
         let (controller_id, needs_authentication) = (controller.id, self.authentication.is_some());
         let (is_discovery, host) = (controller.is_discovery, controller.host.nqn.clone());
         let result = ConnectResponse { controller_id, needs_authentication }.result();
         self.admission = Some(admission);
-        let seated = match (is_discovery, needs_authentication) {
+        let connected = match (is_discovery, needs_authentication) {
             (true, _) => Ok(()),
-            (false, false) => self.take_seat(self.proven.is_some()),
+            (false, false) => self.take_slot(self.proven.is_some()),
             // The place is taken when the host has proven itself; without one it need not begin.
-            (false, true) => self.seats.check(self.applicant(host.as_str(), true), &self.peer),
+            (false, true) => self.slots.check(self.applicant(host.as_str(), true), &self.peer),
         };
-        if seated.is_err() {
+        if connected.is_err() {
             self.admission = None;
-            return (Err(Status::CONNECT_CONTROLLER_BUSY.into()), Step::Leave);
+            return (Err(Status::CONNECT_CONTROLLER_BUSY.into()), HandshakeStep::Leave);
         }
-        (Ok(Answer::Result(result)), if needs_authentication { Step::More } else { Step::Serve })
+        (
+            Ok(Answer::Result(result)),
+            if needs_authentication { HandshakeStep::More } else { HandshakeStep::Serve },
+        )
     }
 
     fn applicant<'a>(&self, host: &'a str, is_proven: bool) -> Applicant<'a> {
@@ -191,17 +194,17 @@ impl Handshake {
     }
 
     /// Takes the place of the queue that was admitted.
-    fn take_seat(&mut self, is_proven: bool) -> Result<(), NoSeat> {
+    fn take_slot(&mut self, is_proven: bool) -> Result<(), NoSlot> {
         let Some(admission) = &self.admission else { return Ok(()) };
         let host = &admission.membership.controller.host.nqn;
         let minimum = if admission.queue_id == 0 { ADMIN_MINIMUM } else { IO_MINIMUM };
-        self.seat = Some(self.seats.take(self.applicant(host.as_str(), is_proven), minimum, &self.peer)?);
+        self.slot = Some(self.slots.take(self.applicant(host.as_str(), is_proven), minimum, &self.peer)?);
         Ok(())
     }
 
     /// The host has proven itself: its queue gets its place, and is one of the controller's.
     fn begin(&mut self) -> Result<(), Refusal> {
-        self.take_seat(true).map_err(|_| Status::CONNECT_CONTROLLER_BUSY)?;
+        self.take_slot(true).map_err(|_| Status::CONNECT_CONTROLLER_BUSY)?;
         self.admission.as_mut().map_or(Ok(()), |admission| admission.membership.join())
     }
 
@@ -254,7 +257,7 @@ impl Handshake {
     }
 }
 
-impl Handshake {
+impl NvmeHandshake {
     /// Whether a newcomer may say that it is this host: one that has a key has shown it.
     fn check_proof(&self, data: &ConnectData) -> Result<(), Refusal> {
         let has_key = |host| self.subsystem.tls.as_ref().is_some_and(|security| security.keys.have(host));
@@ -278,12 +281,12 @@ fn data_digest(data: &[u8]) -> [u8; DIGEST_BYTES] {
     digest.to_bytes()
 }
 
-impl Talk for Handshake {
+impl Handshake for NvmeHandshake {
     fn secured(&mut self, identity: Option<&str>) {
         self.proven = identity.and_then(named_by);
     }
 
-    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String> {
+    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), String> {
         let mut used = 0;
         loop {
             let (len, step) = match self.next(&input[used..], output) {
@@ -293,11 +296,11 @@ impl Talk for Handshake {
                     let mut bytes = [0; MAX_TERMINATION_BYTES];
                     let len = TermReq::encode(fatal, Side::Controller, &pdu, &mut bytes);
                     output.extend(&bytes[..len]);
-                    return Ok((used, Step::Leave));
+                    return Ok((used, HandshakeStep::Leave));
                 }
             };
             used += len;
-            if step != Step::More || len == 0 {
+            if step != HandshakeStep::More || len == 0 {
                 return Ok((used, step));
             }
         }

@@ -44,11 +44,12 @@ pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
 use crate::stream::{
-    Guest, Host, Lobby, Memory, Minimum, Origin, Parts, Places, Registry, SeatLimits, Seats,
+    AcceptHandler, Accepted, Acceptor, ConnectionLimits, ConnectionSlots, Memory, Minimum, Origin, Parts,
+    Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
-use handshake::Handshake;
+use handshake::NvmeHandshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
 use ports::Port;
 use reactor::CoreRef;
@@ -181,7 +182,7 @@ impl Config {
     }
 
     /// Places at one port; some are kept for each host that is named and may come.
-    fn seat_limits(&self) -> SeatLimits {
+    fn connection_limits(&self) -> ConnectionLimits {
         let of_auth = self.auth.iter().flat_map(|auth| auth.keys.hosts());
         let of_tls = self.tls.iter().flat_map(|tls| tls.keys.hosts());
         let named: BTreeSet<&Nqn> = self.hosts.iter().chain(of_auth).chain(of_tls).collect();
@@ -193,7 +194,7 @@ impl Config {
         };
         let listed = named.into_iter().filter(may_come).map(|host| host.as_str().into()).collect();
         let needs_key = self.auth.is_some() || self.tls.as_ref().is_some_and(|tls| tls.is_required);
-        SeatLimits {
+        ConnectionLimits {
             is_closed: !self.hosts.is_empty() || needs_key,
             total: self.clients,
             of_address: self.address_clients,
@@ -246,7 +247,7 @@ pub struct NvmeTcp {
     stats: Arc<Stats>,
     places: Arc<Places>,
     /// One for each port.
-    lobbies: Vec<Lobby>,
+    acceptors: Vec<Acceptor>,
 }
 
 impl NvmeTcp {
@@ -276,7 +277,7 @@ impl NvmeTcp {
         }
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
-        let seat_limits = config.seat_limits();
+        let connection_limits = config.connection_limits();
         let Config { ports, hosts, auth, tls, queues, memory, .. } = config;
         let states = ports.iter().map(|port| port.state);
         let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
@@ -294,12 +295,12 @@ impl NvmeTcp {
         );
         let subsystem = Arc::new(subsystem);
         let (registry, stats) = (Registry::new(), Arc::new(Stats::new(cores.len())));
-        let mut export = NvmeTcp { subsystem, registry, stats, places, lobbies: Vec::new() };
+        let mut export = NvmeTcp { subsystem, registry, stats, places, acceptors: Vec::new() };
         for (port, listens) in export.subsystem.ports.clone().iter().zip(&ports) {
-            let reception = Reception {
+            let handler = NvmeAcceptHandler {
                 subsystem: export.subsystem.clone(),
                 port: port.clone(),
-                seats: Seats::new(seat_limits.clone(), memory.clone(), name.clone()),
+                slots: ConnectionSlots::new(connection_limits.clone(), memory.clone(), name.clone()),
                 tls: server.clone(),
                 registry,
                 stats: export.stats.clone(),
@@ -307,9 +308,9 @@ impl NvmeTcp {
                 next: usize::from(port.id) - 1,
                 name: name.clone(),
             };
-            let lobby = Lobby::open(&listens.address, name.to_string(), reception)?;
-            port.opened(lobby.address());
-            export.lobbies.push(lobby);
+            let acceptor = Acceptor::open(&listens.address, name.to_string(), handler)?;
+            port.opened(acceptor.address());
+            export.acceptors.push(acceptor);
         }
         Ok(export)
     }
@@ -321,7 +322,7 @@ impl NvmeTcp {
 
     /// As [`NvmeTcp::address`], of every port.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.lobbies.iter().map(Lobby::address)
+        self.acceptors.iter().map(Acceptor::address)
     }
 
     /// How well namespaces are reached over a port, by its place in the configuration.
@@ -410,16 +411,16 @@ impl Export for NvmeTcp {
 
 impl Drop for NvmeTcp {
     fn drop(&mut self) {
-        self.lobbies.drain(..).for_each(Lobby::close);
+        self.acceptors.drain(..).for_each(Acceptor::close);
         self.registry.drain(self.places.cores());
     }
 }
 
 /// Who speaks with newcomers to a port, on its control thread.
-struct Reception {
+struct NvmeAcceptHandler {
     subsystem: Arc<Subsystem>,
     port: Arc<Port>,
-    seats: Arc<Seats>,
+    slots: Arc<ConnectionSlots>,
     tls: Option<tls::Server>,
     registry: Registry,
     stats: Arc<Stats>,
@@ -429,22 +430,23 @@ struct Reception {
     name: Arc<str>,
 }
 
-impl Host for Reception {
-    type Talk = Handshake;
+impl AcceptHandler for NvmeAcceptHandler {
+    type Handshake = NvmeHandshake;
 
-    fn greet(&mut self, peer: &str, origin: Origin) -> Handshake {
-        Handshake::new(self.subsystem.clone(), self.port.clone(), self.seats.clone(), peer, origin)
+    fn greet(&mut self, peer: &str, origin: Origin) -> NvmeHandshake {
+        NvmeHandshake::new(self.subsystem.clone(), self.port.clone(), self.slots.clone(), peer, origin)
     }
 
     fn tls(&self) -> Option<tls::Server> {
         self.tls.clone()
     }
 
-    fn admit(&mut self, guest: Guest<Handshake>) {
-        let Some((agreed, seat)) = guest.talk.agreed() else { return };
+    fn admit(&mut self, accepted: Accepted<NvmeHandshake>) {
+        let Some((agreed, slot)) = accepted.handshake.agreed() else { return };
         // Only who asks what there is has no place yet.
-        let visit = || self.seats.visit(guest.origin, ADMIN_MINIMUM, guest.wire.socket(), &guest.peer);
-        let Ok(seat) = seat.map_or_else(visit, Ok) else { return };
+        let visit =
+            || self.slots.visit(accepted.origin, ADMIN_MINIMUM, accepted.wire.socket(), &accepted.peer);
+        let Ok(slot) = slot.map_or_else(visit, Ok) else { return };
         let controller = agreed.admission.membership.controller.clone();
         let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
         // Queues of a controller go round the cores; so do controllers.
@@ -456,7 +458,7 @@ impl Host for Reception {
         if queue == 0 {
             self.next = turn.wrapping_add(1);
         }
-        let (peer, host) = (guest.peer, controller.host.nqn.as_str());
+        let (peer, host) = (accepted.peer, controller.host.nqn.as_str());
         tracing::info!(
             export = &*self.name,
             peer,
@@ -464,18 +466,18 @@ impl Host for Reception {
             controller = controller.id,
             port = self.port.id,
             queue,
-            tls = guest.wire.agreed(),
+            tls = accepted.wire.agreed(),
             core = place,
             "host connected"
         );
-        controller.attach(queue, guest.wire.socket());
-        let (weak, early) = (Arc::downgrade(guest.wire.socket()), guest.early);
+        controller.attach(queue, accepted.wire.socket());
+        let (weak, early) = (Arc::downgrade(accepted.wire.socket()), accepted.early);
         let parts = Parts {
-            wire: guest.wire,
+            wire: accepted.wire,
             peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),
-            seat,
+            slot,
             connected: self.stats.connect(),
         };
         let open = move || Session::open(agreed, &early, &weak);

@@ -8,7 +8,7 @@ use super::subsystem::Membership;
 use super::transfers::{Ended, Transfers};
 use super::{MAX_TRANSFER, data_digest};
 use crate::Error;
-use crate::stream::{Found, Link, Memory, Parcel, Protocol, Received, Wire};
+use crate::stream::{Found, Link, Memory, Protocol, Received, ReplyPart, Wire};
 use crate::target::Target;
 use block::IoError;
 use nvme::tcp::{
@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-/// Bytes of a rejected PDU that fit behind a termination's header into the front of a parcel.
+/// Bytes of a rejected PDU that fit behind a termination's header into the front of a reply.
 const REJECTED_BYTES: usize = 64;
 
 /// One queue of a controller.
@@ -146,7 +146,7 @@ impl Session {
         let memory = link.memory(len).await;
         let tag = self.transfers.borrow_mut().begin(command_id, memory);
         let request = R2t { command_id, tag, offset: 0, len: len as u32 };
-        link.send(Parcel::new(None, |to| request.encode(&self.framing, to)));
+        link.send(ReplyPart::new(None, |to| request.encode(&self.framing, to)));
         match poll_fn(|cx| self.transfers.borrow_mut().poll(tag, cx)).await {
             Ended::Whole { memory, is_intact: true } => Ok(memory),
             Ended::Whole { is_intact: false, .. } => Err(Status::TRANSIENT_TRANSPORT_ERROR.into()),
@@ -195,7 +195,7 @@ impl Session {
             ..CompletionEntry::new(command_id, status)
         };
         let Some(mut memory) = reply.data else {
-            return link.send(Parcel::last(None, |to| self.encode(&completion, to)));
+            return link.send(ReplyPart::last(None, |to| self.encode(&completion, to)));
         };
         let len = memory.len();
         // The data stands for its success where the host does not look for the head of the queue.
@@ -204,10 +204,10 @@ impl Session {
         let digest = self.framing.data_digest.then(|| data_digest(&mut memory, 0, len));
         let front = |to: &mut [u8; crate::stream::MAX_FRONT]| front.encode(&self.framing, to);
         if is_success && digest.is_none() {
-            return link.send(Parcel::last(Some(memory), front));
+            return link.send(ReplyPart::last(Some(memory), front));
         }
-        link.send(Parcel::new(Some(memory), front));
-        link.send(Parcel::last(None, |to| {
+        link.send(ReplyPart::new(Some(memory), front));
+        link.send(ReplyPart::last(None, |to| {
             let tail = digest.map_or(0, |digest| {
                 to[..DIGEST_BYTES].copy_from_slice(&digest);
                 DIGEST_BYTES
@@ -228,7 +228,7 @@ impl Session {
         let mut bytes = [0; MAX_TERMINATION_BYTES];
         let pdu = &pdu[..pdu.len().min(REJECTED_BYTES)];
         let len = TermReq::encode(*fatal, Side::Controller, pdu, &mut bytes);
-        link.say_last(Parcel::new(None, |to| {
+        link.say_last(ReplyPart::new(None, |to| {
             to[..len].copy_from_slice(&bytes[..len]);
             len
         }));

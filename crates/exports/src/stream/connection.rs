@@ -76,7 +76,7 @@ pub(crate) enum Found<J> {
     /// The client takes its leave, or was told to.
     Leave,
     /// The stream makes no sense from here on.
-    Nonsense(String),
+    ProtocolError(String),
 }
 
 /// A connection that this core serves.
@@ -132,7 +132,7 @@ impl<P: Protocol> Connection<P> {
         self.link.until(|| self.link.state() != State::Open).await;
         let is_answered = || self.is_answered();
         while !self.link.until_patiently(is_answered).await {
-            self.hang_up("it does not take its replies");
+            self.disconnect("it does not take its replies");
         }
         self.is_over.set(true);
         self.slots.wake_all();
@@ -150,7 +150,7 @@ impl<P: Protocol> Connection<P> {
 
     /// Hangs up on a client that leaves no other way.
     #[cold]
-    fn hang_up(&self, reason: &str) {
+    fn disconnect(&self, reason: &str) {
         let (export, peer) = self.link.names();
         tracing::warn!(export, peer, reason, "hung up on a client");
         self.break_off();
@@ -206,7 +206,7 @@ impl<P: Protocol> Connection<P> {
                 Found::Job(job) => self.todo.borrow_mut().push_back(job),
                 Found::Done => {}
                 Found::Leave => self.leave(),
-                Found::Nonsense(reason) => self.hang_up(&reason),
+                Found::ProtocolError(reason) => self.disconnect(&reason),
             }
             count += 1;
         }

@@ -2,7 +2,7 @@
 
 use super::budget::{Account, PIECE, Purpose, Room};
 use super::wire::disconnect;
-use super::{Memory, Outbox, Parcel, Readiness, Seat, Store, Wire};
+use super::{ConnectionSlot, Memory, Outbox, Readiness, ReplyPart, Store, Wire};
 use crate::stats::Connected;
 use crate::{Error, QueueStats};
 use reactor::{Permits, SourceHandle, current};
@@ -26,7 +26,7 @@ pub(crate) struct Parts {
     /// The export's name, for logs.
     pub(crate) export: Arc<str>,
     pub(crate) stats: Arc<QueueStats>,
-    pub(crate) seat: Seat,
+    pub(crate) slot: ConnectionSlot,
     pub(crate) connected: Connected,
 }
 
@@ -78,20 +78,20 @@ pub(crate) struct Link {
     turn: Permits,
     scratch: Permits,
     /// Replies that wait for the end of one that goes in pieces, if that must not be interrupted.
-    held_back: RefCell<Option<Vec<Parcel>>>,
+    held_back: RefCell<Option<Vec<ReplyPart>>>,
     state: Cell<State>,
     pub(super) handle: OnceCell<SourceHandle>,
     /// Who waits for the connection's life to go on.
     watchers: RefCell<Vec<Waker>>,
-    _seat: Seat,
+    _slot: ConnectionSlot,
     _connected: Connected,
 }
 
 impl Link {
     pub(super) fn new(parts: Parts, store: Store, max_requests: usize) -> Result<Link, Error> {
         let failed = |source| Error::System { action: "watch a client's socket", source };
-        let Parts { wire, peer, export, stats, mut seat, connected } = parts;
-        let account = Account::new(seat.take_reserved());
+        let Parts { wire, peer, export, stats, mut slot, connected } = parts;
+        let account = Account::new(slot.take_reserved());
         Ok(Link {
             readiness: Readiness::new(wire.fd()).map_err(failed)?,
             wire,
@@ -109,7 +109,7 @@ impl Link {
             state: Cell::new(State::Open),
             handle: OnceCell::new(),
             watchers: RefCell::default(),
-            _seat: seat,
+            _slot: slot,
             _connected: connected,
         })
     }
@@ -214,16 +214,16 @@ impl Link {
     }
 
     /// Sends a piece of the reply whose turn it is.
-    pub(crate) fn send_piece(&self, parcel: Parcel) {
+    pub(crate) fn send_piece(&self, reply: ReplyPart) {
         let held_back = self.held_back.take();
-        self.send(parcel);
+        self.send(reply);
         *self.held_back.borrow_mut() = held_back;
     }
 
     /// The reply whose turn it was has ended: others go.
     pub(crate) fn end_pieces(&self) {
         let held_back = self.held_back.take();
-        held_back.into_iter().flatten().for_each(|parcel| self.send(parcel));
+        held_back.into_iter().flatten().for_each(|reply| self.send(reply));
         self.turn.release(1);
     }
 
@@ -256,26 +256,26 @@ impl Link {
         self.store.take(len)
     }
 
-    /// Sends a parcel. With the last of a request's the request is over when the client has it.
+    /// Sends a reply. With the last of a request's the request is over when the client has it.
     #[inline]
-    pub(crate) fn send(&self, parcel: Parcel) {
+    pub(crate) fn send(&self, reply: ReplyPart) {
         if self.state.get() == State::Broken {
-            self.forget(parcel);
+            self.forget(reply);
             self.wake_watchers();
             return;
         }
         if let Some(held_back) = self.held_back.borrow_mut().as_mut() {
-            return held_back.push(parcel);
+            return held_back.push(reply);
         }
-        self.outbox.borrow_mut().push(parcel);
+        self.outbox.borrow_mut().push(reply);
         self.handle().activate();
     }
 
     /// Sends the last thing that there is to say: the connection does not end before.
-    pub(crate) fn say_last(&self, mut parcel: Parcel) {
+    pub(crate) fn say_last(&self, mut reply: ReplyPart) {
         self.requests.set(self.requests.get() + 1);
-        parcel.is_last = true;
-        self.send(parcel);
+        reply.is_last = true;
+        self.send(reply);
     }
 
     /// A request is over and will not be answered.
@@ -286,10 +286,10 @@ impl Link {
         }
     }
 
-    /// A parcel has gone out, or nowhere.
-    fn forget(&self, parcel: Parcel) {
-        drop(parcel.data);
-        self.requests.set(self.requests.get() - usize::from(parcel.is_last));
+    /// A reply has gone out, or nowhere.
+    fn forget(&self, reply: ReplyPart) {
+        drop(reply.data);
+        self.requests.set(self.requests.get() - usize::from(reply.is_last));
     }
 
     pub(super) fn state(&self) -> State {
@@ -364,7 +364,7 @@ impl Link {
         if outbox.is_empty() && !self.wire.owes() {
             return Ok(());
         }
-        let result = outbox.send(&self.wire, |parcel| self.forget(parcel));
+        let result = outbox.send(&self.wire, |reply| self.forget(reply));
         let is_empty = outbox.is_empty();
         drop(outbox);
         if is_empty && self.state.get() != State::Open {
@@ -380,9 +380,9 @@ impl Link {
         }
         self.go_to(State::Broken);
         disconnect(self.wire.socket());
-        self.outbox.borrow_mut().clear(|parcel| self.forget(parcel));
+        self.outbox.borrow_mut().clear(|reply| self.forget(reply));
         if let Some(held_back) = self.held_back.borrow_mut().as_mut() {
-            held_back.drain(..).for_each(|parcel| self.forget(parcel));
+            held_back.drain(..).for_each(|reply| self.forget(reply));
         }
         self.wake_watchers();
         true

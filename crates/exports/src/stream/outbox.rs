@@ -13,7 +13,7 @@ const MAX_SEALED: usize = 128 << 10;
 pub(crate) const MAX_FRONT: usize = 120;
 
 /// One reply, or a piece of it: a front, and perhaps data behind it.
-pub(crate) struct Parcel {
+pub(crate) struct ReplyPart {
     front: [u8; MAX_FRONT],
     front_len: u8,
     /// The data, all of which is sent.
@@ -22,20 +22,23 @@ pub(crate) struct Parcel {
     pub(crate) is_last: bool,
 }
 
-impl Parcel {
-    /// All of a reply, or its end; as [`Parcel::new`].
+impl ReplyPart {
+    /// All of a reply, or its end; as [`ReplyPart::new`].
     #[inline]
-    pub(crate) fn last(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> Parcel {
-        Parcel { is_last: true, ..Parcel::new(data, encode) }
+    pub(crate) fn last(
+        data: Option<Memory>,
+        encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize,
+    ) -> ReplyPart {
+        ReplyPart { is_last: true, ..ReplyPart::new(data, encode) }
     }
 
     /// A piece with which no request is over, whose front `encode` writes; it returns its length.
     #[inline]
-    pub(crate) fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> Parcel {
+    pub(crate) fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> ReplyPart {
         let mut front = [0; MAX_FRONT];
         let len = encode(&mut front);
         assert!(len <= MAX_FRONT, "a front of {len} bytes");
-        Parcel { front, front_len: len as u8, data, is_last: false }
+        ReplyPart { front, front_len: len as u8, data, is_last: false }
     }
 
     fn len(&self) -> usize {
@@ -46,7 +49,7 @@ impl Parcel {
 /// Replies on their way to the client.
 #[derive(Default)]
 pub(crate) struct Outbox {
-    parcels: VecDeque<Parcel>,
+    replies: VecDeque<ReplyPart>,
     /// Bytes of the first one that the kernel has taken.
     sent_of_first: usize,
     /// Bytes after those that TLS has sealed and the kernel not taken whole.
@@ -59,14 +62,14 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// Adds a reply.
     #[inline]
-    pub(crate) fn push(&mut self, parcel: Parcel) {
-        self.parcels.push_back(parcel);
+    pub(crate) fn push(&mut self, reply: ReplyPart) {
+        self.replies.push_back(reply);
     }
 
     /// Whether nothing waits to be sent.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.parcels.is_empty()
+        self.replies.is_empty()
     }
 
     /// How many bytes the kernel has taken so far.
@@ -78,18 +81,18 @@ impl Outbox {
     ///
     /// # Errors
     /// What `sendmsg(2)` says, except that it cannot take more now.
-    pub(crate) fn send(&mut self, wire: &Wire, mut done: impl FnMut(Parcel)) -> io::Result<()> {
+    pub(crate) fn send(&mut self, wire: &Wire, mut done: impl FnMut(ReplyPart)) -> io::Result<()> {
         if let Some((mut tls, socket)) = wire.tls() {
             return self.send_sealed(&mut tls, socket, done);
         }
-        while !self.parcels.is_empty() {
+        while !self.replies.is_empty() {
             let offered = self.gather();
             // SAFETY: all zeroes is a valid message without anything.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = self.pieces.as_mut_ptr();
             message.msg_iovlen = self.pieces.len();
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-            // SAFETY: the pieces are fronts and data of parcels that we own, and nothing is added meanwhile.
+            // SAFETY: the pieces are fronts and data of replies that we own, and nothing is added meanwhile.
             let sent = unsafe { libc::sendmsg(wire.fd(), &raw const message, flags) };
             if sent < 0 {
                 let error = io::Error::last_os_error();
@@ -114,7 +117,7 @@ impl Outbox {
         &mut self,
         tls: &mut tls::Wire,
         socket: BorrowedFd<'_>,
-        mut done: impl FnMut(Parcel),
+        mut done: impl FnMut(ReplyPart),
     ) -> io::Result<()> {
         loop {
             self.sent += tls.send(socket)? as u64;
@@ -123,7 +126,7 @@ impl Outbox {
             }
             let sealed = std::mem::take(&mut self.sealed);
             self.advance(sealed, &mut done);
-            if self.parcels.is_empty() {
+            if self.replies.is_empty() {
                 return Ok(());
             }
             self.seal(tls)?;
@@ -138,7 +141,7 @@ impl Outbox {
             for at in (0..piece_len).step_by(tls::RECORD) {
                 let len = tls::RECORD.min(piece_len - at);
                 let from = piece.iov_base.cast::<u8>().wrapping_add(at).cast_const();
-                // SAFETY: the piece is part of a front or the data of a parcel that we own, and `to` is elsewhere.
+                // SAFETY: the piece is part of a front or the data of a reply that we own, and `to` is elsewhere.
                 tls.say(len, |to| unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) })?;
             }
             self.sealed += piece_len;
@@ -161,33 +164,33 @@ impl Outbox {
                 offered += len - skipped;
             }
         };
-        for parcel in &self.parcels {
+        for reply in &self.replies {
             if self.pieces.len() == MAX_PIECES {
                 break;
             }
-            add(parcel.front.as_ptr(), parcel.front_len.into(), &mut self.pieces);
-            for segment in parcel.data.iter().flat_map(Memory::segments) {
+            add(reply.front.as_ptr(), reply.front_len.into(), &mut self.pieces);
+            for segment in reply.data.iter().flat_map(Memory::segments) {
                 add(segment.base, segment.len, &mut self.pieces);
             }
         }
         offered
     }
 
-    fn advance(&mut self, sent: usize, done: &mut impl FnMut(Parcel)) {
+    fn advance(&mut self, sent: usize, done: &mut impl FnMut(ReplyPart)) {
         self.sent_of_first += sent;
-        while let Some(first) = self.parcels.front()
+        while let Some(first) = self.replies.front()
             && self.sent_of_first >= first.len()
         {
             self.sent_of_first -= first.len();
-            let parcel = self.parcels.pop_front().expect("there is a first one");
-            done(parcel);
+            let reply = self.replies.pop_front().expect("there is a first one");
+            done(reply);
         }
     }
 
     /// Forgets everything: nobody listens any more.
-    pub(crate) fn clear(&mut self, done: impl FnMut(Parcel)) {
+    pub(crate) fn clear(&mut self, done: impl FnMut(ReplyPart)) {
         (self.sent_of_first, self.sealed) = (0, 0);
-        self.parcels.drain(..).for_each(done);
+        self.replies.drain(..).for_each(done);
     }
 }
 
@@ -219,7 +222,7 @@ mod tests {
                 let bytes: Vec<u8> = (0..len).map(|at| (at / 3 + i) as u8).collect();
                 let mut memory = store.take(len);
                 memory.fill(0, &bytes);
-                outbox.push(Parcel::new(Some(memory), front(i as u8, 20)));
+                outbox.push(ReplyPart::new(Some(memory), front(i as u8, 20)));
                 expected.extend([i as u8; 20].iter().chain(&bytes));
             }
             let mut gone = 0;
@@ -245,12 +248,12 @@ mod tests {
         let wire = Wire::new(Arc::new(ours.into()), None);
         let mut outbox = Outbox::default();
         let count = 2 * MAX_PIECES + 1;
-        (0..count).for_each(|i| outbox.push(Parcel::new(None, front(i as u8, 1))));
+        (0..count).for_each(|i| outbox.push(ReplyPart::new(None, front(i as u8, 1))));
         outbox.send(&wire, drop).unwrap();
         let mut got = vec![0; count];
         theirs.read_exact(&mut got).unwrap();
         assert!(outbox.is_empty() && got.iter().enumerate().all(|(i, byte)| *byte == i as u8));
-        outbox.push(Parcel::new(None, front(1, MAX_FRONT)));
+        outbox.push(ReplyPart::new(None, front(1, MAX_FRONT)));
         let mut forgotten = 0;
         outbox.clear(|_| forgotten += 1);
         assert!(outbox.is_empty() && forgotten == 1);

@@ -1,17 +1,17 @@
 //! Who has just come: one control thread that accepts clients and speaks with all of them until they say what they want.
 //!
 //! ```text
-//!   accept ─► newcomer: talk, at most DEADLINE ─► Host::admit, which takes a seat and hands it to a core
-//!                 │ too slow, nonsense, no seat
+//!   accept ─► newcomer: handshake, at most DEADLINE ─► AcceptHandler::admit, which takes a slot and hands it to a core
+//!                 │ too slow, nonsense, no slot
 //!                 └─► hung up on
 //! ```
 //!
-//! What is said is a state machine without side effects ([`Talk`]): bytes in, bytes out. Newcomers are few at a time;
+//! What is said is a state machine without side effects ([`Handshake`]): bytes in, bytes out. Newcomers are few at a time;
 //! when there are too many, the oldest one goes of the address that has most. So a peer that only connects keeps no
 //! other peer out, and takes no place of those that are served.
 
+use super::connection_slots::oldest_of_most;
 use super::log_limit::LogLimit;
-use super::seats::oldest_of_most;
 use super::{Address, Listener, Origin, Wire};
 use crate::Error;
 use crate::stop::{StopSignal, poll};
@@ -36,13 +36,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 const STACK_BYTES: usize = 256 << 10;
 
 /// What is said with a newcomer.
-pub(crate) trait Talk: Send + 'static {
+pub(crate) trait Handshake: Send + 'static {
     /// Understands as much as it can of `input`, all that came and was not used before, and adds to `output` what is
     /// to be said: at first, without any input, a greeting. Returns how many bytes were used, and how it goes on.
     ///
     /// # Errors
     /// What the newcomer did wrong, for the log: the connection ends, what was added before is not sent.
-    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, Step), String>;
+    fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), String>;
 
     /// From here on everything goes through TLS; `identity` is whose key the newcomer has, if it came by a key.
     fn secured(&mut self, identity: Option<&str>) {
@@ -52,7 +52,7 @@ pub(crate) trait Talk: Send + 'static {
 
 /// How a talk goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum HandshakeStep {
     /// With what comes next.
     More,
     /// With what comes through TLS, once what there is to say has been sent. What came and was not used came too early.
@@ -66,9 +66,9 @@ pub(crate) enum Step {
 }
 
 /// Who speaks, and to whom clients go then. Called by the control thread.
-pub(crate) trait Host: Send + 'static {
+pub(crate) trait AcceptHandler: Send + 'static {
     /// What is said with one newcomer.
-    type Talk: Talk;
+    type Handshake: Handshake;
     /// Whether a peer that has just connected may go on to the handshake.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
         let _ = (peer, origin);
@@ -76,21 +76,21 @@ pub(crate) trait Host: Send + 'static {
     }
 
     /// Someone has come from `peer`.
-    fn greet(&mut self, peer: &str, origin: Origin) -> Self::Talk;
-    /// TLS for those whose talk comes to [`Step::Secure`].
+    fn greet(&mut self, peer: &str, origin: Origin) -> Self::Handshake;
+    /// TLS for those whose talk comes to [`HandshakeStep::Secure`].
     fn tls(&self) -> Option<tls::Server>;
     /// Someone is to be served.
-    fn admit(&mut self, guest: Guest<Self::Talk>);
+    fn admit(&mut self, accepted: Accepted<Self::Handshake>);
 }
 
 /// A client that is to be served.
-pub(crate) struct Guest<T> {
+pub(crate) struct Accepted<T> {
     /// The way to it.
     pub(crate) wire: Wire,
     /// Who it is, for logs.
     pub(crate) peer: String,
     /// What was agreed.
-    pub(crate) talk: T,
+    pub(crate) handshake: T,
     /// Bytes that came and belong to what follows.
     pub(crate) early: Vec<u8>,
     /// Where it comes from.
@@ -98,36 +98,40 @@ pub(crate) struct Guest<T> {
 }
 
 /// The control thread, and what ends it.
-pub(crate) struct Lobby {
+pub(crate) struct Acceptor {
     stop: Arc<StopSignal>,
     thread: JoinHandle<()>,
     address: String,
 }
 
-impl Lobby {
+impl Acceptor {
     /// Listens at `address`; clients may come when this returns.
     ///
     /// # Errors
     /// When socket or thread are refused.
-    pub(crate) fn open<H: Host>(address: &Address, name: String, host: H) -> Result<Lobby, Error> {
+    pub(crate) fn open<H: AcceptHandler>(
+        address: &Address,
+        name: String,
+        host: H,
+    ) -> Result<Acceptor, Error> {
         let failed = |source| Error::System { action: "start the export's control thread", source };
         let listener = Listener::bind(address)?;
         let address = listener.local_address();
         let stop = Arc::new(StopSignal::new().map_err(failed)?);
-        let reception = Reception {
+        let acceptor = AcceptorThread {
             listener,
             host,
             newcomers: Vec::new(),
-            complaints: LogLimit::default(),
+            rejections: LogLimit::default(),
             name: name.clone(),
         };
         let signal = stop.clone();
         let thread = std::thread::Builder::new()
             .name(name.chars().take(15).collect())
             .stack_size(STACK_BYTES)
-            .spawn(move || reception.run(&signal))
+            .spawn(move || acceptor.run(&signal))
             .map_err(failed)?;
-        Ok(Lobby { stop, thread, address })
+        Ok(Acceptor { stop, thread, address })
     }
 
     /// Where clients connect to.
@@ -145,12 +149,12 @@ impl Lobby {
 }
 
 /// What the thread has.
-struct Reception<H: Host> {
+struct AcceptorThread<H: AcceptHandler> {
     listener: Listener,
     host: H,
-    newcomers: Vec<Newcomer<H::Talk>>,
+    newcomers: Vec<Newcomer<H::Handshake>>,
     /// Newcomers that did not come to be served.
-    complaints: LogLimit,
+    rejections: LogLimit,
     name: String,
 }
 
@@ -160,17 +164,17 @@ struct Newcomer<T> {
     tls: Option<tls::Server>,
     session: Option<Box<Session>>,
     /// The talk knows that there is a session.
-    is_told: bool,
+    knows_tls: bool,
     peer: String,
     origin: Origin,
-    talk: T,
+    handshake: T,
     unread: Vec<u8>,
     unsent: Vec<u8>,
-    step: Step,
+    step: HandshakeStep,
     deadline: Instant,
 }
 
-impl<H: Host> Reception<H> {
+impl<H: AcceptHandler> AcceptorThread<H> {
     fn run(mut self, stop: &StopSignal) {
         let mut fds = Vec::new();
         loop {
@@ -178,7 +182,7 @@ impl<H: Host> Reception<H> {
             fds.push(libc::pollfd { fd: stop.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             fds.push(libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             fds.extend(self.newcomers.iter().map(Newcomer::interest));
-            poll(&mut fds, self.patience_ms());
+            poll(&mut fds, self.timeout_ms());
             if fds[0].revents != 0 {
                 return;
             }
@@ -193,7 +197,7 @@ impl<H: Host> Reception<H> {
     }
 
     /// Until the next newcomer has had its time.
-    fn patience_ms(&self) -> libc::c_int {
+    fn timeout_ms(&self) -> libc::c_int {
         let now = Instant::now();
         let next =
             self.newcomers.iter().map(|newcomer| newcomer.deadline.saturating_duration_since(now)).min();
@@ -222,16 +226,16 @@ impl<H: Host> Reception<H> {
                 self.evict();
             }
             let newcomer = Newcomer {
-                talk: self.host.greet(&connection.peer, connection.origin),
+                handshake: self.host.greet(&connection.peer, connection.origin),
                 stream: connection.socket.into(),
                 tls: self.host.tls(),
                 session: None,
-                is_told: false,
+                knows_tls: false,
                 peer: connection.peer,
                 origin: connection.origin,
                 unread: Vec::new(),
                 unsent: Vec::new(),
-                step: Step::More,
+                step: HandshakeStep::More,
                 deadline: Instant::now() + DEADLINE,
             };
             self.newcomers.push(newcomer);
@@ -246,12 +250,12 @@ impl<H: Host> Reception<H> {
         let by_age = places.iter().map(|place| (self.newcomers[*place].origin, *place));
         let Some(place) = oldest_of_most(by_age) else { return };
         let gone = self.newcomers.swap_remove(place);
-        self.complain(&gone.peer, "too many connections are in the handshake");
+        self.log_rejection(&gone.peer, "too many connections are in the handshake");
     }
 
     /// Says at a bounded rate that a newcomer was disconnected.
-    fn complain(&self, peer: &str, reason: &str) {
-        if let Some(count) = self.complaints.due() {
+    fn log_rejection(&self, peer: &str, reason: &str) {
+        if let Some(count) = self.rejections.due() {
             tracing::warn!(export = self.name, peer, reason, count, "connection closed before it was served");
         }
     }
@@ -259,18 +263,21 @@ impl<H: Host> Reception<H> {
     /// Goes on with a newcomer; `is_up`: its socket has something.
     fn attend(&mut self, place: usize, is_up: bool) {
         let newcomer = &mut self.newcomers[place];
-        let end = if is_up { newcomer.go_on() } else { Ok(false) };
+        let end = if is_up { newcomer.advance_or_alert() } else { Ok(false) };
         match end {
             Ok(false) if newcomer.deadline > Instant::now() => {}
             Ok(false) => {
                 let gone = self.newcomers.swap_remove(place);
-                self.complain(&gone.peer, "the handshake takes longer than 10 s");
+                self.log_rejection(&gone.peer, "the handshake takes longer than 10 s");
             }
             Ok(true) => {
                 let gone = self.newcomers.swap_remove(place);
                 match gone.step {
-                    Step::Serve => self.admit(gone),
-                    Step::More | Step::Secure | Step::Secured | Step::Leave => {
+                    HandshakeStep::Serve => self.admit(gone),
+                    HandshakeStep::More
+                    | HandshakeStep::Secure
+                    | HandshakeStep::Secured
+                    | HandshakeStep::Leave => {
                         tracing::debug!(
                             export = self.name,
                             peer = gone.peer,
@@ -281,19 +288,19 @@ impl<H: Host> Reception<H> {
             }
             Err(error) => {
                 let gone = self.newcomers.swap_remove(place);
-                self.complain(&gone.peer, &error);
+                self.log_rejection(&gone.peer, &error);
             }
         }
     }
 
-    fn admit(&mut self, newcomer: Newcomer<H::Talk>) {
+    fn admit(&mut self, newcomer: Newcomer<H::Handshake>) {
         let wire = Wire::new(Arc::new(newcomer.stream.into()), newcomer.session.map(|session| *session));
-        let Newcomer { peer, talk, unread: early, origin, .. } = newcomer;
-        self.host.admit(Guest { wire, peer, talk, early, origin });
+        let Newcomer { peer, handshake, unread: early, origin, .. } = newcomer;
+        self.host.admit(Accepted { wire, peer, handshake, early, origin });
     }
 }
 
-impl<T: Talk> Newcomer<T> {
+impl<T: Handshake> Newcomer<T> {
     fn interest(&self) -> libc::pollfd {
         let events = if self.owes() { libc::POLLOUT } else { libc::POLLIN };
         libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 }
@@ -305,8 +312,8 @@ impl<T: Talk> Newcomer<T> {
     }
 
     /// As [`Newcomer::talk`]; who fails at TLS is told why, as far as that goes without waiting.
-    fn go_on(&mut self) -> Result<bool, String> {
-        let result = self.talk();
+    fn advance_or_alert(&mut self) -> Result<bool, String> {
+        let result = self.advance();
         if result.is_err() && self.session.is_some() {
             self.unsent.clear();
             let _ = self.send();
@@ -315,40 +322,40 @@ impl<T: Talk> Newcomer<T> {
     }
 
     /// Reads, understands, answers as far as that goes without waiting. Whether it is over.
-    fn talk(&mut self) -> Result<bool, String> {
+    fn advance(&mut self) -> Result<bool, String> {
         loop {
             let may_talk = self.session.as_ref().is_none_or(|session| session.is_established());
-            if self.step == Step::More && may_talk {
-                if let Some(session) = self.session.as_ref().filter(|_| !self.is_told) {
-                    self.talk.secured(session.peer());
-                    self.is_told = true;
+            if self.step == HandshakeStep::More && may_talk {
+                if let Some(session) = self.session.as_ref().filter(|_| !self.knows_tls) {
+                    self.handshake.secured(session.peer());
+                    self.knows_tls = true;
                 }
-                let (used, step) = self.talk.advance(&self.unread, &mut self.unsent)?;
+                let (used, step) = self.handshake.advance(&self.unread, &mut self.unsent)?;
                 self.unread.drain(..used);
                 self.step = step;
             }
-            if self.step == Step::Secure && !self.unread.is_empty() {
+            if self.step == HandshakeStep::Secure && !self.unread.is_empty() {
                 // Somebody between may have put it there: it must not be taken for what comes through TLS.
                 return Err(format!("{} bytes came in the clear behind STARTTLS", self.unread.len()));
             }
             if !self.send()? {
-                return Ok(self.step == Step::Leave);
+                return Ok(self.step == HandshakeStep::Leave);
             }
             if self.owes() {
                 return Ok(false);
             }
             match self.step {
-                Step::More => {}
-                Step::Secure => self.secure()?,
-                Step::Secured => {
+                HandshakeStep::More => {}
+                HandshakeStep::Secure => self.secure()?,
+                HandshakeStep::Secured => {
                     self.secure()?;
                     continue;
                 }
-                Step::Serve | Step::Leave => return Ok(true),
+                HandshakeStep::Serve | HandshakeStep::Leave => return Ok(true),
             }
             match self.receive()? {
                 Some(0) => {
-                    self.step = Step::Leave;
+                    self.step = HandshakeStep::Leave;
                     return Ok(true);
                 }
                 Some(_) => {}
@@ -363,7 +370,7 @@ impl<T: Talk> Newcomer<T> {
         let session =
             server.ok_or("there is no TLS to be had")?.session().map_err(|error| error.to_string())?;
         let session = self.session.insert(Box::new(session));
-        self.step = Step::More;
+        self.step = HandshakeStep::More;
         session.feed(&std::mem::take(&mut self.unread));
         session.handshake().map_err(|error| error.to_string())?;
         Ok(())
@@ -387,7 +394,7 @@ impl<T: Talk> Newcomer<T> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(_) => {
-                    self.step = Step::Leave;
+                    self.step = HandshakeStep::Leave;
                     return Ok(false);
                 }
             }

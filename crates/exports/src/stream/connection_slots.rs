@@ -1,7 +1,7 @@
 //! Places for the connections of an export: how many there are, and for which clients.
 //!
 //! ```text
-//!   handshake done ─► judge: total, address, host, share of others ─► Seat (given back when dropped)
+//!   handshake done ─► judge: total, address, host, share of others ─► ConnectionSlot (given back when dropped)
 //!   visitor ────────► a place of its own kind; the oldest visitor makes room
 //! ```
 //!
@@ -48,7 +48,7 @@ impl From<IpAddr> for Origin {
 
 /// How many connections there may be.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SeatLimits {
+pub(crate) struct ConnectionLimits {
     /// Altogether.
     pub(crate) total: usize,
     /// From one address, of clients that have proven nothing. `None`: see [`default_limit`].
@@ -79,7 +79,7 @@ pub(crate) struct Applicant<'a> {
 
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoSeat {
+pub(crate) enum NoSlot {
     #[error("all {0} places are taken (clients=)")]
     Total(usize),
     #[error("its address has {0} connections (address-clients=)")]
@@ -93,8 +93,8 @@ pub(crate) enum NoSeat {
 }
 
 /// The places of one listener.
-pub(crate) struct Seats {
-    limits: SeatLimits,
+pub(crate) struct ConnectionSlots {
+    limits: ConnectionLimits,
     budget: MemoryBudget,
     export: Arc<str>,
     table: Mutex<Table>,
@@ -118,30 +118,40 @@ struct Taken {
 }
 
 /// A place that is taken; given back when it is dropped.
-pub(crate) struct Seat {
-    seats: Arc<Seats>,
+pub(crate) struct ConnectionSlot {
+    slots: Arc<ConnectionSlots>,
     id: u64,
     /// The memory that its connection has at least.
     reserved: Option<Reserved>,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// The memory, once.
     pub(super) fn take_reserved(&mut self) -> Reserved {
         self.reserved.take().expect("a connection starts once")
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.seats.table().taken.retain(|taken| taken.id != self.id);
+        self.slots.table().taken.retain(|taken| taken.id != self.id);
     }
 }
 
-impl Seats {
+impl ConnectionSlots {
     /// Free places, for the export with this name, whose connections take their memory from `budget`.
-    pub(crate) fn new(limits: SeatLimits, budget: MemoryBudget, export: Arc<str>) -> Arc<Seats> {
-        Arc::new(Seats { limits, budget, export, table: Mutex::default(), refusals: LogLimit::default() })
+    pub(crate) fn new(
+        limits: ConnectionLimits,
+        budget: MemoryBudget,
+        export: Arc<str>,
+    ) -> Arc<ConnectionSlots> {
+        Arc::new(ConnectionSlots {
+            limits,
+            budget,
+            export,
+            table: Mutex::default(),
+            refusals: LogLimit::default(),
+        })
     }
 
     /// Takes a place, and reserves the memory that its connection has at least.
@@ -153,10 +163,10 @@ impl Seats {
         applicant: Applicant<'_>,
         minimum: Minimum,
         peer: &str,
-    ) -> Result<Seat, NoSeat> {
+    ) -> Result<ConnectionSlot, NoSlot> {
         let mut table = self.table();
         let judged = self.judge(&table, applicant);
-        let reserved = judged.and_then(|()| self.budget.reserve(minimum).ok_or(NoSeat::Memory));
+        let reserved = judged.and_then(|()| self.budget.reserve(minimum).ok_or(NoSlot::Memory));
         let reserved = match reserved {
             Ok(reserved) => Some(reserved),
             Err(reason) => {
@@ -168,14 +178,14 @@ impl Seats {
         let host = applicant.host.map(Box::from);
         let id = table.add(applicant.origin, host, applicant.is_proven, None);
         drop(table);
-        Ok(Seat { seats: self.clone(), id, reserved })
+        Ok(ConnectionSlot { slots: self.clone(), id, reserved })
     }
 
-    /// Whether [`Seats::take`] would succeed now.
+    /// Whether [`ConnectionSlots::take`] would succeed now.
     ///
     /// # Errors
     /// As there, and logged likewise.
-    pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSeat> {
+    pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSlot> {
         let judged = self.judge(&self.table(), applicant);
         judged.inspect_err(|reason| self.note_refusal(applicant, peer, *reason))
     }
@@ -190,10 +200,10 @@ impl Seats {
         minimum: Minimum,
         socket: &Arc<OwnedFd>,
         peer: &str,
-    ) -> Result<Seat, NoSeat> {
+    ) -> Result<ConnectionSlot, NoSlot> {
         let Some(reserved) = self.budget.reserve(minimum) else {
-            self.note_refusal(Applicant { origin, host: None, is_proven: false }, peer, NoSeat::Memory);
-            return Err(NoSeat::Memory);
+            self.note_refusal(Applicant { origin, host: None, is_proven: false }, peer, NoSlot::Memory);
+            return Err(NoSlot::Memory);
         };
         let reserved = Some(reserved);
         let mut table = self.table();
@@ -218,45 +228,46 @@ impl Seats {
         }
         let id = table.add(origin, None, false, Some(Arc::downgrade(socket)));
         drop(table);
-        Ok(Seat { seats: self.clone(), id, reserved })
+        Ok(ConnectionSlot { slots: self.clone(), id, reserved })
     }
 
     fn max_visitors(&self) -> usize {
         (self.limits.total / 4).max(LEAST_VISITORS)
     }
 
-    fn judge(&self, table: &Table, applicant: Applicant<'_>) -> Result<(), NoSeat> {
-        let SeatLimits { total, of_address, of_host, is_closed, .. } = &self.limits;
-        let seated = || table.taken.iter().filter(|taken| taken.visitor.is_none());
-        let count = seated().count();
+    fn judge(&self, table: &Table, applicant: Applicant<'_>) -> Result<(), NoSlot> {
+        let ConnectionLimits { total, of_address, of_host, is_closed, .. } = &self.limits;
+        let connected = || table.taken.iter().filter(|taken| taken.visitor.is_none());
+        let count = connected().count();
         if count >= *total {
-            return Err(NoSeat::Total(count));
+            return Err(NoSlot::Total(count));
         }
         let of_address = of_address.unwrap_or_else(|| default_limit(*total));
         if !applicant.is_proven && applicant.origin != Origin::Local {
-            let its = seated().filter(|taken| !taken.is_proven && taken.origin == applicant.origin).count();
+            let its =
+                connected().filter(|taken| !taken.is_proven && taken.origin == applicant.origin).count();
             if its >= of_address {
-                return Err(NoSeat::Address(its));
+                return Err(NoSlot::Address(its));
             }
         }
         let of_host = of_host.or_else(|| (!is_closed).then(|| default_limit(*total)));
         if let (Some(host), Some(of_host)) = (applicant.host, of_host) {
-            let its = seated().filter(|taken| taken.host.as_deref() == Some(host)).count();
+            let its = connected().filter(|taken| taken.host.as_deref() == Some(host)).count();
             if its >= of_host {
-                return Err(NoSeat::Host(its));
+                return Err(NoSlot::Host(its));
             }
         }
-        let kept = self.kept_from(applicant.host, seated());
-        if total - count <= kept { Err(NoSeat::Kept) } else { Ok(()) }
+        let kept = self.kept_from(applicant.host, connected());
+        if total - count <= kept { Err(NoSlot::Kept) } else { Ok(()) }
     }
 
     /// Places that are kept for listed hosts other than `host`.
-    fn kept_from<'a>(&self, host: Option<&str>, seated: impl Iterator<Item = &'a Taken>) -> usize {
-        let SeatLimits { total, listed, .. } = &self.limits;
+    fn kept_from<'a>(&self, host: Option<&str>, connected: impl Iterator<Item = &'a Taken>) -> usize {
+        let ConnectionLimits { total, listed, .. } = &self.limits;
         let kept = total / 2;
         let share = (kept / listed.len().max(1)).max(1);
         let mut counts: HashMap<&str, usize> = HashMap::new();
-        for taken in seated {
+        for taken in connected {
             taken.host.iter().for_each(|host| *counts.entry(&**host).or_default() += 1);
         }
         let others = listed.iter().filter(|listed| Some(&***listed) != host);
@@ -264,7 +275,7 @@ impl Seats {
         missing.sum::<usize>().min(kept)
     }
 
-    fn note_refusal(&self, applicant: Applicant<'_>, peer: &str, reason: NoSeat) {
+    fn note_refusal(&self, applicant: Applicant<'_>, peer: &str, reason: NoSlot) {
         if let Some(count) = self.refusals.due() {
             let (export, host) = (&*self.export, applicant.host);
             tracing::warn!(export, peer, host, %reason, count, "connection refused");
@@ -308,8 +319,8 @@ mod tests {
     const A: Origin = Origin::V4([10, 0, 0, 1]);
     const B: Origin = Origin::V4([10, 0, 0, 2]);
 
-    fn seats(limits: SeatLimits) -> Arc<Seats> {
-        Seats::new(limits, MemoryBudget::new(0), "export".into())
+    fn slots(limits: ConnectionLimits) -> Arc<ConnectionSlots> {
+        ConnectionSlots::new(limits, MemoryBudget::new(0), "export".into())
     }
 
     fn of(origin: Origin, host: Option<&str>, is_proven: bool) -> Applicant<'_> {
@@ -317,11 +328,11 @@ mod tests {
     }
 
     /// Takes places until one is refused.
-    fn fill(seats: &Arc<Seats>, applicant: Applicant<'_>) -> (Vec<Seat>, NoSeat) {
+    fn fill(slots: &Arc<ConnectionSlots>, applicant: Applicant<'_>) -> (Vec<ConnectionSlot>, NoSlot) {
         let mut taken = Vec::new();
         loop {
-            match seats.take(applicant, Minimum::default(), "peer") {
-                Ok(seat) => taken.push(seat),
+            match slots.take(applicant, Minimum::default(), "peer") {
+                Ok(slot) => taken.push(slot),
                 Err(reason) => return (taken, reason),
             }
         }
@@ -329,18 +340,18 @@ mod tests {
 
     #[test]
     fn one_address_leaves_a_quarter_to_others_unless_there_are_few_places() {
-        let open = seats(SeatLimits { total: 64, ..SeatLimits::default() });
+        let open = slots(ConnectionLimits { total: 64, ..ConnectionLimits::default() });
         let (taken, reason) = fill(&open, of(A, None, false));
-        assert_eq!((taken.len(), reason), (48, NoSeat::Address(48)));
+        assert_eq!((taken.len(), reason), (48, NoSlot::Address(48)));
         let (others, reason) = fill(&open, of(B, None, false));
-        assert_eq!((others.len(), reason), (16, NoSeat::Total(64)));
+        assert_eq!((others.len(), reason), (16, NoSlot::Total(64)));
         drop(taken);
         assert!(open.take(of(A, None, false), Minimum::default(), "peer").is_ok(), "places come back");
-        let few = seats(SeatLimits { total: 4, ..SeatLimits::default() });
+        let few = slots(ConnectionLimits { total: 4, ..ConnectionLimits::default() });
         assert_eq!(fill(&few, of(A, None, false)).0.len(), 4);
-        let local = seats(SeatLimits { total: 64, ..SeatLimits::default() });
+        let local = slots(ConnectionLimits { total: 64, ..ConnectionLimits::default() });
         assert_eq!(fill(&local, of(Origin::Local, None, false)).0.len(), 64);
-        let said = seats(SeatLimits { total: 64, of_address: Some(2), ..SeatLimits::default() });
+        let said = slots(ConnectionLimits { total: 64, of_address: Some(2), ..ConnectionLimits::default() });
         assert_eq!(fill(&said, of(A, None, false)).0.len(), 2);
         let proven = of(A, Some("nqn.a"), true);
         assert_eq!(fill(&said, proven).0.len(), 48, "hosts with keys may share an address");
@@ -349,47 +360,48 @@ mod tests {
     #[test]
     fn one_host_cannot_take_the_shares_of_others() {
         let listed: Vec<Box<str>> = vec!["nqn.a".into(), "nqn.b".into()];
-        let limits = SeatLimits { total: 256, listed, is_closed: true, ..SeatLimits::default() };
-        let both = seats(limits.clone());
+        let limits = ConnectionLimits { total: 256, listed, is_closed: true, ..ConnectionLimits::default() };
+        let both = slots(limits.clone());
         let (first, reason) = fill(&both, of(A, Some("nqn.a"), true));
-        assert_eq!((first.len(), reason), (192, NoSeat::Kept));
+        assert_eq!((first.len(), reason), (192, NoSlot::Kept));
         assert_eq!(fill(&both, of(B, None, true)).0.len(), 0, "strangers have no share");
         let (second, reason) = fill(&both, of(A, Some("nqn.b"), true));
-        assert_eq!((second.len(), reason), (64, NoSeat::Total(256)));
+        assert_eq!((second.len(), reason), (64, NoSlot::Total(256)));
         drop((first, second));
-        let said = seats(SeatLimits { of_host: Some(9), ..limits });
+        let said = slots(ConnectionLimits { of_host: Some(9), ..limits });
         let (taken, reason) = fill(&said, of(A, Some("nqn.a"), true));
-        assert_eq!((taken.len(), reason), (9, NoSeat::Host(9)));
-        let only = SeatLimits { total: 64, listed: vec!["nqn.a".into()], is_closed: true, ..limits };
-        let count = |limits| fill(&seats(limits), of(A, Some("nqn.a"), true)).0.len();
+        assert_eq!((taken.len(), reason), (9, NoSlot::Host(9)));
+        let only = ConnectionLimits { total: 64, listed: vec!["nqn.a".into()], is_closed: true, ..limits };
+        let count = |limits| fill(&slots(limits), of(A, Some("nqn.a"), true)).0.len();
         assert_eq!(count(only.clone()), 64, "no other host may come");
-        assert_eq!(count(SeatLimits { is_closed: false, ..only }), 48, "others may");
+        assert_eq!(count(ConnectionLimits { is_closed: false, ..only }), 48, "others may");
     }
 
     #[test]
     fn more_listed_hosts_than_places_share_half_of_them() {
         let listed = (0..1000).map(|i| format!("nqn.{i}").into()).collect();
-        let seats = seats(SeatLimits { total: 64, listed, is_closed: true, ..SeatLimits::default() });
-        let (taken, _) = fill(&seats, of(A, Some("nqn.0"), true));
+        let slots =
+            slots(ConnectionLimits { total: 64, listed, is_closed: true, ..ConnectionLimits::default() });
+        let (taken, _) = fill(&slots, of(A, Some("nqn.0"), true));
         assert_eq!(taken.len(), 32);
-        assert_eq!(fill(&seats, of(A, Some("nqn.1"), true)).0.len(), 0, "still 999 could come");
+        assert_eq!(fill(&slots, of(A, Some("nqn.1"), true)).0.len(), 0, "still 999 could come");
     }
 
     #[test]
     fn visitors_take_no_places_and_the_oldest_of_the_crowd_makes_room() {
-        let seats = seats(SeatLimits { total: 8, ..SeatLimits::default() });
+        let slots = slots(ConnectionLimits { total: 8, ..ConnectionLimits::default() });
         let socket = || Arc::new(OwnedFd::from(UnixStream::pair().unwrap().0));
         let sockets: Vec<_> = (0..40).map(|_| socket()).collect();
-        let visit = |origin, socket| seats.visit(origin, Minimum::default(), socket, "peer").unwrap();
+        let visit = |origin, socket| slots.visit(origin, Minimum::default(), socket, "peer").unwrap();
         let lonely = visit(B, &sockets[0]);
-        let crowd: Vec<Seat> = sockets[1..].iter().map(|socket| visit(A, socket)).collect();
-        assert_eq!(seats.table().taken.len(), LEAST_VISITORS);
-        let ids: Vec<u64> = seats.table().taken.iter().map(|taken| taken.id).collect();
+        let crowd: Vec<ConnectionSlot> = sockets[1..].iter().map(|socket| visit(A, socket)).collect();
+        assert_eq!(slots.table().taken.len(), LEAST_VISITORS);
+        let ids: Vec<u64> = slots.table().taken.iter().map(|taken| taken.id).collect();
         assert_eq!(ids[0], lonely.id, "the address with one visitor keeps it");
-        assert_eq!(ids[1..], crowd[24..].iter().map(|seat| seat.id).collect::<Vec<_>>());
-        assert_eq!(fill(&seats, of(A, None, false)).0.len(), 8);
+        assert_eq!(ids[1..], crowd[24..].iter().map(|slot| slot.id).collect::<Vec<_>>());
+        assert_eq!(fill(&slots, of(A, None, false)).0.len(), 8);
         drop(crowd);
-        assert_eq!(seats.table().taken.len(), 1, "an evicted visitor gives back nothing of others");
+        assert_eq!(slots.table().taken.len(), 1, "an evicted visitor gives back nothing of others");
     }
 
     #[test]
