@@ -13,7 +13,7 @@
 use super::controller::Controller;
 use super::error::OpenError;
 use super::link::{Link, Purpose};
-use super::seat::{Connection, Seat, lock};
+use super::queue_mailbox::{Connection, QueueMailbox, lock};
 use super::session::{Shared, Task};
 use crate::stream::connect::Patience;
 use crate::stream::{Cancel, StreamError};
@@ -100,7 +100,7 @@ fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
         }
         if now >= tick_at + TICK {
             tick_at = now;
-            lock(&shared.seats).taken.iter().for_each(|(seat, _)| seat.tick());
+            lock(&shared.mailboxes).taken.iter().for_each(|(mailbox, _)| mailbox.tick());
         }
         match done {
             Ok(()) => {}
@@ -140,12 +140,12 @@ fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -
                     return Err(OpenError::Lost(why));
                 }
             }
-            Task::Connect(seat) => {
-                let connected = connect(shared, controller.id, seat, &shared.facts, patience)
-                    .and_then(|connection| seat.connected(connection));
+            Task::Connect(mailbox) => {
+                let connected = connect(shared, controller.id, mailbox, &shared.facts, patience)
+                    .and_then(|connection| mailbox.connected(connection));
                 if connected.is_ok() {
-                    let mut seats = lock(&shared.seats);
-                    let ours = seats.taken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, seat));
+                    let mut mailboxes = lock(&shared.mailboxes);
+                    let ours = mailboxes.taken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, mailbox));
                     if let Some((_, is_connected)) = ours {
                         *is_connected = true;
                     }
@@ -205,17 +205,17 @@ fn measure(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>
     Ok(())
 }
 
-/// A connection for a seat.
+/// A connection for a mailbox.
 fn connect(
     shared: &Shared,
     controller_id: u16,
-    seat: &Seat,
+    mailbox: &QueueMailbox,
     facts: &super::Facts,
     patience: &Patience<'_>,
 ) -> Result<Connection, OpenError> {
     let purpose = Purpose {
-        queue_id: seat.queue_id,
-        entries: seat.depth + 1,
+        queue_id: mailbox.queue_id,
+        entries: mailbox.depth + 1,
         keep_alive_ms: 0,
         data: &ConnectData { controller_id, ..shared.host.clone() },
     };
@@ -236,11 +236,11 @@ fn connect(
 
 /// Takes all connections back and tries to make them again. `Err(None)`: the session ends.
 fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controller, Option<String>> {
-    lock(&shared.seats)
+    lock(&shared.mailboxes)
         .taken
         .iter()
         .filter(|(_, is_connected)| *is_connected)
-        .for_each(|(seat, _)| seat.disconnect());
+        .for_each(|(mailbox, _)| mailbox.disconnect());
     let start = Instant::now();
     let options = &shared.options;
     let (longest, most) = (options.reconnect_delay_s, options.loss_timeout_s);
@@ -274,29 +274,29 @@ fn attempt(shared: &Shared, patience: &Patience<'_>) -> Result<Controller, OpenE
         return Err(OpenError::Changed);
     }
     shared.max_queues.store(controller.queues, Ordering::Relaxed);
-    let seats: Vec<Arc<Seat>> = lock(&shared.seats)
+    let mailboxes: Vec<Arc<QueueMailbox>> = lock(&shared.mailboxes)
         .taken
         .iter()
         .filter(|(_, is_connected)| *is_connected)
-        .map(|(seat, _)| seat.clone())
+        .map(|(mailbox, _)| mailbox.clone())
         .collect();
-    let connections: Vec<Connection> = seats
+    let connections: Vec<Connection> = mailboxes
         .iter()
-        .map(|seat| connect(shared, controller.id, seat, &facts, patience))
+        .map(|mailbox| connect(shared, controller.id, mailbox, &facts, patience))
         .collect::<Result<_, _>>()?;
     shared.limits.set_capacity(facts.capacity);
-    for (seat, connection) in seats.iter().zip(connections) {
-        seat.connected(connection)?;
+    for (mailbox, connection) in mailboxes.iter().zip(connections) {
+        mailbox.connected(connection)?;
     }
     Ok(controller)
 }
 
 /// There will be no connection any more: whoever waits is told.
 fn give_up(shared: &Shared, why: &Arc<str>) {
-    let mut seats = lock(&shared.seats);
-    seats.dead = Some(why.clone());
-    seats.taken.iter().for_each(|(seat, _)| seat.give_up(why));
-    drop(seats);
+    let mut mailboxes = lock(&shared.mailboxes);
+    mailboxes.dead = Some(why.clone());
+    mailboxes.taken.iter().for_each(|(mailbox, _)| mailbox.give_up(why));
+    drop(mailboxes);
     while !shared.is_stopping.load(Ordering::Acquire) {
         for job in lock(&shared.jobs).drain(..) {
             job.answer(Err(OpenError::Lost(why.to_string())));

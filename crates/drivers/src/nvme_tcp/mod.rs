@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   NvmeTcpDevice ── open_channel() ──► QueueChannel ─► NvmeTcpQueue ── one connection each ──►  target
-//!      │ control                                           ▲ connections, by its Seat            │
+//!      │ control                                           ▲ connections, by its QueueMailbox            │
 //!   Session: address, facts ──── keeper, one thread ───────┴──────── admin queue ────────────────┘
 //! ```
 //!
@@ -22,16 +22,16 @@
 //! Truth: NVM Express TCP Transport Specification 1.0, Base Specification 2.0 section 6.
 
 mod authentication;
+mod connection_thread;
 mod controller;
 mod discovery;
 mod error;
 mod facts;
-mod keeper;
 mod link;
 mod operation;
 mod options;
 mod queue;
-mod seat;
+mod queue_mailbox;
 mod session;
 #[cfg(test)]
 mod tests;

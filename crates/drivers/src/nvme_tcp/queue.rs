@@ -18,7 +18,7 @@ use super::facts::Facts;
 use super::link::{abort, refuse, terminated};
 use super::operation::{Next, Operation, Pending};
 use super::options::MAX_QUEUE_DEPTH;
-use super::seat::{Connection, News};
+use super::queue_mailbox::{Connection, QueueEvents};
 use super::session::{Lease, Session};
 use crate::direct::{DirectQueue, ZoneRequest, poll_any};
 use crate::stream::inbox::Inbox;
@@ -86,7 +86,7 @@ unsafe impl Send for NvmeTcpQueue {}
 
 impl NvmeTcpQueue {
     pub(super) fn new(lease: Lease, wakeup: Wakeup) -> NvmeTcpQueue {
-        let (depth, facts) = (lease.seat.depth, *lease.session().facts());
+        let (depth, facts) = (lease.mailbox.depth, *lease.session().facts());
         let mut queue = NvmeTcpQueue {
             lease,
             connection: None,
@@ -125,7 +125,7 @@ impl NvmeTcpQueue {
     /// Takes in what the keeper says.
     #[cold]
     fn hear(&mut self) {
-        let News { is_lost, connection, dead, is_tick } = self.lease.seat.take_news();
+        let QueueEvents { is_lost, connection, dead, is_tick } = self.lease.mailbox.take_events();
         if is_lost {
             self.disconnect();
         }
@@ -429,7 +429,7 @@ impl NvmeTcpQueue {
         self.operations[slot as usize].is_busy = false;
         self.ended.push((slot, result));
         self.in_flight -= 1;
-        self.lease.seat.in_flight.store(self.in_flight, Ordering::Relaxed);
+        self.lease.mailbox.in_flight.store(self.in_flight, Ordering::Relaxed);
     }
 
     #[cold]
@@ -452,7 +452,7 @@ impl NvmeTcpQueue {
             return;
         }
         self.disconnect();
-        let is_known = self.lease.seat.is_lost();
+        let is_known = self.lease.mailbox.is_lost();
         if !is_known {
             tracing::debug!(device = %self.session().name(), %why, "a queue's connection is lost");
             self.lease.shared().report_lost(why.to_string());
@@ -516,7 +516,7 @@ impl Queue for NvmeTcpQueue {
             return Ok(());
         }
         self.in_flight += 1;
-        self.lease.seat.in_flight.store(self.in_flight, Ordering::Relaxed);
+        self.lease.mailbox.in_flight.store(self.in_flight, Ordering::Relaxed);
         self.todo.push_back(slot);
         Ok(())
     }
@@ -529,7 +529,7 @@ impl Queue for NvmeTcpQueue {
 
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
-        if self.lease.seat.has_news() {
+        if self.lease.mailbox.has_events() {
             self.hear();
         }
         if self.connection.is_some() {
@@ -551,7 +551,7 @@ impl Queue for NvmeTcpQueue {
     }
 
     fn arm(&mut self) -> bool {
-        if !self.ended.is_empty() || self.lease.seat.has_news() {
+        if !self.ended.is_empty() || self.lease.mailbox.has_events() {
             return false;
         }
         match &self.connection {
@@ -575,7 +575,7 @@ impl DirectQueue for NvmeTcpQueue {
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
         self.kick();
-        if !self.ended.is_empty() || self.lease.seat.has_news() {
+        if !self.ended.is_empty() || self.lease.mailbox.has_events() {
             return Ok(());
         }
         let socket = self.connection.as_ref().map_or(-1, |connection| connection.socket.as_raw_fd());

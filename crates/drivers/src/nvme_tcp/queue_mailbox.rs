@@ -1,5 +1,5 @@
 //! Where the keeper, which makes connections, and a queue, which uses one, meet. Neither waits for the other: the
-//! keeper leaves news and raises the queue's event, and the queue looks at one flag.
+//! keeper leaves events and raises the queue's event, and the queue looks at one flag.
 
 use super::error::OpenError;
 use super::facts::Facts;
@@ -18,7 +18,7 @@ pub(super) struct Connection {
 
 /// What a queue has to know. Several things may be new at once; the loss of a connection is older than a new one.
 #[derive(Default)]
-pub(super) struct News {
+pub(super) struct QueueEvents {
     /// The connection is gone; requests wait for another.
     pub(super) is_lost: bool,
     /// Here is another.
@@ -30,63 +30,63 @@ pub(super) struct News {
 }
 
 /// One queue's place at the controller.
-pub(super) struct Seat {
+pub(super) struct QueueMailbox {
     pub(super) queue_id: u16,
     /// Requests in flight at most.
     pub(super) depth: u32,
     /// Requests in flight.
     pub(super) in_flight: AtomicU32,
-    has_news: AtomicBool,
-    news: Mutex<News>,
+    has_events: AtomicBool,
+    events: Mutex<QueueEvents>,
     event: EventFd,
     /// The socket in use, to be shut down from here.
     socket: Mutex<Option<Socket>>,
 }
 
-impl Seat {
-    pub(super) fn new(queue_id: u16, depth: u32, event: EventFd) -> Seat {
-        Seat {
+impl QueueMailbox {
+    pub(super) fn new(queue_id: u16, depth: u32, event: EventFd) -> QueueMailbox {
+        QueueMailbox {
             queue_id,
             depth,
             in_flight: AtomicU32::new(0),
-            has_news: AtomicBool::new(false),
-            news: Mutex::default(),
+            has_events: AtomicBool::new(false),
+            events: Mutex::default(),
             event,
             socket: Mutex::new(None),
         }
     }
 
-    /// Whether there are news for the queue.
+    /// Whether there are events for the queue.
     #[inline]
-    pub(super) fn has_news(&self) -> bool {
-        self.has_news.load(Ordering::Acquire)
+    pub(super) fn has_events(&self) -> bool {
+        self.has_events.load(Ordering::Acquire)
     }
 
-    /// Whether it is among the news that the connection is gone.
+    /// Whether it is among the events that the connection is gone.
     pub(super) fn is_lost(&self) -> bool {
-        lock(&self.news).is_lost
+        lock(&self.events).is_lost
     }
 
-    /// Takes the news.
-    pub(super) fn take_news(&self) -> News {
-        let mut news = lock(&self.news);
-        self.has_news.store(false, Ordering::Release);
-        std::mem::take(&mut *news)
+    /// Takes the events.
+    pub(super) fn take_events(&self) -> QueueEvents {
+        let mut events = lock(&self.events);
+        self.has_events.store(false, Ordering::Release);
+        std::mem::take(&mut *events)
     }
 
     /// Hands a connection over.
     pub(super) fn connected(&self, connection: Connection) -> Result<(), OpenError> {
         let socket = connection.socket.try_clone().map_err(OpenError::System)?;
         *lock(&self.socket) = Some(socket);
-        self.tell(|news| news.connection = Some(connection));
+        self.tell(|events| events.connection = Some(connection));
         Ok(())
     }
 
     /// Ends the connection, also one that the queue has not seen yet. Whoever sees it end can know why.
     pub(super) fn disconnect(&self) {
-        self.tell(|news| {
-            news.connection = None;
-            news.is_lost = true;
+        self.tell(|events| {
+            events.connection = None;
+            events.is_lost = true;
         });
         if let Some(socket) = lock(&self.socket).take() {
             abort(&socket);
@@ -95,21 +95,21 @@ impl Seat {
 
     /// Says that there will be no connection any more.
     pub(super) fn give_up(&self, why: &Arc<str>) {
-        self.tell(|news| news.dead = Some(why.clone()));
+        self.tell(|events| events.dead = Some(why.clone()));
     }
 
     /// Lets the queue look at its clock, if it has something in flight.
     pub(super) fn tick(&self) {
         if self.in_flight.load(Ordering::Relaxed) > 0 {
-            self.tell(|news| news.is_tick = true);
+            self.tell(|events| events.is_tick = true);
         }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut News)) {
-        let mut news = lock(&self.news);
-        change(&mut news);
-        self.has_news.store(true, Ordering::Release);
-        drop(news);
+    fn tell(&self, change: impl FnOnce(&mut QueueEvents)) {
+        let mut events = lock(&self.events);
+        change(&mut events);
+        self.has_events.store(true, Ordering::Release);
+        drop(events);
         // Fails only when the counter is full, and then it has been raised.
         let _ = self.event.write(1);
     }

@@ -1,13 +1,13 @@
 //! A namespace that was opened: what it promises, its queues, and the thread that keeps its controller.
 
+use super::connection_thread;
 use super::controller::Controller;
 use super::error::OpenError;
 use super::facts::{Facts, Told};
-use super::keeper;
 use super::link::Terms;
 use super::options::{Options, host};
 use super::queue::NvmeTcpQueue;
-use super::seat::{Connection, Seat, lock};
+use super::queue_mailbox::{Connection, QueueMailbox, lock};
 use crate::stream::Cancel;
 use crate::stream::connect::Patience;
 use crate::stream::wakeup::Wakeup;
@@ -23,15 +23,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What the keeper is asked for.
+/// What the thread is asked for.
 pub(super) enum Task {
-    /// A connection for a seat.
-    Connect(Arc<Seat>),
+    /// A connection for a mailbox.
+    Connect(Arc<QueueMailbox>),
     /// The size of the namespace.
     Refresh,
 }
 
-/// Something to be done by the keeper, and the answer.
+/// Something to be done by the thread, and the answer.
 pub(super) struct Job {
     pub(super) task: Task,
     done: EventFd,
@@ -52,7 +52,7 @@ impl Job {
     }
 }
 
-/// What the session, its queues and the keeper have in common.
+/// What the session, its queues and the thread have in common.
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) options: Options,
@@ -65,7 +65,7 @@ pub(super) struct Shared {
     pub(super) max_queues: AtomicU32,
     pub(super) wake: EventFd,
     pub(super) jobs: Mutex<VecDeque<Arc<Job>>>,
-    pub(super) seats: Mutex<Seats>,
+    pub(super) mailboxes: Mutex<Seats>,
     /// Why a queue gave its connection up.
     pub(super) lost: Mutex<Option<String>>,
     pub(super) is_stopping: AtomicBool,
@@ -77,7 +77,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct Seats {
     /// Reserved identifiers; `true` for those that were connected once, and have to be again after a loss.
-    pub(super) taken: Vec<(Arc<Seat>, bool)>,
+    pub(super) taken: Vec<(Arc<QueueMailbox>, bool)>,
     /// Identifier that was given out last: a target needs a while to forget one that was used.
     last_id: u16,
     /// Why there are no connections any more.
@@ -96,7 +96,7 @@ impl Shared {
             max_queues: AtomicU32::new(queues),
             wake: event()?,
             jobs: Mutex::default(),
-            seats: Mutex::default(),
+            mailboxes: Mutex::default(),
             lost: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             is_detached: false,
@@ -107,7 +107,7 @@ impl Shared {
     pub(super) fn report_lost(&self, why: String) {
         if self.is_detached {
             let why = why.into();
-            lock(&self.seats).taken.iter().for_each(|(seat, _)| seat.give_up(&why));
+            lock(&self.mailboxes).taken.iter().for_each(|(mailbox, _)| mailbox.give_up(&why));
             return;
         }
         lock(&self.lost).get_or_insert(why);
@@ -123,7 +123,7 @@ impl Shared {
 /// again after a loss.
 pub struct Session {
     shared: Arc<Shared>,
-    keeper: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
     stop: Cancel,
 }
 
@@ -143,10 +143,12 @@ impl Session {
         let (name, capacity) = (&shared.name, facts.capacity);
         tracing::info!(device = %name, capacity, queues = controller.queues, "connected");
         let stop = Cancel::new().map_err(OpenError::System)?;
-        let (of_keeper, cancel) = (shared.clone(), stop.clone());
-        let keeper = reactor::spawn_thread("nvme-tcp", move || keeper::run(&of_keeper, controller, &cancel));
-        let keeper = Some(keeper.map_err(OpenError::System)?);
-        Ok(Arc::new(Session { shared, keeper, stop }))
+        let (of_thread, cancel) = (shared.clone(), stop.clone());
+        let thread = reactor::spawn_thread("nvme-tcp", move || {
+            connection_thread::run(&of_thread, controller, &cancel)
+        });
+        let thread = Some(thread.map_err(OpenError::System)?);
+        Ok(Arc::new(Session { shared, thread, stop }))
     }
 
     /// The queue of a session without a controller, over a socket on which commands may go at once: what a controller
@@ -175,14 +177,14 @@ impl Session {
         let host = ConnectData { host_id, controller_id: 1, subsystem: options.nqn.clone(), host };
         let shared = Shared { is_detached: true, ..Shared::new(options, host, facts, 1)? };
         let stop = Cancel::never();
-        let session = Arc::new(Session { shared: Arc::new(shared), keeper: None, stop });
+        let session = Arc::new(Session { shared: Arc::new(shared), thread: None, stop });
         let wakeup = Wakeup::new().map_err(OpenError::System)?;
         let event = wakeup.share_event().map_err(OpenError::System)?;
         let lease = Lease::take(&session, options.queue_depth, event)?;
         let (header_digest, data_digest) = (options.header_digest, options.data_digest);
         let framing = Framing { header_digest, data_digest, ..Framing::default() };
         let terms = Terms { to_send: framing, to_receive: framing, max_h2c_data: MIN_MAX_H2C_DATA };
-        lease.seat.connected(Connection { socket: socket.into(), terms, facts })?;
+        lease.mailbox.connected(Connection { socket: socket.into(), terms, facts })?;
         Ok(NvmeTcpQueue::new(lease, wakeup))
     }
 
@@ -233,7 +235,7 @@ impl Session {
         let wakeup = Wakeup::new().map_err(OpenError::System)?;
         let event = wakeup.share_event().map_err(OpenError::System)?;
         let lease = Lease::take(self, depth, event)?;
-        self.ask(Task::Connect(lease.seat.clone()), cancel)?;
+        self.ask(Task::Connect(lease.mailbox.clone()), cancel)?;
         Ok(NvmeTcpQueue::new(lease, wakeup))
     }
 
@@ -266,9 +268,9 @@ impl Drop for Session {
         self.shared.is_stopping.store(true, Ordering::Release);
         self.stop.cancel();
         self.shared.wake();
-        if let Some(keeper) = self.keeper.take() {
+        if let Some(thread) = self.thread.take() {
             // It says so itself when it panics.
-            let _ = keeper.join();
+            let _ = thread.join();
         }
     }
 }
@@ -280,23 +282,23 @@ fn event() -> Result<EventFd, OpenError> {
 /// The right to a queue; comes back when dropped.
 pub(super) struct Lease {
     session: Arc<Session>,
-    pub(super) seat: Arc<Seat>,
+    pub(super) mailbox: Arc<QueueMailbox>,
 }
 
 impl Lease {
     fn take(session: &Arc<Session>, depth: u32, event: EventFd) -> Result<Lease, OpenError> {
         let most = session.max_queues();
-        let mut seats = lock(&session.shared.seats);
-        if let Some(why) = &seats.dead {
+        let mut mailboxes = lock(&session.shared.mailboxes);
+        if let Some(why) = &mailboxes.dead {
             return Err(OpenError::Lost(why.to_string()));
         }
-        let is_free = |id: &u16| seats.taken.iter().all(|(seat, _)| seat.queue_id != *id);
-        let after = (seats.last_id..most as u16).map(|id| id + 1);
+        let is_free = |id: &u16| mailboxes.taken.iter().all(|(mailbox, _)| mailbox.queue_id != *id);
+        let after = (mailboxes.last_id..most as u16).map(|id| id + 1);
         let id = after.chain(1..=most as u16).find(is_free).ok_or(OpenError::AllInUse(most))?;
-        let seat = Arc::new(Seat::new(id, depth, event));
-        seats.taken.push((seat.clone(), false));
-        seats.last_id = id;
-        Ok(Lease { session: session.clone(), seat })
+        let mailbox = Arc::new(QueueMailbox::new(id, depth, event));
+        mailboxes.taken.push((mailbox.clone(), false));
+        mailboxes.last_id = id;
+        Ok(Lease { session: session.clone(), mailbox })
     }
 
     pub(super) fn session(&self) -> &Arc<Session> {
@@ -310,6 +312,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        lock(&self.session.shared.seats).taken.retain(|(seat, _)| !Arc::ptr_eq(seat, &self.seat));
+        lock(&self.session.shared.mailboxes)
+            .taken
+            .retain(|(mailbox, _)| !Arc::ptr_eq(mailbox, &self.mailbox));
     }
 }
