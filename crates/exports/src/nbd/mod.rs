@@ -32,7 +32,7 @@ mod wire;
 pub use crate::stream::{Address, MemoryBudget, Security};
 
 use crate::stream::{
-    AcceptHandler, Accepted, Acceptor, Applicant, ConnectionLimits, ConnectionSlots, Minimum, Origin, PIECE,
+    AcceptHandler, Acceptor, Admitted, Applicant, ConnectionLimits, ConnectionSlots, Minimum, Origin, PIECE,
     Parts, Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
@@ -247,24 +247,24 @@ impl AcceptHandler for NbdAcceptHandler {
         self.config.tls.as_ref().map(|security| security.server.clone())
     }
 
-    fn admit(&mut self, accepted: Accepted<NbdHandshake>) {
-        let host = accepted.handshake.identity();
-        let applicant = Applicant { origin: accepted.origin, host, is_proven: host.is_some() };
-        let Ok(slot) = self.slots.take(applicant, MINIMUM, &accepted.peer) else { return };
+    fn admit(&mut self, admitted: Admitted<NbdHandshake>) {
+        let host = admitted.handshake.identity();
+        let applicant = Applicant { origin: admitted.origin, host, is_proven: host.is_some() };
+        let Ok(slot) = self.slots.take(applicant, MINIMUM, &admitted.peer) else { return };
         let place = self.places.of_turn(self.next);
         self.next = self.next.wrapping_add(1);
-        let agreed = accepted.handshake.agreed();
+        let agreed = admitted.handshake.agreed();
         let offer = self.offer();
         tracing::info!(
             export = &*self.name,
-            peer = accepted.peer,
+            peer = admitted.peer,
             core = place,
-            tls = accepted.wire.agreed(),
+            tls = admitted.wire.agreed(),
             "client connected"
         );
         let parts = Parts {
-            wire: accepted.wire,
-            peer: accepted.peer,
+            wire: admitted.wire,
+            peer: admitted.peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),
             slot,
@@ -277,7 +277,7 @@ impl AcceptHandler for NbdAcceptHandler {
             knows_blocks: agreed.knows_blocks,
             limits: offer.limits,
         };
-        let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), accepted.early);
+        let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), admitted.early);
         let writes = self.writes.clone();
         let open = move || Session::open(rules, device, &writes, capacity, &early);
         if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {

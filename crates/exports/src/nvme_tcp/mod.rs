@@ -44,7 +44,7 @@ pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
 use crate::stream::{
-    AcceptHandler, Accepted, Acceptor, ConnectionLimits, ConnectionSlots, Memory, Minimum, Origin, Parts,
+    AcceptHandler, Acceptor, Admitted, ConnectionLimits, ConnectionSlots, Memory, Minimum, Origin, Parts,
     Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
@@ -441,11 +441,11 @@ impl AcceptHandler for NvmeAcceptHandler {
         self.tls.clone()
     }
 
-    fn admit(&mut self, accepted: Accepted<NvmeHandshake>) {
-        let Some((agreed, slot)) = accepted.handshake.agreed() else { return };
+    fn admit(&mut self, admitted: Admitted<NvmeHandshake>) {
+        let Some((agreed, slot)) = admitted.handshake.agreed() else { return };
         // Only who asks what there is has no place yet.
         let visit =
-            || self.slots.visit(accepted.origin, ADMIN_MINIMUM, accepted.wire.socket(), &accepted.peer);
+            || self.slots.visit(admitted.origin, ADMIN_MINIMUM, admitted.wire.socket(), &admitted.peer);
         let Ok(slot) = slot.map_or_else(visit, Ok) else { return };
         let controller = agreed.admission.membership.controller.clone();
         let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
@@ -458,7 +458,7 @@ impl AcceptHandler for NvmeAcceptHandler {
         if queue == 0 {
             self.next = turn.wrapping_add(1);
         }
-        let (peer, host) = (accepted.peer, controller.host.nqn.as_str());
+        let (peer, host) = (admitted.peer, controller.host.nqn.as_str());
         tracing::info!(
             export = &*self.name,
             peer,
@@ -466,14 +466,14 @@ impl AcceptHandler for NvmeAcceptHandler {
             controller = controller.id,
             port = self.port.id,
             queue,
-            tls = accepted.wire.agreed(),
+            tls = admitted.wire.agreed(),
             core = place,
             "host connected"
         );
-        controller.attach(queue, accepted.wire.socket());
-        let (weak, early) = (Arc::downgrade(accepted.wire.socket()), accepted.early);
+        controller.attach(queue, admitted.wire.socket());
+        let (weak, early) = (Arc::downgrade(admitted.wire.socket()), admitted.early);
         let parts = Parts {
-            wire: accepted.wire,
+            wire: admitted.wire,
             peer,
             export: self.name.clone(),
             stats: self.stats.queues[place].clone(),

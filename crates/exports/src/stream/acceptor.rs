@@ -80,11 +80,11 @@ pub(crate) trait AcceptHandler: Send + 'static {
     /// TLS for those whose talk comes to [`HandshakeStep::Secure`].
     fn tls(&self) -> Option<tls::Server>;
     /// Someone is to be served.
-    fn admit(&mut self, accepted: Accepted<Self::Handshake>);
+    fn admit(&mut self, admitted: Admitted<Self::Handshake>);
 }
 
 /// A client that is to be served.
-pub(crate) struct Accepted<T> {
+pub(crate) struct Admitted<T> {
     /// The way to it.
     pub(crate) wire: Wire,
     /// Who it is, for logs.
@@ -296,7 +296,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
     fn admit(&mut self, newcomer: Newcomer<H::Handshake>) {
         let wire = Wire::new(Arc::new(newcomer.stream.into()), newcomer.session.map(|session| *session));
         let Newcomer { peer, handshake, unread: early, origin, .. } = newcomer;
-        self.host.admit(Accepted { wire, peer, handshake, early, origin });
+        self.host.admit(Admitted { wire, peer, handshake, early, origin });
     }
 }
 

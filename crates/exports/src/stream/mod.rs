@@ -30,7 +30,7 @@ mod registry;
 mod unix;
 mod wire;
 
-pub(crate) use acceptor::{AcceptHandler, Accepted, Acceptor, Handshake, HandshakeStep};
+pub(crate) use acceptor::{AcceptHandler, Acceptor, Admitted, Handshake, HandshakeStep};
 pub use address::Address;
 pub use budget::{MIN_MEMORY, MemoryBudget};
 pub(crate) use budget::{Minimum, PIECE};
