@@ -1,14 +1,15 @@
-//! Who has just come: one control thread that accepts clients and speaks with all of them until they say what they want.
-//!
+//! The acceptor: one control thread that accepts clients and drives their handshakes until each
+//! client states its request.
 //! ```text
-//!   accept ─► newcomer: handshake, at most DEADLINE ─► AcceptHandler::admit, which takes a slot and hands it to a core
-//!                 │ too slow, nonsense, no slot
-//!                 └─► hung up on
+//!   accept ─► newcomer: handshake, at most DEADLINE ─► AcceptHandler::admit: takes a slot, picks a core
+//!                 │ too slow, protocol error, no slot
+//!                 └─► disconnected
 //! ```
 //!
-//! What is said is a state machine without side effects ([`Handshake`]): bytes in, bytes out. Newcomers are few at a time;
-//! when there are too many, the oldest one goes of the address that has most. So a peer that only connects keeps no
-//! other peer out, and takes no place of those that are served.
+//! A handshake is a state machine without side effects ([`Handshake`]): bytes in, bytes out. The
+//! number of pending handshakes is bounded. At the limit the acceptor drops the oldest handshake of
+//! the address with the most. So a peer that only connects cannot keep other peers out, and takes
+//! no connection slot.
 
 use super::connection_slots::oldest_of_most;
 use super::log_limit::LogLimit;
@@ -23,81 +24,85 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tls::{Plain, Session, SessionError};
 
-/// How long a client may take until it has said what it wants: a program needs milliseconds, a person who types the
-/// protocol has other means.
+/// Time limit of a handshake: a program needs milliseconds; interactive use is not supported.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Newcomers at a time: all queues of two hosts with the most queues, which connect before the first is served.
+/// Maximum number of pending handshakes: all queues of two hosts with the most queues, which
+/// connect before the first is served.
 const MAX_NEWCOMERS: usize = 128;
-/// Bytes of one newcomer that wait to be understood.
+/// Maximum unparsed bytes of one newcomer.
 const MAX_UNREAD: usize = 64 << 10;
-/// After an error of accept(2), for want of descriptors most likely: others may give some back.
+/// Pause after an error of accept(2), most likely because the process ran out of descriptors.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The thread parses small messages; exports are many.
+/// The thread parses small messages, and a process may have many exports.
 const STACK_BYTES: usize = 256 << 10;
 
-/// What is said with a newcomer.
+/// The handshake with one newcomer, as a state machine.
 pub(crate) trait Handshake: Send + 'static {
-    /// Understands as much as it can of `input`, all that came and was not used before, and adds to `output` what is
-    /// to be said: at first, without any input, a greeting. Returns how many bytes were used, and how it goes on.
+    /// Parses as much of `input` as possible and appends the response to `output`. `input` is
+    /// everything received and not yet consumed. The first call has no input and may produce a
+    /// greeting. Returns the number of bytes consumed, and the next step.
     ///
     /// # Errors
-    /// What the newcomer did wrong, for the log: the connection ends, what was added before is not sent.
+    /// A protocol error of the newcomer, for the log. The acceptor closes the connection without
+    /// sending `output`.
     fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), String>;
 
-    /// From here on everything goes through TLS; `identity` is whose key the newcomer has, if it came by a key.
+    /// TLS is established. `identity` names the newcomer's key, if it authenticated with one.
     fn secured(&mut self, identity: Option<&str>) {
         let _ = identity;
     }
 }
 
-/// How a talk goes on.
+/// The state of a handshake after [`Handshake::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandshakeStep {
-    /// With what comes next.
+    /// More input is needed.
     More,
-    /// With what comes through TLS, once what there is to say has been sent. What came and was not used came too early.
+    /// TLS starts once all output has been sent. Bytes received in the clear and not consumed are
+    /// an error.
     Secure,
-    /// With what comes through TLS, which has begun already: what came and was not used belongs to it.
+    /// TLS has started already: unconsumed bytes belong to it.
     Secured,
-    /// It is over: the client is to be served. What came and was not used is its first requests.
+    /// The handshake succeeded: the client is to be served. Unconsumed bytes are its first
+    /// requests.
     Serve,
-    /// It is over: the client leaves when it has been told what there is to say.
+    /// The handshake is over: the connection closes once all output has been sent.
     Leave,
 }
 
-/// Who speaks, and to whom clients go then. Called by the control thread.
+/// Creates handshakes and receives the clients that complete them. Called by the control thread.
 pub(crate) trait AcceptHandler: Send + 'static {
-    /// What is said with one newcomer.
+    /// The handshake of this protocol.
     type Handshake: Handshake;
-    /// Whether a peer that has just connected may go on to the handshake.
+    /// Returns whether a peer that has just connected may start the handshake.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
         let _ = (peer, origin);
         true
     }
 
-    /// Someone has come from `peer`.
+    /// Starts the handshake of a client that connected from `peer`.
     fn greet(&mut self, peer: &str, origin: Origin) -> Self::Handshake;
-    /// TLS for those whose talk comes to [`HandshakeStep::Secure`].
+    /// The TLS configuration for handshakes that reach [`HandshakeStep::Secure`].
     fn tls(&self) -> Option<tls::Server>;
-    /// Someone is to be served.
+    /// Takes over a client that completed its handshake.
     fn admit(&mut self, admitted: Admitted<Self::Handshake>);
 }
 
-/// A client that is to be served.
+/// A client that completed its handshake.
 pub(crate) struct Admitted<T> {
-    /// The way to it.
+    /// The connection, with or without TLS.
     pub(crate) wire: Wire,
-    /// Who it is, for logs.
+    /// The peer's name, for logs.
     pub(crate) peer: String,
-    /// What was agreed.
+    /// The completed handshake, with the negotiated values.
     pub(crate) handshake: T,
-    /// Bytes that came and belong to what follows.
+    /// Bytes received after the handshake.
     pub(crate) early: Vec<u8>,
-    /// Where it comes from.
+    /// The peer's origin, for limits.
     pub(crate) origin: Origin,
 }
 
-/// The control thread, and what ends it.
+/// A running acceptor: its control thread and stop signal.
 pub(crate) struct Acceptor {
     stop: Arc<StopSignal>,
     thread: JoinHandle<()>,
@@ -105,10 +110,10 @@ pub(crate) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Listens at `address`; clients may come when this returns.
+    /// Listens at `address`. Clients can connect once this returns.
     ///
     /// # Errors
-    /// When socket or thread are refused.
+    /// When the system refuses the socket or the thread.
     pub(crate) fn open<H: AcceptHandler>(
         address: &Address,
         name: String,
@@ -134,12 +139,13 @@ impl Acceptor {
         Ok(Acceptor { stop, thread, address })
     }
 
-    /// Where clients connect to.
+    /// The address that clients connect to.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Takes no one any more, and hangs up on who is not served yet. Clients that are served stay.
+    /// Stops accepting and disconnects clients in their handshake. Clients that are served stay
+    /// connected.
     pub(crate) fn close(self) {
         self.stop.raise();
         if self.thread.join().is_err() {
@@ -148,22 +154,22 @@ impl Acceptor {
     }
 }
 
-/// What the thread has.
+/// State of the control thread.
 struct AcceptorThread<H: AcceptHandler> {
     listener: Listener,
     host: H,
     newcomers: Vec<Newcomer<H::Handshake>>,
-    /// Newcomers that did not come to be served.
+    /// Limits the log lines about newcomers that were disconnected.
     rejections: LogLimit,
     name: String,
 }
 
 struct Newcomer<T> {
     stream: UnixStream,
-    /// What makes a session when the talk wants one.
+    /// Creates the TLS session when the handshake asks for one.
     tls: Option<tls::Server>,
     session: Option<Box<Session>>,
-    /// The talk knows that there is a session.
+    /// The handshake has been told about the TLS session.
     knows_tls: bool,
     peer: String,
     origin: Origin,
@@ -186,7 +192,8 @@ impl<H: AcceptHandler> AcceptorThread<H> {
             if fds[0].revents != 0 {
                 return;
             }
-            // From the back: who goes is replaced by the last, who has had a turn.
+            // From the back: `swap_remove` fills the gap with the last entry, which has had its
+            // turn.
             for place in (0..self.newcomers.len()).rev() {
                 self.attend(place, fds[2 + place].revents != 0);
             }
@@ -196,7 +203,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
         }
     }
 
-    /// Until the next newcomer has had its time.
+    /// Milliseconds until the next handshake deadline, or -1 without newcomers.
     fn timeout_ms(&self) -> libc::c_int {
         let now = Instant::now();
         let next =
@@ -204,14 +211,14 @@ impl<H: AcceptHandler> AcceptorThread<H> {
         next.map_or(-1, |left| left.as_millis() as libc::c_int + 1)
     }
 
-    /// Takes everybody who waits. `false` when the system cannot.
+    /// Accepts every waiting client. Returns `false` when the system refuses.
     fn accept(&mut self) -> bool {
         loop {
             let connection = match self.listener.accept() {
                 Ok(connection) => connection,
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return true,
-                    // Gone again before anybody looked.
+                    // The client closed the connection before it was accepted.
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
                     _ => {
                         tracing::warn!(export = self.name, %error, "cannot accept a client");
@@ -243,7 +250,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
         }
     }
 
-    /// Disconnects the oldest newcomer of the address that has most.
+    /// Disconnects the oldest newcomer of the address that has the most.
     fn evict(&mut self) {
         let mut places: Vec<usize> = (0..self.newcomers.len()).collect();
         places.sort_by_key(|place| self.newcomers[*place].deadline);
@@ -253,14 +260,14 @@ impl<H: AcceptHandler> AcceptorThread<H> {
         self.log_rejection(&gone.peer, "too many connections are in the handshake");
     }
 
-    /// Says at a bounded rate that a newcomer was disconnected.
+    /// Logs, at a bounded rate, that a newcomer was disconnected.
     fn log_rejection(&self, peer: &str, reason: &str) {
         if let Some(count) = self.rejections.due() {
             tracing::warn!(export = self.name, peer, reason, count, "connection closed before it was served");
         }
     }
 
-    /// Goes on with a newcomer; `is_up`: its socket has something.
+    /// Advances one newcomer. `is_up`: its socket is ready.
     fn attend(&mut self, place: usize, is_up: bool) {
         let newcomer = &mut self.newcomers[place];
         let end = if is_up { newcomer.advance_or_alert() } else { Ok(false) };
@@ -306,12 +313,13 @@ impl<T: Handshake> Newcomer<T> {
         libc::pollfd { fd: self.stream.as_raw_fd(), events, revents: 0 }
     }
 
-    /// Whether something waits to be sent.
+    /// Whether output waits to be sent.
     fn owes(&self) -> bool {
         !self.unsent.is_empty() || self.session.as_ref().is_some_and(|session| !session.unsent().is_empty())
     }
 
-    /// As [`Newcomer::talk`]; who fails at TLS is told why, as far as that goes without waiting.
+    /// As [`Newcomer::advance`]. After a TLS error it also sends the alert, as far as the socket
+    /// takes it now.
     fn advance_or_alert(&mut self) -> Result<bool, String> {
         let result = self.advance();
         if result.is_err() && self.session.is_some() {
@@ -321,7 +329,7 @@ impl<T: Handshake> Newcomer<T> {
         result
     }
 
-    /// Reads, understands, answers as far as that goes without waiting. Whether it is over.
+    /// Reads, parses and answers without blocking. Returns whether the handshake is over.
     fn advance(&mut self) -> Result<bool, String> {
         loop {
             let may_talk = self.session.as_ref().is_none_or(|session| session.is_established());
@@ -335,7 +343,8 @@ impl<T: Handshake> Newcomer<T> {
                 self.step = step;
             }
             if self.step == HandshakeStep::Secure && !self.unread.is_empty() {
-                // Somebody between may have put it there: it must not be taken for what comes through TLS.
+                // An attacker in the middle could have injected these bytes: they must not count as
+                // TLS data.
                 return Err(format!("{} bytes came in the clear behind STARTTLS", self.unread.len()));
             }
             if !self.send()? {
@@ -364,7 +373,7 @@ impl<T: Handshake> Newcomer<T> {
         }
     }
 
-    /// From here on everything goes through TLS.
+    /// Starts TLS.
     fn secure(&mut self) -> Result<(), String> {
         let server = self.tls.as_ref().filter(|_| self.session.is_none());
         let session =
@@ -376,7 +385,7 @@ impl<T: Handshake> Newcomer<T> {
         Ok(())
     }
 
-    /// Whether the client is still there.
+    /// Sends pending output. Returns whether the client is still connected.
     fn send(&mut self) -> Result<bool, String> {
         if let Some(session) = &mut self.session
             && session.is_established()
@@ -402,7 +411,8 @@ impl<T: Handshake> Newcomer<T> {
         Ok(true)
     }
 
-    /// How many bytes came; 0 at the end, `None` when there is nothing now.
+    /// Returns the number of bytes received: 0 at the end of the stream, `None` when no data is
+    /// available now.
     fn receive(&mut self) -> Result<Option<usize>, String> {
         let mut bytes = [0; 4096];
         let room = bytes.len().min(MAX_UNREAD - self.unread.len());

@@ -1,12 +1,12 @@
-//! Where an export listens.
+//! Listening addresses of exports.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where an export listens.
+/// An address that an export listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A Unix socket, made here.
+    /// A Unix socket that the export creates.
     Unix {
         /// Its path.
         path: PathBuf,
@@ -15,13 +15,13 @@ pub enum Address {
     },
     /// A TCP port: address and port, such as `127.0.0.1:10809`, `[::1]:10809` or `localhost:10809`.
     Tcp(String),
-    /// A socket that systemd listens on for this process: with the name that its unit gave it
-    /// (`FileDescriptorName=`), or the first that nobody took yet.
+    /// A listening socket passed by systemd: with the name from its unit (`FileDescriptorName=`),
+    /// or the first unused one.
     Systemd(Option<String>),
 }
 
 impl Address {
-    /// What a command line calls `listen=`: `systemd`, `systemd:NAME`, or an address and a port.
+    /// Parses the value of `listen=`: `systemd`, `systemd:NAME`, or an address and a port.
     pub fn of_listen(text: &str) -> Address {
         match text.strip_prefix("systemd") {
             Some("") => Address::Systemd(None),

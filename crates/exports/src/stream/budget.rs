@@ -1,16 +1,18 @@
-//! The memory that clients over streams may hold: one budget for the process, an account for each connection.
+//! Memory limits of stream clients: one budget for the process, one account for each connection.
 //!
 //! ```text
-//!   budget ─┬─ half: minimums, reserved when a connection gets its place (a connection without one is refused)
+//!   budget ─┬─ half: minimums, reserved with a connection's slot (without one: refused)
 //!           └─ half: the pool, which connections borrow from as their requests need it
 //! ```
 //!
-//! A connection may borrow up to as much as is left in the pool. So one connection has at most half of the pool, `n`
-//! greedy ones share `n / (n + 1)` of it, and there is always something left for the next.
-//! A connection that may not borrow waits for its own requests: it is not read from meanwhile. One that holds nothing
-//! goes on with its minimum. No connection ever waits for another one.
+//! A connection may borrow up to as much as is left in the pool. So one connection has at most half
+//! of the pool, and `n` greedy ones share `n / (n + 1)` of it. Some of the pool is always left for
+//! the next connection. A connection that may not borrow waits for its own requests, and is not
+//! read from meanwhile. A connection without requests proceeds with its minimum. No connection ever
+//! waits for another one.
 //!
-//! Source of the rule: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches" (1998).
+//! Source of the rule: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+//! packet switches" (1998).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -23,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 pub const MIN_MEMORY: usize = 16 << 20;
 /// Bytes that one connection has at most: one request of the longest kind, or 256 of 128 KiB.
 const MOST: usize = 32 << 20;
-/// Longest piece of a request that goes on with the connection's minimum, in bytes.
+/// Longest piece of a request that is served from the connection's minimum, in bytes.
 pub(crate) const PIECE: usize = 128 << 10;
 
 /// Memory for the data of network clients. Clones share it.
@@ -47,27 +49,29 @@ impl MemoryBudget {
         MemoryBudget(Arc::new(Budget { bytes, reserved: AtomicUsize::new(0), borrowed: AtomicUsize::new(0) }))
     }
 
-    /// The budget of the process: a quarter of the machine's memory, unless [`MemoryBudget::set_process`] said otherwise.
+    /// The budget of the process: a quarter of the machine's memory, unless
+    /// [`MemoryBudget::set_process`] was called first.
     pub fn process() -> MemoryBudget {
         OF_PROCESS.get_or_init(|| MemoryBudget::new(physical_memory() / 4)).clone()
     }
 
-    /// Sets the budget of the process, in bytes. `false` when exports have been configured already: nothing changes.
+    /// Sets the budget of the process, in bytes. Returns `false`, and changes nothing, when exports
+    /// have been configured already.
     pub fn set_process(bytes: usize) -> bool {
         OF_PROCESS.set(MemoryBudget::new(bytes)).is_ok()
     }
 
-    /// Bytes that there are.
+    /// The size of the budget, in bytes.
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// Bytes that connections hold, with the minimums reserved for them.
+    /// Bytes in use: reserved minimums and borrowed memory.
     pub fn in_use(&self) -> usize {
         self.0.reserved.load(Ordering::Relaxed) + self.0.borrowed.load(Ordering::Relaxed)
     }
 
-    /// Reserves the minimum of a connection. `None` when half of the budget is reserved.
+    /// Reserves the minimum of a connection. Returns `None` when half of the budget is reserved.
     pub(crate) fn reserve(&self, minimum: Minimum) -> Option<Reserved> {
         let (total, most) = (minimum.total(), self.0.bytes - self.pool());
         let next = |reserved: usize| (reserved + total <= most).then_some(reserved + total);
@@ -79,7 +83,7 @@ impl MemoryBudget {
         self.0.bytes / 2
     }
 
-    /// Borrows `bytes` for a connection that has borrowed `own` already.
+    /// Borrows `bytes` for a connection that has already borrowed `own`. Returns whether it could.
     fn borrow(&self, own: usize, bytes: usize) -> bool {
         let next = |borrowed: usize| {
             (own + bytes <= self.pool().saturating_sub(borrowed)).then_some(borrowed + bytes)
@@ -93,7 +97,7 @@ impl MemoryBudget {
         }
     }
 
-    /// More than half of the pool is borrowed: free memory should go back to the system.
+    /// Whether more than half of the pool is borrowed: free memory should go back to the system.
     #[inline]
     pub(crate) fn is_tight(&self) -> bool {
         self.0.borrowed.load(Ordering::Relaxed) > self.pool() / 2
@@ -106,21 +110,21 @@ impl fmt::Debug for MemoryBudget {
     }
 }
 
-/// Bytes of memory that the machine has.
+/// The machine's physical memory, in bytes.
 fn physical_memory() -> usize {
     // SAFETY: plain questions without pointers.
     let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     usize::try_from(pages).unwrap_or(0).saturating_mul(usize::try_from(page).unwrap_or(0))
 }
 
-/// What a connection has whatever others do, in bytes.
+/// The memory guaranteed to a connection, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Minimum {
     /// For requests.
     pub(crate) requests: usize,
-    /// For data that comes with a command, before the rest of the stream can be understood.
+    /// For data that arrives with a command, before the rest of the stream can be parsed.
     pub(crate) capsules: usize,
-    /// For what does not come and go with requests: buffers of the stream, pieces.
+    /// For memory that is not tied to requests: stream buffers and pieces.
     pub(crate) fixed: usize,
 }
 
@@ -142,9 +146,9 @@ impl Drop for Reserved {
     }
 }
 
-/// Bytes that a connection holds for one purpose.
+/// Bytes in use by a connection for one purpose.
 struct Purse {
-    /// As many need not be borrowed.
+    /// The part of the minimum: no need to borrow.
     free: usize,
     used: Cell<usize>,
 }
@@ -175,18 +179,18 @@ impl Purse {
     }
 }
 
-/// What one connection holds, on its core.
+/// The memory account of one connection, on its core.
 pub(crate) struct Account {
     reserved: Reserved,
     requests: Purse,
     capsules: Purse,
-    /// Pieces of a long write that comes, and of a long read that goes.
+    /// Whether a piece of a long incoming write, and of a long outgoing read, is in use.
     has_piece: [Cell<bool>; 2],
-    /// A task that waits for memory to come back.
+    /// The task that waits for memory.
     waiter: RefCell<Option<Waker>>,
 }
 
-/// For what memory is charged.
+/// The purpose of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Request,
@@ -195,13 +199,13 @@ pub(crate) enum Purpose {
     PieceOut,
 }
 
-/// How an account answers.
+/// The result of [`Account::charge`].
 #[derive(Debug)]
 pub(crate) enum Room {
     Yes(Charge),
-    /// There will be when something of this connection has ended.
+    /// Refused now; granted once another request of this connection ends.
     Later,
-    /// There is not, and nothing of this connection will make any.
+    /// Refused: no request of this connection can release memory.
     Never,
 }
 
@@ -221,7 +225,7 @@ impl Account {
         &self.reserved.budget
     }
 
-    /// Charges memory that costs so much.
+    /// Charges `cost` bytes.
     #[inline]
     pub(crate) fn charge(self: &Rc<Self>, purpose: Purpose, cost: usize) -> Room {
         let (is_taken, is_idle) = match purpose {
@@ -239,7 +243,8 @@ impl Account {
         }
     }
 
-    /// Waits until there is room; with [`Room::Never`] it ends, too. One task at a time.
+    /// Waits until the charge succeeds, or until it returns [`Room::Never`]. At most one task may
+    /// wait.
     pub(crate) fn poll_charge(
         self: &Rc<Self>,
         purpose: Purpose,
@@ -263,7 +268,7 @@ impl Account {
     }
 }
 
-/// Memory that is held; given back when dropped.
+/// Memory in use; returned when dropped.
 pub(crate) struct Charge {
     account: Rc<Account>,
     purpose: Purpose,
@@ -308,7 +313,7 @@ mod tests {
         Account::new(budget.reserve(minimum).expect("there is room"))
     }
 
-    /// Takes requests of 1 MiB until there is no room.
+    /// Charges requests of 1 MiB until the account refuses.
     fn fill(account: &Rc<Account>) -> Vec<Charge> {
         let mut taken = Vec::new();
         while let Room::Yes(charge) = account.charge(Purpose::Request, MIB) {
@@ -323,10 +328,11 @@ mod tests {
         let accounts: Vec<_> = (0..9).map(|_| account(&budget)).collect();
         let mut held: Vec<_> = accounts.iter().map(fill).collect();
         let counts: Vec<_> = held.iter().map(Vec::len).collect();
-        // The minimum, and as much as is left: 32 is the most of one, half of the rest, and so on.
+        // The minimum, then as much as is left: the first has its maximum of 32, the next half of
+        // the rest, and so on.
         assert_eq!(counts[..4], [32, 18, 9, 5]);
         assert!(counts.iter().all(|count| *count >= 1) && budget.in_use() <= budget.bytes());
-        // The first ones may not have again what they give back while others wait.
+        // While others wait, the first ones cannot get back the memory that they release.
         drop(held.remove(0));
         assert_eq!(fill(&accounts[0]).len(), 17);
         drop(accounts);

@@ -10,9 +10,9 @@
 //! batches. A request counts from the moment it is taken until its reply is with the kernel, and so does its memory.
 //!
 //! ```text
-//!   Open ──leave, end of stream──► Leaving ─┐   (no more is read; what is there is answered)
-//!     ├────export stops──────────► Closing ─┼─► gone, when nothing is left to be answered
-//!     └────broken───────────────► Broken ───┘   (nobody listens; what is in flight ends)
+//!   Open ──leave, end of stream──► Leaving ─┐   (no more is read; pending requests are answered)
+//!     ├────export stops──────────► Closing ─┼─► gone, once every pending request is answered
+//!     └────broken───────────────► Broken ───┘   (replies are discarded; requests in flight end)
 //! ```
 
 use super::link::{Link, Parts, State};
@@ -28,54 +28,57 @@ use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 
-/// Requests that one slot completes without waiting before it lets the core send the replies and look elsewhere.
+/// Requests that one slot completes without waiting before it yields: the core then sends replies
+/// and polls other sources.
 const BATCH: u32 = 64;
-/// The same in bytes: the client takes one reply while the next is made.
+/// The same limit in bytes: the client reads one reply while the next is made.
 const BATCH_BYTES: usize = 128 << 10;
-/// Times that one turn of the core receives from one socket: others want theirs.
+/// Receives from one socket per turn of the core, so that other connections get their turn.
 const RECEIVES: usize = 4;
 
-/// What is spoken on a connection: from bytes to requests, and what becomes of them.
+/// The protocol of a connection: turns bytes into requests and serves them.
 pub(crate) trait Protocol: Sized + 'static {
-    /// A request that was understood and counts.
+    /// A parsed request, which counts towards the limit.
     type Job: 'static;
 
-    /// Receives once, with what is due straight to where it belongs.
+    /// Receives once; expected request data goes straight into its buffer.
     ///
     /// # Errors
-    /// What recvmsg(2) says, or TLS.
+    /// An error of recvmsg(2) or TLS.
     fn receive(&self, wire: &Wire) -> io::Result<Received>;
 
-    /// Goes on with what came until there is something to do. `is_closing`: the export stops, nothing new begins.
+    /// Parses what was received until it finds something to do. `is_closing`: the export stops, and
+    /// no new request may begin.
     fn next(&self, link: &Link, is_closing: bool) -> Found<Self::Job>;
 
-    /// Bytes of data that go with a request.
+    /// Bytes of data of a request.
     fn weight(job: &Self::Job) -> usize;
 
-    /// Carries a request out and answers it.
+    /// Executes and answers a request.
     fn serve(&self, job: Self::Job, link: &Link) -> impl Future<Output = ()>;
 
-    /// Gives up what has not come whole. With `is_closing` more may come; without, nothing does.
+    /// Abandons requests that were not received completely. `is_closing`: more bytes may follow;
+    /// otherwise none will.
     fn give_up(&self, link: &Link, is_closing: bool);
 
-    /// Requests that count but are not waited for when the connection ends: their clients still owe data that nobody
-    /// wants.
+    /// Requests that count but do not delay the end of the connection: their clients still owe data
+    /// that will be discarded.
     fn unfinished(&self) -> usize;
 }
 
-/// What a protocol needs to go on, or has found.
+/// The outcome of [`Protocol::next`].
 pub(crate) enum Found<J> {
     /// More bytes.
     NeedsBytes,
-    /// A place for one more request, and memory for its data.
+    /// A slot for one more request, and memory for its data.
     NeedsRoom,
-    /// A request.
+    /// A complete request.
     Job(J),
-    /// Something that was dealt with at once.
+    /// Input that was handled at once.
     Done,
-    /// The client takes its leave, or was told to.
+    /// The client leaves, or was asked to leave.
     Leave,
-    /// The stream makes no sense from here on.
+    /// The stream violates the protocol and cannot be parsed any further.
     ProtocolError(String),
 }
 
@@ -83,27 +86,27 @@ pub(crate) enum Found<J> {
 pub(crate) struct Connection<P: Protocol> {
     link: Link,
     protocol: P,
-    /// The reader waits for bytes, not for room.
+    /// Whether the reader waits for bytes rather than for room.
     wants_bytes: Cell<bool>,
     todo: RefCell<VecDeque<P::Job>>,
-    /// Slots are to end.
+    /// Whether slots are to end.
     is_over: Cell<bool>,
-    /// The device has completed the last request at once: a single slot is enough.
+    /// Whether the device completed the last request at once: a single slot is enough.
     is_inline: Cell<bool>,
     slots: ServingSlots,
     weak: Weak<Connection<P>>,
 }
 
-/// A connection, whatever is spoken on it.
+/// A connection of any protocol.
 pub(crate) trait Serving {
-    /// Refuses what comes from now on; the connection ends when what came before has been answered.
+    /// Refuses new requests. The connection ends once earlier requests have been answered.
     fn stop(&self);
-    /// Waits until nothing of the connection is left.
+    /// Waits until the connection has ended.
     fn gone(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 }
 
 impl<P: Protocol> Connection<P> {
-    /// Begins to serve: at most `max_requests` at a time.
+    /// Starts serving, with at most `max_requests` at a time.
     pub(crate) fn start(
         core: &Core,
         parts: Parts,
@@ -127,7 +130,7 @@ impl<P: Protocol> Connection<P> {
         Ok(connection)
     }
 
-    /// The connection's life: ends when nothing of it is left on the core.
+    /// Runs the connection until nothing of it is left on the core.
     pub(crate) async fn live(self: &Rc<Self>) {
         self.link.until(|| self.link.state() != State::Open).await;
         let is_answered = || self.is_answered();
@@ -143,12 +146,12 @@ impl<P: Protocol> Connection<P> {
         self.link.go_to(State::Gone);
     }
 
-    /// Whether every request that counts has been answered, and no other will.
+    /// Whether every request that counts has been answered and no other can follow.
     fn is_answered(&self) -> bool {
         self.link.state() != State::Open && self.link.requests() <= self.protocol.unfinished()
     }
 
-    /// Hangs up on a client that leaves no other way.
+    /// Disconnects a client after a protocol error or a timeout, and logs the reason.
     #[cold]
     fn disconnect(&self, reason: &str) {
         let (export, peer) = self.link.names();
@@ -156,7 +159,7 @@ impl<P: Protocol> Connection<P> {
         self.break_off();
     }
 
-    /// The client is gone without a word.
+    /// The connection failed without an orderly end.
     #[cold]
     fn lose(&self, error: &io::Error) {
         let (export, peer) = self.link.names();
@@ -170,7 +173,7 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Receives and understands; how much there was.
+    /// Receives and parses. Returns the number of steps done.
     fn read(&self) -> usize {
         let mut found = 0;
         for _ in 0..RECEIVES {
@@ -192,7 +195,7 @@ impl<P: Protocol> Connection<P> {
         found
     }
 
-    /// Takes requests out of what came, until bytes or room are wanting; how many.
+    /// Parses requests until bytes or room are lacking. Returns how many were handled.
     fn understand(&self) -> usize {
         let mut count = 0;
         self.wants_bytes.set(false);
@@ -213,18 +216,19 @@ impl<P: Protocol> Connection<P> {
         count
     }
 
-    /// Nothing more comes.
+    /// The client sends no more.
     fn leave(&self) {
         self.wants_bytes.set(false);
         self.protocol.give_up(&self.link, false);
         self.link.go_to(State::Leaving);
     }
 
-    /// Receives once. `None` when nothing came; else whether that was all there is.
+    /// Receives once. Returns `None` when no data was available, else whether the socket is
+    /// drained.
     fn receive(&self) -> Option<bool> {
         let received = self.protocol.receive(self.link.wire());
         if self.link.wire().owes() {
-            // TLS has an answer of its own.
+            // TLS may have a response of its own to send.
             self.link.handle().activate();
         }
         match received {
@@ -242,7 +246,7 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// A slot's life.
+    /// The task of a slot.
     async fn serve(self: Rc<Self>, slot: u32) {
         let mut batch = Batch::default();
         while let Some(job) = (Next { connection: &self, slot, batch: &mut batch }).await {
@@ -251,7 +255,7 @@ impl<P: Protocol> Connection<P> {
         self.slots.end();
     }
 
-    /// Carries a request out, and notes whether the device lets us wait.
+    /// Executes a request, and records whether the device completed it at once.
     async fn execute(&self, job: P::Job, batch: &mut Batch) {
         let mut serving = pin!(self.protocol.serve(job, &self.link));
         let mut is_first_poll = true;
@@ -281,7 +285,7 @@ impl<P: Protocol> Serving for Connection<P> {
         }
         self.link.go_to(State::Closing);
         self.protocol.give_up(&self.link, true);
-        // What has come so far hears about it.
+        // Parses what has been received so far, so that those requests are answered.
         self.read();
         self.link.handle().activate();
     }
@@ -323,7 +327,7 @@ impl<P: Protocol> Source for Connection<P> {
     }
 }
 
-/// What a slot has done since it last waited for anything.
+/// Requests that a slot has completed since it last waited.
 #[derive(Default)]
 struct Batch {
     requests: u32,
@@ -341,7 +345,7 @@ impl Batch {
     }
 }
 
-/// Waits for the next request; `None` when the slot is to end.
+/// Waits for the next request; returns `None` when the slot is to end.
 struct Next<'a, P: Protocol> {
     connection: &'a Connection<P>,
     slot: u32,

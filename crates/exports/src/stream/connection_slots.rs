@@ -1,15 +1,17 @@
-//! Places for the connections of an export: how many there are, and for which clients.
+//! Limits the connections of an export: how many there may be, and from which clients.
 //!
 //! ```text
-//!   handshake done ─► judge: total, address, host, share of others ─► ConnectionSlot (given back when dropped)
-//!   visitor ────────► a place of its own kind; the oldest visitor makes room
+//!   handshake done ─► judge: total, address, host, others' share ─► ConnectionSlot (freed on drop)
+//!   visitor ────────► a slot of its own kind; a new visitor replaces the oldest
 //! ```
 //!
-//! Four rules keep one peer from taking every place:
-//! 1. Connections of one address are bounded while its clients have proven nothing.
+//! Four rules keep one peer from taking every slot:
+//! 1. Connections of one address are bounded while its clients are not authenticated.
 //! 2. Connections of one host name are bounded.
-//! 3. Half of the places are kept for listed hosts, in equal shares, as far as they are not connected.
-//! 4. Visitors (NVMe discovery) do not count. They are bounded apart, and a new one replaces the oldest.
+//! 3. Half of the slots are reserved for listed hosts, in equal shares, as far as they are not
+//!    connected.
+//! 4. Visitors (NVMe discovery) do not count. They have a limit of their own, and a new one
+//!    replaces the oldest.
 
 use super::budget::{MemoryBudget, Minimum, Reserved};
 use super::log_limit::LogLimit;
@@ -19,18 +21,19 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// From so many places on, a quarter is kept from each address and each host that is not listed.
+/// From this many slots on, a quarter is withheld from each address and each host that is not
+/// listed.
 const LEAST_TO_KEEP: usize = 32;
-/// Visitors at a time, whatever the number of places.
+/// Minimum number of visitors, whatever the number of slots.
 const LEAST_VISITORS: usize = 16;
 
-/// Where a client comes from, as far as limits are concerned.
+/// A client's origin, for limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Origin {
-    /// This machine, through a Unix socket: its permissions say who may come.
+    /// This machine, through a Unix socket: its permissions control access.
     Local,
     V4([u8; 4]),
-    /// The network of an IPv6 address (/64): a single machine has all of it.
+    /// The /64 network of an IPv6 address: a single machine usually has all of it.
     V6([u8; 8]),
 }
 
@@ -46,19 +49,19 @@ impl From<IpAddr> for Origin {
     }
 }
 
-/// How many connections there may be.
+/// Connection limits of an export.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionLimits {
-    /// Altogether.
+    /// All connections.
     pub(crate) total: usize,
-    /// From one address, of clients that have proven nothing. `None`: see [`default_limit`].
+    /// Unauthenticated connections of one address. `None`: see [`default_limit`].
     pub(crate) of_address: Option<usize>,
-    /// Of one host. `None`: what the shares of others leave, or see [`default_limit`] where others may come than those
-    /// that are listed.
+    /// Connections of one host. `None`: as many as the shares of others leave if only listed hosts
+    /// may connect, else see [`default_limit`].
     pub(crate) of_host: Option<usize>,
-    /// Hosts that are listed; places are kept for each.
+    /// Listed hosts; each has reserved slots.
     pub(crate) listed: Vec<Box<str>>,
-    /// No others may come.
+    /// Whether only listed hosts may connect.
     pub(crate) is_closed: bool,
 }
 
@@ -67,17 +70,17 @@ pub(crate) fn default_limit(total: usize) -> usize {
     if total < LEAST_TO_KEEP { total } else { total - total / 4 }
 }
 
-/// A client that asks for a place.
+/// A client that requests a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Applicant<'a> {
     pub(crate) origin: Origin,
-    /// The name of its host, where the protocol has one.
+    /// The name of its host, if the protocol has one.
     pub(crate) host: Option<&'a str>,
-    /// The client has shown a key that is this host's.
+    /// Whether the client authenticated as this host.
     pub(crate) is_proven: bool,
 }
 
-/// Why there is no place.
+/// The reason why a slot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoSlot {
     #[error("all {0} places are taken (clients=)")]
@@ -92,7 +95,7 @@ pub(crate) enum NoSlot {
     Memory,
 }
 
-/// The places of one listener.
+/// The connection slots of one listener.
 pub(crate) struct ConnectionSlots {
     limits: ConnectionLimits,
     budget: MemoryBudget,
@@ -117,16 +120,16 @@ struct Taken {
     visitor: Option<Weak<OwnedFd>>,
 }
 
-/// A place that is taken; given back when it is dropped.
+/// A connection slot; freed when dropped.
 pub(crate) struct ConnectionSlot {
     slots: Arc<ConnectionSlots>,
     id: u64,
-    /// The memory that its connection has at least.
+    /// The memory guaranteed to its connection.
     reserved: Option<Reserved>,
 }
 
 impl ConnectionSlot {
-    /// The memory, once.
+    /// Takes the reserved memory. May be called once.
     pub(super) fn take_reserved(&mut self) -> Reserved {
         self.reserved.take().expect("a connection starts once")
     }
@@ -139,7 +142,7 @@ impl Drop for ConnectionSlot {
 }
 
 impl ConnectionSlots {
-    /// Free places, for the export with this name, whose connections take their memory from `budget`.
+    /// Creates the slots of the named export, whose connections allocate from `budget`.
     pub(crate) fn new(
         limits: ConnectionLimits,
         budget: MemoryBudget,
@@ -154,10 +157,10 @@ impl ConnectionSlots {
         })
     }
 
-    /// Takes a place, and reserves the memory that its connection has at least.
+    /// Takes a slot and reserves the minimum memory of its connection.
     ///
     /// # Errors
-    /// When the client may not have one now; that is logged, at a bounded rate.
+    /// When a limit refuses the client; logged at a bounded rate.
     pub(crate) fn take(
         self: &Arc<Self>,
         applicant: Applicant<'_>,
@@ -181,19 +184,20 @@ impl ConnectionSlots {
         Ok(ConnectionSlot { slots: self.clone(), id, reserved })
     }
 
-    /// Whether [`ConnectionSlots::take`] would succeed now.
+    /// Checks whether [`ConnectionSlots::take`] would succeed now.
     ///
     /// # Errors
-    /// As there, and logged likewise.
+    /// As [`ConnectionSlots::take`], and logged likewise.
     pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSlot> {
         let judged = self.judge(&self.table(), applicant);
         judged.inspect_err(|reason| self.note_refusal(applicant, peer, *reason))
     }
 
-    /// Takes a place of a visitor. When there is none, the oldest visitor of the address that has most is disconnected.
+    /// Takes a visitor's slot. When all are in use, it disconnects the oldest visitor of the
+    /// address that has the most.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// When the memory budget has no room for it.
     pub(crate) fn visit(
         self: &Arc<Self>,
         origin: Origin,
@@ -261,7 +265,7 @@ impl ConnectionSlots {
         if total - count <= kept { Err(NoSlot::Kept) } else { Ok(()) }
     }
 
-    /// Places that are kept for listed hosts other than `host`.
+    /// Slots that are reserved for listed hosts other than `host`.
     fn kept_from<'a>(&self, host: Option<&str>, connected: impl Iterator<Item = &'a Taken>) -> usize {
         let ConnectionLimits { total, listed, .. } = &self.limits;
         let kept = total / 2;
@@ -301,7 +305,8 @@ impl Table {
     }
 }
 
-/// Of connections, given oldest first, the oldest one of the origin that has most. `None` when there are none.
+/// Given connections oldest first, returns the oldest one of the origin that has the most. Returns
+/// `None` when there are none.
 pub(crate) fn oldest_of_most<T: Copy>(connections: impl Iterator<Item = (Origin, T)> + Clone) -> Option<T> {
     let mut counts: HashMap<Origin, usize> = HashMap::new();
     connections.clone().for_each(|(origin, _)| *counts.entry(origin).or_default() += 1);
@@ -327,7 +332,7 @@ mod tests {
         Applicant { origin, host, is_proven }
     }
 
-    /// Takes places until one is refused.
+    /// Takes slots until one is refused.
     fn fill(slots: &Arc<ConnectionSlots>, applicant: Applicant<'_>) -> (Vec<ConnectionSlot>, NoSlot) {
         let mut taken = Vec::new();
         loop {

@@ -1,7 +1,7 @@
-//! What comes in: many requests a system call, and the data of long ones straight to where it belongs.
+//! Receives requests: many per system call, with the data of long ones straight into its buffers.
 //!
 //! ```text
-//!   one recvmsg(2):  [ rest of the data that is due, to its request ][ what follows, to the buffer ]
+//!   one recvmsg(2):  [ rest of the expected data, to its request ][ all that follows, to the buffer ]
 //! ```
 
 use super::Wire;
@@ -10,51 +10,53 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use tls::Came;
 
-/// The buffer: sixteen requests that write 4 KiB each, which are cheaper to copy than to ask for one by one.
+/// Size of the buffer: sixteen requests that write 4 KiB each. To copy them is cheaper than one
+/// system call each.
 const BUFFER_BYTES: usize = 66 << 10;
-/// From here on data is worth not being copied; what follows it is taken only as far as the next header may reach.
+/// Shortest data that is received without a copy. Only the longest possible header may follow it in
+/// the same call.
 const LARGE_BYTES: usize = 16 << 10;
-/// Longest header of a request that anybody has who uses this.
+/// Largest request header of any protocol that uses this inbox.
 const HEADER_BYTES: usize = 128;
-/// Most pieces of a request's memory: as many as the longest has.
+/// Maximum number of pieces of a request's memory, as many as the longest request has.
 const MAX_PIECES: usize = 64;
 
-/// Bytes that came and were not used yet.
+/// Received bytes that have not been consumed.
 pub(crate) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-/// What one call brought.
+/// The result of one receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// Nothing is there now.
+    /// No data is available now.
     Nothing,
-    /// Bytes: `direct` of them went straight to where they belong.
+    /// Bytes received; `direct` of them went straight into the request's buffer.
     Bytes { direct: usize, is_drained: bool },
-    /// The other side will send no more.
+    /// The peer closed its sending side.
     End,
 }
 
 impl Inbox {
-    /// An inbox with bytes that came early.
+    /// Creates an inbox with bytes received during the handshake.
     ///
     /// # Panics
-    /// When they are more than 64 KiB.
+    /// When `early` is longer than the buffer.
     pub(crate) fn new(early: &[u8]) -> Inbox {
         let mut buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
         buffer[..early.len()].copy_from_slice(early);
         Inbox { buffer, start: 0, end: early.len() }
     }
 
-    /// What the buffer holds.
+    /// The unconsumed bytes.
     #[inline]
     pub(crate) fn unread(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// The first `len` bytes of the buffer were used.
+    /// Marks the first `len` bytes of the buffer as consumed.
     #[inline]
     pub(crate) fn consume(&mut self, len: usize) {
         assert!(len <= self.end - self.start, "{len} bytes of {}", self.end - self.start);
@@ -64,9 +66,9 @@ impl Inbox {
     /// Receives once: first into `due`, then into the buffer.
     ///
     /// # Errors
-    /// What `recvmsg(2)` says, or TLS.
+    /// An error of `recvmsg(2)` or TLS.
     pub(crate) fn receive(&mut self, wire: &Wire, due: Data<'_>) -> io::Result<Received> {
-        // What is left is the start of a header, or nothing.
+        // The rest is the start of a header, or empty.
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         if let Some((mut tls, socket)) = wire.tls() {
@@ -108,7 +110,8 @@ impl Inbox {
         }
     }
 
-    /// As [`Inbox::receive`], through TLS: everything is copied, so the buffer takes what it has room for.
+    /// As [`Inbox::receive`], through TLS. All data is copied, so the buffer receives as much as it
+    /// has room for.
     #[cold]
     fn unseal(&mut self, tls: &mut tls::Wire, socket: BorrowedFd<'_>, due: Data<'_>) -> io::Result<Received> {
         let (due_len, mut direct) = (due.len(), 0);

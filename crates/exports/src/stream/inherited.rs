@@ -1,7 +1,7 @@
-//! Sockets that the process was started with: systemd's socket activation.
+//! Sockets passed by systemd's socket activation.
 //!
-//! Source: sd_listen_fds(3). `LISTEN_PID` says for whom they are, `LISTEN_FDS` how many there are, from descriptor 3
-//! on, `LISTEN_FDNAMES` what they are called, with colons between.
+//! Source: sd_listen_fds(3). `LISTEN_PID` names the receiving process and `LISTEN_FDS` the number
+//! of sockets, from descriptor 3 on. `LISTEN_FDNAMES` has their names, separated by colons.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -9,16 +9,16 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// The first descriptor that is passed.
 const FIRST: RawFd = 3;
-/// More than any unit has: a number beyond is no number of sockets.
+/// More than any unit has: a larger value is treated as invalid.
 const MOST: usize = 1024;
 
-/// A descriptor that was passed: its name, and itself until somebody takes it.
+/// A passed descriptor: its name, and the descriptor until it is taken.
 type Passed = (String, Option<OwnedFd>);
 
 /// Takes the socket called `name`, or the first one that is left.
 ///
 /// # Errors
-/// When there is none (any more), with what there is.
+/// When no matching socket is left; the message lists the free ones.
 pub(super) fn take(name: Option<&str>) -> io::Result<OwnedFd> {
     static PASSED: OnceLock<Mutex<Vec<Passed>>> = OnceLock::new();
     let passed = PASSED.get_or_init(|| Mutex::new(adopt()));
@@ -41,7 +41,7 @@ fn pick<T>(passed: &mut [(String, Option<T>)], name: Option<&str>) -> io::Result
     Err(io::Error::new(io::ErrorKind::NotFound, message))
 }
 
-/// What the environment says that was passed to this process.
+/// Reads from the environment which sockets were passed to this process.
 fn adopt() -> Vec<Passed> {
     let variable = |name| std::env::var(name).ok();
     let names = names(

@@ -1,4 +1,4 @@
-//! What a protocol has of a connection: the socket's way out, memory, and how it ends.
+//! The part of a connection that its protocol uses: sending, memory, and the end of the connection.
 
 use super::budget::{Account, PIECE, Purpose, Room};
 use super::wire::disconnect;
@@ -15,13 +15,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-/// How long a client that leaves, or is left, may take no byte of its replies.
+/// Timeout of a closing connection whose client reads no byte of its replies.
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// What a core needs to serve a connection, of any protocol.
+/// Everything a core needs to serve a connection of any protocol.
 pub(crate) struct Parts {
     pub(crate) wire: Wire,
-    /// Who it is, for logs.
+    /// The peer's name, for logs.
     pub(crate) peer: String,
     /// The export's name, for logs.
     pub(crate) export: Arc<str>,
@@ -30,7 +30,7 @@ pub(crate) struct Parts {
     pub(crate) connected: Connected,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Open,
@@ -40,17 +40,17 @@ pub(super) enum State {
     Gone,
 }
 
-/// Whether a request was taken.
+/// The result of [`Link::grant`].
 pub(crate) enum Grant {
-    /// With its memory, if it has data.
+    /// Granted, with memory if the request has data.
     Whole(Option<Memory>),
-    /// Without memory: its data goes in pieces, since the budget is used up.
+    /// Granted without memory: the budget is used up and the data moves in pieces.
     InPieces,
-    /// Not yet: something else has to end first.
+    /// Refused for now: another request has to end first.
     NoRoom,
 }
 
-/// The turn to use memory beside that of requests.
+/// A permit to use the connection's scratch memory.
 pub(crate) struct Scratch<'a>(&'a Permits);
 
 impl Drop for Scratch<'_> {
@@ -59,9 +59,9 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// The way to the client.
+/// The sending side of a connection, and its limits.
 pub(crate) struct Link {
-    // Before the socket, which it watches.
+    // Declared before the socket that it watches, so that it is dropped first.
     pub(super) readiness: Readiness,
     wire: Wire,
     peer: String,
@@ -70,18 +70,18 @@ pub(crate) struct Link {
     store: Store,
     pub(super) outbox: RefCell<Outbox>,
     max_requests: usize,
-    /// Requests taken whose replies the kernel has not.
+    /// Granted requests whose replies the kernel has not taken yet.
     requests: Cell<usize>,
-    /// What its requests hold.
+    /// The memory that its requests use.
     account: Rc<Account>,
-    /// Whose turn it is to wait for memory, and to reply in pieces.
+    /// Orders the requests that wait for memory or reply in pieces.
     turn: Permits,
     scratch: Permits,
-    /// Replies that wait for the end of one that goes in pieces, if that must not be interrupted.
+    /// Replies that wait while a reply that must not be interrupted is sent in pieces.
     held_back: RefCell<Option<Vec<ReplyPart>>>,
     state: Cell<State>,
     pub(super) handle: OnceCell<SourceHandle>,
-    /// Who waits for the connection's life to go on.
+    /// Tasks that wait for a state change of the connection.
     watchers: RefCell<Vec<Waker>>,
     _slot: ConnectionSlot,
     _connected: Connected,
@@ -119,19 +119,19 @@ impl Link {
         self.wire.socket()
     }
 
-    /// The way to and from the client.
+    /// The socket and its TLS session.
     #[inline]
     pub(super) fn wire(&self) -> &Wire {
         &self.wire
     }
 
-    /// Whether something waits to be sent.
+    /// Whether replies or TLS records wait to be sent.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         !self.outbox.borrow().is_empty() || self.wire.owes()
     }
 
-    /// What is counted of it.
+    /// Its counters.
     #[inline]
     pub(crate) fn stats(&self) -> &QueueStats {
         &self.stats
@@ -142,11 +142,11 @@ impl Link {
         (&self.export, &self.peer)
     }
 
-    /// A request was taken, and `data` bytes of memory go with it (none for no bytes), if there is room. It counts until it
-    /// is answered.
+    /// Counts a request against the limits and allocates `data` bytes for it (0: no memory). A
+    /// granted request counts until it is answered.
     #[inline]
     pub(crate) fn grant(&self, data: usize) -> Grant {
-        // One without data does not stand in line behind those that wait for memory.
+        // A request without data does not queue behind those that wait for memory.
         if self.requests.get() >= self.max_requests {
             return Grant::NoRoom;
         }
@@ -165,8 +165,9 @@ impl Link {
         Grant::Whole(memory)
     }
 
-    /// Waits for memory for `len` bytes, at most what a connection may have; in the order of asking. A connection that
-    /// holds nothing gets it even if the budget is used up: of requests that are no longer than its minimum.
+    /// Waits for `len` bytes of memory, at most as much as a connection may have. Waiters are
+    /// served in order. A connection without requests gets its minimum even when the budget is used
+    /// up.
     pub(crate) async fn memory(&self, len: usize) -> Memory {
         let cost = Store::cost(len);
         self.turn.acquire(1).await;
@@ -178,12 +179,14 @@ impl Link {
         }
     }
 
-    /// Memory for data that comes with a command; `None` while earlier commands hold what there is.
+    /// Memory for data that arrives with a command. Returns `None` while earlier commands use up
+    /// the limit.
     pub(crate) fn capsule(&self, len: usize) -> Option<Memory> {
         self.charged(Purpose::Capsule, len)
     }
 
-    /// Memory for a piece of a long request that comes; `None` while the last piece has not been stored.
+    /// Memory for a piece of a long incoming request. Returns `None` until the previous piece has
+    /// been stored.
     pub(crate) fn piece_in(&self, len: usize) -> Option<Memory> {
         self.charged(Purpose::PieceIn, len)
     }
@@ -195,8 +198,8 @@ impl Link {
         }
     }
 
-    /// Waits for the turn to reply in pieces; it ends with [`Link::end_pieces`]. With `is_whole` no other reply is sent
-    /// meanwhile: those of others wait.
+    /// Waits for the turn to reply in pieces, which ends with [`Link::end_pieces`]. `is_whole`:
+    /// other replies are held back until then.
     pub(crate) async fn begin_pieces(&self, is_whole: bool) {
         self.turn.acquire(1).await;
         if is_whole {
@@ -204,7 +207,8 @@ impl Link {
         }
     }
 
-    /// Waits until the last piece has gone, and takes memory for one of at most [`PIECE`] bytes.
+    /// Waits until the previous piece has been sent, and returns memory for one of at most
+    /// [`PIECE`] bytes.
     pub(crate) async fn piece_out(&self, len: usize) -> Memory {
         let cost = Store::cost(len.min(PIECE));
         match poll_fn(|cx| self.account.poll_charge(Purpose::PieceOut, cost, cx)).await {
@@ -213,26 +217,27 @@ impl Link {
         }
     }
 
-    /// Sends a piece of the reply whose turn it is.
+    /// Sends a piece of the current reply.
     pub(crate) fn send_piece(&self, reply: ReplyPart) {
         let held_back = self.held_back.take();
         self.send(reply);
         *self.held_back.borrow_mut() = held_back;
     }
 
-    /// The reply whose turn it was has ended: others go.
+    /// Ends the current reply and sends those that were held back.
     pub(crate) fn end_pieces(&self) {
         let held_back = self.held_back.take();
         held_back.into_iter().flatten().for_each(|reply| self.send(reply));
         self.turn.release(1);
     }
 
-    /// Whether nobody listens any more.
+    /// Whether the connection is broken: replies are discarded.
     pub(crate) fn is_broken(&self) -> bool {
         matches!(self.state.get(), State::Broken | State::Gone)
     }
 
-    /// Disconnects a client that cannot be told otherwise. What is sent after this does not arrive.
+    /// Disconnects a client when the protocol has no way to report `reason`. Data sent afterwards
+    /// is lost.
     #[cold]
     pub(crate) fn cut(&self, reason: &str) {
         let (export, peer) = self.names();
@@ -240,23 +245,23 @@ impl Link {
         disconnect(self.wire.socket());
     }
 
-    /// The core is to look for requests again: memory has come back without a reply.
+    /// Schedules another parse: memory was released without a reply.
     pub(crate) fn look_again(&self) {
         self.handle().activate();
     }
 
-    /// Waits for the turn to use memory beside that of requests, as much as the connection's minimum has for it.
+    /// Waits for the connection's scratch memory.
     pub(crate) async fn scratch(&self) -> Scratch<'_> {
         self.scratch.acquire(1).await;
         Scratch(&self.scratch)
     }
 
-    /// Memory that does not count: of those who bound it otherwise.
+    /// Allocates memory that is not charged: the caller bounds it in another way.
     pub(crate) fn uncounted(&self, len: usize) -> Memory {
         self.store.take(len)
     }
 
-    /// Sends a reply. With the last of a request's the request is over when the client has it.
+    /// Sends a reply. The request ends once the kernel has taken its last part.
     #[inline]
     pub(crate) fn send(&self, reply: ReplyPart) {
         if self.state.get() == State::Broken {
@@ -271,14 +276,15 @@ impl Link {
         self.handle().activate();
     }
 
-    /// Sends the last thing that there is to say: the connection does not end before.
+    /// Sends a final message that counts as a request, so that the connection stays open until it
+    /// is sent.
     pub(crate) fn say_last(&self, mut reply: ReplyPart) {
         self.requests.set(self.requests.get() + 1);
         reply.is_last = true;
         self.send(reply);
     }
 
-    /// A request is over and will not be answered.
+    /// Ends a request without a reply.
     pub(crate) fn drop_request(&self) {
         self.requests.set(self.requests.get() - 1);
         if self.state.get() != State::Open {
@@ -286,7 +292,7 @@ impl Link {
         }
     }
 
-    /// A reply has gone out, or nowhere.
+    /// Releases a reply that was sent or discarded.
     fn forget(&self, reply: ReplyPart) {
         drop(reply.data);
         self.requests.set(self.requests.get() - usize::from(reply.is_last));
@@ -315,7 +321,7 @@ impl Link {
         }
     }
 
-    /// Waits until it is so.
+    /// Waits until `is_so` returns true.
     pub(super) async fn until(&self, is_so: impl Fn() -> bool) {
         poll_fn(|cx| {
             if is_so() {
@@ -330,7 +336,8 @@ impl Link {
         .await;
     }
 
-    /// Waits until it is so while the client takes what there is for it. `false` when it has taken nothing for a while.
+    /// Waits until `is_so` returns true, as long as the client reads its replies. Returns `false`
+    /// when it reads none for the timeout.
     pub(super) async fn until_patiently(&self, is_so: impl Fn() -> bool) -> bool {
         while !is_so() {
             let sent = self.outbox.borrow().sent();
@@ -355,10 +362,10 @@ impl Link {
         .await
     }
 
-    /// Sends what waits, as much as the socket takes.
+    /// Sends as much as the socket takes.
     ///
     /// # Errors
-    /// What sendmsg(2) says.
+    /// An error of sendmsg(2).
     pub(super) fn flush(&self) -> io::Result<()> {
         let mut outbox = self.outbox.borrow_mut();
         if outbox.is_empty() && !self.wire.owes() {
@@ -373,7 +380,7 @@ impl Link {
         result
     }
 
-    /// Nobody listens any more. `false` when that was known.
+    /// Marks the connection as broken. Returns `false` when it was already.
     pub(super) fn break_off(&self) -> bool {
         if self.is_broken() {
             return false;

@@ -1,4 +1,4 @@
-//! A socket that is listened on, of any family.
+//! A listening socket of any family.
 
 use super::{Address, Origin, UnixSocket, inherited};
 use crate::Error;
@@ -9,24 +9,24 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A peer that is gone without a word is found after these: 60 s of silence, then 6 questions, 10 s apart.
+/// TCP keepalive: a silent peer is probed after 60 s, and declared dead after 6 probes, 10 s apart.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(10), 6);
 
-/// Bytes that a Unix socket may hold for its client; the system takes less if it does not allow as many.
+/// Send buffer of a Unix socket, in bytes; the system may limit it to less.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// A socket that clients connect to. Does not block.
+/// A listening socket in non-blocking mode.
 pub(crate) enum Listener {
     Unix(UnixSocket),
     Other { socket: Socket, name: String },
 }
 
-/// A client's connection. Does not block.
+/// An accepted connection in non-blocking mode.
 pub(crate) struct Accepted {
     pub(crate) socket: OwnedFd,
-    /// Who it is, for logs.
+    /// The peer's name, for logs.
     pub(crate) peer: String,
-    /// Where it comes from, for limits.
+    /// The peer's origin, for limits.
     pub(crate) origin: Origin,
 }
 
@@ -34,7 +34,7 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// When the operating system refuses, or somebody else listens there.
+    /// When the operating system refuses, or another process listens there.
     pub(crate) fn bind(address: &Address) -> Result<Listener, Error> {
         let name = address.to_string();
         let failed = |source| Error::Socket { path: PathBuf::from(&name), action: "listen on", source };
@@ -53,7 +53,7 @@ impl Listener {
         Ok(Listener::Other { socket, name })
     }
 
-    /// Where clients connect to: the port is there even if the system chose it.
+    /// The address that clients connect to, including a port that the system chose.
     pub(crate) fn local_address(&self) -> String {
         match self {
             Listener::Unix(socket) => socket.path().display().to_string(),
@@ -66,10 +66,10 @@ impl Listener {
         }
     }
 
-    /// Takes a client that waits.
+    /// Accepts a waiting client.
     ///
     /// # Errors
-    /// What accept(2) says; `WouldBlock` when nobody waits.
+    /// An error of accept(2); `WouldBlock` when no client waits.
     pub(crate) fn accept(&self) -> io::Result<Accepted> {
         let (socket, address) = match self {
             Listener::Unix(listener) => {
@@ -86,8 +86,8 @@ impl Listener {
         if peer.is_some() {
             set_up_tcp(&socket)?;
         } else {
-            // As much as the system allows: a Unix socket has what a client needs at once, or makes both sides wait for
-            // each other. TCP finds its own measure.
+            // As much as the system allows: if a reply does not fit a Unix socket's buffer, client
+            // and export wait for each other. TCP tunes its own buffers.
             socket.set_send_buffer_size(SEND_BUFFER)?;
         }
         let origin = peer.map_or(Origin::Local, |address| address.ip().into());
@@ -107,7 +107,7 @@ impl AsRawFd for Listener {
 
 fn set_up_tcp(socket: &Socket) -> io::Result<()> {
     let (time, interval, retries) = KEEPALIVE;
-    // Replies are gathered here; the system need not wait for more.
+    // The outbox batches replies already: the system need not wait for more.
     socket.set_tcp_nodelay(true)?;
     socket
         .set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries))

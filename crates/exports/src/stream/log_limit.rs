@@ -1,12 +1,12 @@
-//! How often something that peers cause is logged.
+//! Rate limit for log lines that peers can trigger.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Events are logged one by one up to this often, and counted in between.
+/// Minimum time between two lines; events in between are counted.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// One kind of log line, at a bounded rate.
+/// A rate-limited log line.
 #[derive(Default)]
 pub(crate) struct LogLimit(Mutex<State>);
 
@@ -18,7 +18,8 @@ struct State {
 }
 
 impl LogLimit {
-    /// Counts an event. `Some` when it is to be logged: events since the last line, with this one.
+    /// Counts an event. Returns the number of events since the last line, this one included, when a
+    /// line is due.
     pub(crate) fn due(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.count += 1;

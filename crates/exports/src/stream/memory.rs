@@ -1,8 +1,9 @@
 //! Memory for the data of requests, between socket and device.
 //!
-//! Not of the core's own pool: what drivers and layers need to get on with a request must not be held by requests
-//! that wait for them. A store has no limit: the account of the connection is charged for what it takes
-//! ([`super::budget`]), so that a client that reads slowly holds its own memory and no other client's.
+//! Requests do not use the core's own pool. Drivers and layers need that pool to complete a
+//! request, so waiting requests must not hold it. A store has no limit of its own: each allocation
+//! is charged to its connection's account ([`super::budget`]). So a client that reads slowly uses
+//! up its own memory and no other client's.
 
 use super::budget::Charge;
 use block::{Data, Segment};
@@ -10,14 +11,14 @@ use reactor::{Buffer, BufferPool, Core, MAX_BUFFER};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Free bytes that an idle core keeps of a store.
+/// Free bytes that a store keeps on an idle core.
 const STOCK: usize = 2 * MAX_BUFFER;
-/// Empty lists kept for requests to come.
+/// Empty lists kept for later requests.
 const SPARE: usize = 256;
 /// The shortest buffer of a pool.
 const MIN_BUFFER: usize = 4096;
 
-/// Where memory comes from and returns to, on one core.
+/// The memory allocator of one export on one core.
 #[derive(Clone)]
 pub(crate) struct Store(Rc<Shared>);
 
@@ -26,32 +27,32 @@ struct Shared {
     spare: RefCell<Vec<Lists>>,
 }
 
-/// A request's memory in pieces, twice: as it is owned, and as it is lent.
+/// A request's memory in pieces, as owned buffers and as lent segments.
 #[derive(Default)]
 struct Lists {
     buffers: Vec<Buffer>,
     segments: Vec<Segment>,
 }
 
-/// Memory of one request. Goes back to its store when it is dropped.
+/// Memory of one request. Returns to its store when dropped.
 pub(crate) struct Memory {
     lists: Lists,
     len: usize,
     store: Store,
-    /// Whose memory it is, where it counts.
+    /// The charge to the connection's account, if it counts.
     charge: Option<Charge>,
 }
 
 impl Store {
-    /// An empty store, whose free memory goes back to the system while `core` sleeps.
+    /// Creates an empty store, whose free memory goes back to the system while `core` sleeps.
     pub(crate) fn new(core: &Core) -> Store {
-        // Bounded by the budgets of those that take.
+        // The budgets of its users bound the pool.
         let pool = BufferPool::new(usize::MAX >> 1);
         core.trim_when_idle(&pool, STOCK);
         Store(Rc::new(Shared { pool, spare: RefCell::default() }))
     }
 
-    /// What memory for `len` bytes costs of a budget.
+    /// Bytes that memory for `len` bytes costs of a budget.
     pub(crate) fn cost(len: usize) -> usize {
         let rest = len % MAX_BUFFER;
         let rest = if rest == 0 { 0 } else { rest.max(MIN_BUFFER).next_power_of_two() };
@@ -80,27 +81,27 @@ impl Store {
 }
 
 impl Memory {
-    /// How many bytes there are.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The memory in pieces.
+    /// The memory as segments.
     pub(crate) fn segments(&self) -> &[Segment] {
         &self.lists.segments
     }
 
-    /// The memory as requests take it.
+    /// The memory as request data.
     ///
     /// # Safety
-    /// As [`Data::new`]: this must stay until every request with it has completed, and nobody may look at the bytes
-    /// meanwhile.
+    /// As [`Data::new`]: this must live until every request with it has completed. No other code
+    /// may access the bytes meanwhile.
     pub(crate) unsafe fn data(&self) -> Data<'_> {
         // SAFETY: by contract; the segments are those of the buffers that we own.
         unsafe { Data::new(&self.lists.segments) }
     }
 
-    /// Keeps `len` bytes from `start` on, which move to the front, and gives up the rest.
+    /// Keeps `len` bytes from `start` on, moves them to the front, and releases the rest.
     pub(crate) fn cut(&mut self, start: usize, len: usize) {
         assert!(start + len <= self.len, "{len} bytes at {start} of {}", self.len);
         // SAFETY: no request has this memory now: it is borrowed exclusively.
@@ -117,7 +118,7 @@ impl Memory {
         self.len = len;
     }
 
-    /// Copies `bytes` to where `from` says, as many as fit; how many.
+    /// Copies as many of `bytes` as fit to offset `from`. Returns how many.
     pub(crate) fn fill(&mut self, from: usize, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.len - from);
         // SAFETY: no request has this memory yet: it is borrowed exclusively.
@@ -126,7 +127,7 @@ impl Memory {
 }
 
 impl Memory {
-    /// Shows `len` bytes from `start` on, piece by piece.
+    /// Passes `len` bytes from `start` on to `see`, piece by piece.
     pub(crate) fn look(&mut self, start: usize, len: usize, mut see: impl FnMut(&[u8])) {
         // SAFETY: no request has this memory now: it is borrowed exclusively, by whoever put something in.
         let data = unsafe { self.data() };
@@ -137,7 +138,8 @@ impl Memory {
     }
 }
 
-/// Copies `len` bytes from one place to another, from the front on: the places may overlap if `to` is before `from`.
+/// Copies `len` bytes between two buffers, front to back. They may overlap if `to` is before
+/// `from`.
 pub(crate) fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, len: usize) {
     let mut bytes = [0; 4096];
     for at in (0..len).step_by(bytes.len()) {

@@ -1,16 +1,17 @@
-//! Clients that come over a stream of bytes: what NBD has in common with any protocol over Unix and TCP sockets.
+//! Exports over a stream of bytes: the parts that NBD and NVMe/TCP share over Unix and TCP sockets.
 //!
 //! ```text
-//!   Listener ─► Acceptor (control thread): accept, talk within a deadline ─► a core: Inbox ─► requests ─► Outbox
-//!                                                                               ▲     Readiness       │
-//!                                                                               └──── the socket ◄───┘
+//!   Listener ─► Acceptor (control thread): handshakes ─► a core: Inbox ─► requests ─► Outbox
+//!                                                               ▲     Readiness       │
+//!                                                               └──── the socket ◄────┘
 //! ```
 //!
-//! Who has just come is spoken with on one control thread for all ([`Acceptor`]), so half-open connections cost neither
-//! threads nor cores; whoever has said what it wants takes a [`ConnectionSlot`] and is handed to a core ([`Registry`]). There a
-//! [`connection`] lives, on which its [`Protocol`] is spoken: one `recvmsg` takes many requests ([`Inbox`]), one `sendmsg` carries many replies ([`Outbox`]), and data lies in buffers of a
-//! [`Store`] from the device to the socket without being copied. A socket that has nothing to say is watched through
-//! [`Readiness`].
+//! One control thread ([`Acceptor`]) drives all handshakes, so half-open connections cost neither
+//! threads nor cores. A client that completes its handshake takes a [`ConnectionSlot`] and moves to
+//! a core ([`Registry`]). There a [`connection`] serves it with its [`Protocol`]. One `recvmsg`
+//! receives many requests ([`Inbox`]), and one `sendmsg` sends many replies ([`Outbox`]). Data
+//! stays in buffers of a [`Store`] between device and socket, without a copy. [`Readiness`] watches
+//! idle sockets.
 
 mod acceptor;
 mod address;

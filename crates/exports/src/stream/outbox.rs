@@ -1,29 +1,30 @@
-//! What is to be sent: replies in order, in as few system calls as it takes, their data where it lies.
+//! Sends replies in order, with few system calls and without copying their data.
 
 use super::{Memory, Wire};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Most pieces for one system call: the kernel's limit.
+/// Maximum pieces of one system call: the kernel's limit.
 const MAX_PIECES: usize = 1024;
-/// Most bytes that are sealed before the socket takes them: what a client that does not read can make wait.
+/// Maximum bytes that TLS seals before the socket takes them: the memory that a client that does
+/// not read can hold.
 const MAX_SEALED: usize = 128 << 10;
-/// Longest front of a reply.
+/// Longest header of a reply.
 pub(crate) const MAX_FRONT: usize = 120;
 
-/// One reply, or a piece of it: a front, and perhaps data behind it.
+/// A reply or a part of it: a header, and data that may follow it.
 pub(crate) struct ReplyPart {
     front: [u8; MAX_FRONT],
     front_len: u8,
     /// The data, all of which is sent.
     pub(crate) data: Option<Memory>,
-    /// A request is over with it.
+    /// Whether the request ends with this part.
     pub(crate) is_last: bool,
 }
 
 impl ReplyPart {
-    /// All of a reply, or its end; as [`ReplyPart::new`].
+    /// A complete reply, or its last part; otherwise as [`ReplyPart::new`].
     #[inline]
     pub(crate) fn last(
         data: Option<Memory>,
@@ -32,7 +33,8 @@ impl ReplyPart {
         ReplyPart { is_last: true, ..ReplyPart::new(data, encode) }
     }
 
-    /// A piece with which no request is over, whose front `encode` writes; it returns its length.
+    /// A part after which the request continues. `encode` writes its header and returns the
+    /// header's length.
     #[inline]
     pub(crate) fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> ReplyPart {
         let mut front = [0; MAX_FRONT];
@@ -46,15 +48,15 @@ impl ReplyPart {
     }
 }
 
-/// Replies on their way to the client.
+/// Replies that wait to be sent.
 #[derive(Default)]
 pub(crate) struct Outbox {
     replies: VecDeque<ReplyPart>,
-    /// Bytes of the first one that the kernel has taken.
+    /// Bytes of the first reply that the kernel has taken.
     sent_of_first: usize,
-    /// Bytes after those that TLS has sealed and the kernel not taken whole.
+    /// Bytes beyond those that TLS has sealed and the kernel has not taken completely.
     sealed: usize,
-    /// Bytes that the kernel has taken altogether.
+    /// Total bytes that the kernel has taken.
     sent: u64,
     pieces: Vec<libc::iovec>,
 }
@@ -66,21 +68,21 @@ impl Outbox {
         self.replies.push_back(reply);
     }
 
-    /// Whether nothing waits to be sent.
+    /// Whether no reply waits.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.replies.is_empty()
     }
 
-    /// How many bytes the kernel has taken so far.
+    /// Total bytes that the kernel has taken.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Sends what the socket takes now, and hands over every reply that has gone out whole.
+    /// Sends as much as the socket takes now, and passes each completely sent reply to `done`.
     ///
     /// # Errors
-    /// What `sendmsg(2)` says, except that it cannot take more now.
+    /// An error of `sendmsg(2)`, except that the socket is full.
     pub(crate) fn send(&mut self, wire: &Wire, mut done: impl FnMut(ReplyPart)) -> io::Result<()> {
         if let Some((mut tls, socket)) = wire.tls() {
             return self.send_sealed(&mut tls, socket, done);
@@ -111,7 +113,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// As [`Outbox::send`], through TLS. A reply has gone out when the kernel has all that it was sealed with.
+    /// As [`Outbox::send`], through TLS. A reply is sent once the kernel has all of its sealed
+    /// bytes.
     #[cold]
     fn send_sealed(
         &mut self,
@@ -133,7 +136,7 @@ impl Outbox {
         }
     }
 
-    /// Seals what comes next.
+    /// Seals the next bytes.
     fn seal(&mut self, tls: &mut tls::Wire) -> io::Result<()> {
         self.gather();
         for piece in &self.pieces {
@@ -149,7 +152,7 @@ impl Outbox {
         tls.seal()
     }
 
-    /// Lists what comes next; how many bytes.
+    /// Lists the next pieces. Returns their length in bytes.
     fn gather(&mut self) -> usize {
         self.pieces.clear();
         let (mut skip, mut offered) = (self.sent_of_first, 0);
@@ -187,7 +190,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets everything: nobody listens any more.
+    /// Discards all replies of a broken connection.
     pub(crate) fn clear(&mut self, done: impl FnMut(ReplyPart)) {
         (self.sent_of_first, self.sealed) = (0, 0);
         self.replies.drain(..).for_each(done);

@@ -1,11 +1,13 @@
-//! What becomes readable when a socket has something for the core that serves it.
+//! A descriptor that becomes readable when a socket has an event for its core.
 //!
-//! A core watches an armed source for edges with a poll that stays, and reads the socket of an active one without
-//! being told. Were the socket itself watched, each message that comes to a busy connection would cost the core a
-//! completion that says what it knows. So an epoll instance stands in between: it looks at the socket only while the
-//! source is armed, for bytes to read, for room to write, or for both, and it can be watched all the time.
+//! A core watches an armed source for edges with a persistent poll, and reads the socket of an
+//! active one without notification. If it watched the socket itself, each message to a busy
+//! connection would cost a redundant completion. So an epoll instance stands in between. It watches
+//! the socket only while the source is armed: for bytes to read, for room to write, or for both.
+//! The core can watch the epoll instance all the time.
 //!
-//! (A level that is up when it is asked for counts as an edge: the kernel looks when the wish changes.)
+//! (A condition that already holds when its event is enabled counts as an edge: the kernel checks
+//! on each change.)
 
 use std::cell::Cell;
 use std::io;
@@ -15,12 +17,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 pub(crate) struct Readiness {
     epoll: OwnedFd,
     socket: RawFd,
-    /// What is watched for now.
+    /// The events watched for now.
     events: Cell<u32>,
 }
 
 impl Readiness {
-    /// Nothing is watched for yet. `socket` must stay open as long as this.
+    /// Creates an instance without events. `socket` must outlive it.
     ///
     /// # Errors
     /// When the system has no descriptor left.
@@ -43,24 +45,24 @@ impl Readiness {
         self.epoll.as_raw_fd()
     }
 
-    /// Asks for an event as soon as the socket can be read, or written: also if it can already. `false` when the system
-    /// refuses: the source must go on polling.
+    /// Enables events for bytes to read or room to write, even if the condition holds already.
+    /// Returns `false` when the system refuses: the source must keep polling.
     #[inline]
     pub(crate) fn watch(&self, for_bytes: bool, for_room: bool) -> bool {
         let bytes = if for_bytes { libc::EPOLLIN } else { 0 } as u32;
         let room = if for_room { libc::EPOLLOUT } else { 0 } as u32;
-        // What has happened stays on the instance's list until somebody looks, and what is on the list already is no
-        // event when it is asked for again.
+        // An event stays on the instance's ready list until it is collected, and an entry already
+        // there raises no new edge.
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: `event` is alive and there is room for one.
         unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), &raw mut event, 1, 0) };
         self.set(bytes | room)
     }
 
-    /// Stops events, but for the end of the connection.
+    /// Disables all events but the end of the connection.
     #[inline]
     pub(crate) fn ignore(&self) {
-        // Refused: a few events more than are wanted.
+        // If the system refuses, a few unneeded events follow.
         let _ = self.set(0);
     }
 
@@ -68,7 +70,8 @@ impl Readiness {
         if events == self.events.get() {
             return true;
         }
-        // Edges: the end of the connection is always reported, but must not stay on the list.
+        // Edge-triggered: the end of the connection is always reported, and must not stay on the
+        // list.
         let is_done = self.control(libc::EPOLL_CTL_MOD, events | libc::EPOLLET as u32).is_ok();
         if is_done {
             self.events.set(events);
@@ -91,7 +94,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    /// Whether there was an edge since the last look, as a core is told of it.
+    /// Reports whether there was an edge since the last call, as a core sees it.
     struct Edges(io_uring::IoUring);
 
     impl Edges {

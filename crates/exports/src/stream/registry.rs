@@ -1,4 +1,4 @@
-//! The connections that a core serves, by export: how messages of the control side find them.
+//! Connections that a core serves, by export, so that control messages find them.
 
 use super::connection::{Connection, Protocol, Serving};
 use super::{Parts, Store};
@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an export has on one core.
+/// The state of an export on one core.
 struct Served {
-    /// Of this export alone: what a device leaves in it must not reach clients of another.
+    /// Used by this export alone: device data left in it must not reach clients of another export.
     store: Store,
     connections: Vec<Rc<dyn Serving>>,
 }
@@ -20,18 +20,19 @@ thread_local! {
     static SERVED: RefCell<HashMap<u64, Served>> = RefCell::default();
 }
 
-/// One export among those whose connections a core has.
+/// Identifies one export in the per-core tables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registry(u64);
 
 impl Registry {
-    /// An export that nobody serves yet.
+    /// Registers an export without connections.
     pub(crate) fn new() -> Registry {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Registry(NEXT_ID.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Has `core` serve a connection, at most `max_requests` at a time; `open` makes there what speaks on it.
+    /// Starts a connection on `core`, with at most `max_requests` at a time. `open` creates its
+    /// protocol there.
     ///
     /// # Errors
     /// When the core has stopped.
@@ -83,7 +84,7 @@ impl Registry {
         });
     }
 
-    /// Ends every connection of the export on `cores`, and waits until nothing of them is left.
+    /// Ends every connection of the export on `cores`, and waits until they are gone.
     pub(crate) fn drain(self, cores: &[CoreRef]) {
         let mut drained: Vec<&CoreRef> = Vec::new();
         for core in cores {

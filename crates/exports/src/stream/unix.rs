@@ -1,4 +1,4 @@
-//! A Unix socket that is listened on: taking a path over, and leaving it.
+//! Unix sockets: binding, taking over a stale path, and removing it.
 
 use crate::Error;
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Clients that wait to be accepted.
+/// Clients that may wait to be accepted.
 const BACKLOG: libc::c_int = 128;
 
 /// A listening socket that owns its path.
@@ -19,7 +19,7 @@ pub(crate) struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Takes `path`. A socket file that nobody listens on any more is replaced; anything else is left alone.
+    /// Binds `path`. A stale socket file is replaced; anything else stays and is an error.
     pub(crate) fn bind(path: &Path, permissions: u32) -> Result<UnixSocket, Error> {
         let failed = |action| move |source| Error::Socket { path: path.into(), action, source };
         SocketPath::free(path).map_err(failed("take over"))?;
@@ -39,7 +39,8 @@ impl UnixSocket {
     }
 }
 
-/// The path of a socket that this process has bound. Dropping it removes the socket, unless another file is there now.
+/// The path of a socket that this process has bound. Dropping it removes the socket, unless another
+/// file has replaced it.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
@@ -48,11 +49,12 @@ pub struct SocketPath {
 }
 
 impl SocketPath {
-    /// Removes a socket that refuses connections, which a process that has ended left there. Nothing at the path is
-    /// fine, too.
+    /// Removes a socket that refuses connections: its process has ended. A path that does not exist
+    /// is fine, too.
     ///
     /// # Errors
-    /// When a process listens there, or anything but a socket is there: a file, a directory, a symbolic link. They stay.
+    /// When a process listens there, or the path is not a socket: a file, a directory, a symbolic
+    /// link. They stay.
     pub fn free(path: &Path) -> io::Result<()> {
         let file = match std::fs::symlink_metadata(path) {
             Ok(file) => file,
@@ -80,11 +82,11 @@ impl Drop for SocketPath {
     }
 }
 
-/// Listens at `path`, where nothing may be ([`SocketPath::free`]), with permission bits and perhaps a group. No client
-/// can connect before the socket has both.
+/// Listens at `path`, which must not exist ([`SocketPath::free`]), with permission bits and an
+/// optional group. No client can connect before both are set.
 ///
 /// # Errors
-/// When a file is there, the path is too long for a socket, or the system refuses a step.
+/// When `path` exists or is too long for a socket, or the system refuses a step.
 pub fn listen(path: &Path, permissions: u32, group: Option<u32>) -> io::Result<(UnixListener, SocketPath)> {
     let socket = bind_closed(path)?;
     let file = std::fs::symlink_metadata(path)?;

@@ -1,17 +1,17 @@
-//! A connection's socket, and TLS over it where that was agreed on.
+//! A connection's socket, and its TLS session if it has one.
 
 use std::cell::{RefCell, RefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// The way to a client: bytes as they are, or sealed.
+/// The transport to a client, in the clear or with TLS.
 pub(crate) struct Wire {
     socket: Arc<OwnedFd>,
     tls: Option<Box<RefCell<tls::Wire>>>,
 }
 
 impl Wire {
-    /// Bytes as they are, over a socket that does not block; or what `session` makes of them.
+    /// A transport over a non-blocking socket, with TLS if `session` is given.
     pub(crate) fn new(socket: Arc<OwnedFd>, session: Option<tls::Session>) -> Wire {
         Wire { socket, tls: session.map(|session| Box::new(RefCell::new(tls::Wire::new(session)))) }
     }
@@ -28,30 +28,30 @@ impl Wire {
         self.socket.as_raw_fd()
     }
 
-    /// TLS, and the socket below it; `None` where bytes go as they are.
+    /// The TLS session and its socket; `None` without TLS.
     #[inline]
     pub(super) fn tls(&self) -> Option<(RefMut<'_, tls::Wire>, BorrowedFd<'_>)> {
         self.tls.as_ref().map(|tls| (tls.borrow_mut(), self.socket.as_fd()))
     }
 
-    /// Whether TLS has something to be sent, whatever the client is owed.
+    /// Whether TLS has records to send, independent of replies.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.borrow().unsent() > 0)
     }
 
-    /// Whether there may be something that no event of the socket tells of.
+    /// Whether TLS may hold received data that no socket event reports.
     #[inline]
     pub(super) fn has_more(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.borrow().has_more())
     }
 
-    /// What TLS agreed on, for logs: version and cipher suite.
+    /// The negotiated TLS version and cipher suite, for logs.
     pub(crate) fn agreed(&self) -> Option<String> {
         self.tls.as_ref().map(|tls| tls.borrow().agreed())
     }
 
-    /// Says goodbye, where there is a way to say it.
+    /// Sends the TLS closing alert, if there is a session.
     pub(super) fn close(&self) {
         if let Some((mut tls, socket)) = self.tls() {
             tls.close(socket);
@@ -59,17 +59,18 @@ impl Wire {
     }
 }
 
-/// Ends a connection in both directions, from any thread; whoever serves it sees the end.
+/// Shuts a connection down in both directions, from any thread. Its core sees the end of the
+/// stream.
 pub(super) fn disconnect(socket: &OwnedFd) {
     // SAFETY: a plain system call on a descriptor that is open.
     unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
-/// TLS on an export: who may go without.
+/// The TLS settings of an export.
 #[derive(Clone, Debug)]
 pub struct Security {
-    /// Who we are, and whom we let in.
+    /// The server's identity, and the clients that it accepts.
     pub server: tls::Server,
-    /// Without TLS nobody is told anything, or served.
+    /// Whether clients without TLS are refused.
     pub is_required: bool,
 }
