@@ -149,7 +149,7 @@ impl Acceptor {
     pub(crate) fn close(self) {
         self.stop.raise();
         if self.thread.join().is_err() {
-            tracing::error!("the control thread of an export panicked");
+            tracing::error!("the acceptor thread of an export panicked");
         }
     }
 }
@@ -263,7 +263,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
     /// Logs, at a bounded rate, that a newcomer was disconnected.
     fn log_rejection(&self, peer: &str, reason: &str) {
         if let Some(count) = self.rejections.due() {
-            tracing::warn!(export = self.name, peer, reason, count, "connection closed before it was served");
+            tracing::warn!(export = self.name, peer, reason, count, "connection closed during its handshake");
         }
     }
 
@@ -275,7 +275,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
             Ok(false) if newcomer.deadline > Instant::now() => {}
             Ok(false) => {
                 let gone = self.newcomers.swap_remove(place);
-                self.log_rejection(&gone.peer, "the handshake takes longer than 10 s");
+                self.log_rejection(&gone.peer, "the handshake took longer than 10 s");
             }
             Ok(true) => {
                 let gone = self.newcomers.swap_remove(place);
@@ -288,7 +288,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
                         tracing::debug!(
                             export = self.name,
                             peer = gone.peer,
-                            "client left without a request"
+                            "client disconnected before its first request"
                         );
                     }
                 }
@@ -345,7 +345,7 @@ impl<T: Handshake> Newcomer<T> {
             if self.step == HandshakeStep::Secure && !self.unread.is_empty() {
                 // An attacker in the middle could have injected these bytes: they must not count as
                 // TLS data.
-                return Err(format!("{} bytes came in the clear behind STARTTLS", self.unread.len()));
+                return Err(format!("{} bytes received in the clear after STARTTLS", self.unread.len()));
             }
             if !self.send()? {
                 return Ok(self.step == HandshakeStep::Leave);
@@ -376,8 +376,10 @@ impl<T: Handshake> Newcomer<T> {
     /// Starts TLS.
     fn secure(&mut self) -> Result<(), String> {
         let server = self.tls.as_ref().filter(|_| self.session.is_none());
-        let session =
-            server.ok_or("there is no TLS to be had")?.session().map_err(|error| error.to_string())?;
+        let session = server
+            .ok_or("the export has no TLS configuration")?
+            .session()
+            .map_err(|error| error.to_string())?;
         let session = self.session.insert(Box::new(session));
         self.step = HandshakeStep::More;
         session.feed(&std::mem::take(&mut self.unread));

@@ -135,7 +135,7 @@ impl<P: Protocol> Connection<P> {
         self.link.until(|| self.link.state() != State::Open).await;
         let is_answered = || self.is_answered();
         while !self.link.until_patiently(is_answered).await {
-            self.disconnect("it does not take its replies");
+            self.disconnect("the client does not read its replies");
         }
         self.is_over.set(true);
         self.slots.wake_all();
@@ -155,7 +155,7 @@ impl<P: Protocol> Connection<P> {
     #[cold]
     fn disconnect(&self, reason: &str) {
         let (export, peer) = self.link.names();
-        tracing::warn!(export, peer, reason, "hung up on a client");
+        tracing::warn!(export, peer, reason, "client disconnected by the export");
         self.break_off();
     }
 
@@ -163,7 +163,7 @@ impl<P: Protocol> Connection<P> {
     #[cold]
     fn lose(&self, error: &io::Error) {
         let (export, peer) = self.link.names();
-        tracing::info!(export, peer, %error, "client lost");
+        tracing::info!(export, peer, %error, "client connection lost");
         self.break_off();
     }
 
@@ -273,7 +273,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     fn start_slot(&self, slot: u32) {
-        let connection = self.weak.upgrade().expect("somebody calls us");
+        let connection = self.weak.upgrade().expect("the caller holds a reference");
         current().spawn(connection.serve(slot));
     }
 }

@@ -83,13 +83,13 @@ pub(crate) struct Applicant<'a> {
 /// The reason why a slot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoSlot {
-    #[error("all {0} places are taken (clients=)")]
+    #[error("all {0} connections are in use (clients=)")]
     Total(usize),
-    #[error("its address has {0} connections (address-clients=)")]
+    #[error("the client's address already has {0} connections (address-clients=)")]
     Address(usize),
-    #[error("its host has {0} connections (host-clients=)")]
+    #[error("the client's host already has {0} connections (host-clients=)")]
     Host(usize),
-    #[error("the other places are kept for listed hosts (clients=)")]
+    #[error("the remaining connections are reserved for listed hosts (clients=)")]
     Kept,
     #[error("the memory for network clients is used up (--memory)")]
     Memory,
@@ -226,7 +226,7 @@ impl ConnectionSlots {
                     export = &*self.export,
                     origin = ?gone.origin,
                     count,
-                    "discovery connection closed: a newer one needs its place"
+                    "discovery connection closed: a newer connection replaced it"
                 );
             }
         }
@@ -351,7 +351,7 @@ mod tests {
         let (others, reason) = fill(&open, of(B, None, false));
         assert_eq!((others.len(), reason), (16, NoSlot::Total(64)));
         drop(taken);
-        assert!(open.take(of(A, None, false), Minimum::default(), "peer").is_ok(), "places come back");
+        assert!(open.take(of(A, None, false), Minimum::default(), "peer").is_ok(), "slots are freed");
         let few = slots(ConnectionLimits { total: 4, ..ConnectionLimits::default() });
         assert_eq!(fill(&few, of(A, None, false)).0.len(), 4);
         let local = slots(ConnectionLimits { total: 64, ..ConnectionLimits::default() });

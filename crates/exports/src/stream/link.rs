@@ -213,7 +213,7 @@ impl Link {
         let cost = Store::cost(len.min(PIECE));
         match poll_fn(|cx| self.account.poll_charge(Purpose::PieceOut, cost, cx)).await {
             Room::Yes(charge) => self.store.take_charged(len.min(PIECE), charge),
-            Room::Later | Room::Never => unreachable!("a piece comes back"),
+            Room::Later | Room::Never => unreachable!("a piece is always released"),
         }
     }
 
@@ -241,7 +241,7 @@ impl Link {
     #[cold]
     pub(crate) fn cut(&self, reason: &str) {
         let (export, peer) = self.names();
-        tracing::warn!(export, peer, reason, "client disconnected");
+        tracing::warn!(export, peer, reason, "client disconnected by the export");
         disconnect(self.wire.socket());
     }
 

@@ -47,7 +47,10 @@ impl Listener {
         };
         let is_listening = socket.is_listener().map_err(failed)?;
         if !is_listening {
-            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no socket that listens")));
+            return Err(failed(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the passed socket is not listening",
+            )));
         }
         socket.set_nonblocking(true).map_err(failed)?;
         Ok(Listener::Other { socket, name })

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_it_was_asked_for_is_an_event_each_time() {
+    fn a_condition_that_already_holds_is_an_event_each_time_it_is_enabled() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let readiness = Readiness::new(ours.as_raw_fd()).unwrap();
         let mut edges = Edges::of(&readiness);

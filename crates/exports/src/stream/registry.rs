@@ -72,7 +72,9 @@ impl Registry {
                     self.forget(&(connection as Rc<dyn Serving>));
                 });
             }
-            Err(error) => tracing::error!(export = &*export, peer, %error, "client dropped"),
+            Err(error) => {
+                tracing::error!(export = &*export, peer, %error, "client disconnected: its connection could not be set up")
+            }
         }
     }
 
@@ -105,7 +107,7 @@ impl Registry {
             }
         });
         if drained.is_err() {
-            tracing::warn!("a core stopped before the clients that it served");
+            tracing::warn!("core stopped before the connections that it served");
         }
     }
 }

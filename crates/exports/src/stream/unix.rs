@@ -141,14 +141,14 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let first = UnixSocket::bind(&path, 0o600).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let error = UnixSocket::bind(&path, 0o600).err().expect("somebody listens");
+        let error = UnixSocket::bind(&path, 0o600).err().expect("another process listens");
         assert!(error.to_string().contains("another process listens"), "{error}");
         drop(first);
         assert!(!path.exists());
     }
 
     #[test]
-    fn what_is_no_socket_stays_and_is_refused() {
+    fn a_path_that_is_not_a_socket_is_refused_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("file"), "data").unwrap();
