@@ -1,14 +1,14 @@
-//! Why an export could not be started, or a client's session ended.
+//! Errors of starting an export, and of a client's session.
 
 use block::DeviceError;
 use reactor::CoreStopped;
 use std::io;
 use std::path::PathBuf;
 
-/// What went wrong on the control side of an export. The message carries its causes.
+/// An error on the control path of an export. Its message includes the causes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration asks for what the export cannot do.
+    /// The configuration asks for something that the export does not support.
     #[error("{0}")]
     Config(String),
     /// The socket cannot be used.
@@ -16,42 +16,42 @@ pub enum Error {
     Socket {
         /// The socket's path.
         path: PathBuf,
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// Why it failed.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The operating system refused something.
+    /// The operating system refused a step.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was tried.
+        /// The failed action.
         action: &'static str,
-        /// Why it failed.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The kernel's ublk driver refused something.
+    /// The kernel's ublk driver refused a command.
     #[error("{what}: {source}")]
     Ublk {
-        /// What cannot be done, and to which device.
+        /// The failed action and its device.
         what: String,
-        /// Why.
+        /// The error of the driver.
         source: io::Error,
     },
-    /// The device refused something.
+    /// The device refused a step.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A core has ended while the export still used it.
+    /// A core has stopped while the export still used it.
     #[error(transparent)]
     Core(#[from] CoreStopped),
-    /// The client asked for something that the protocol or this export does not allow.
+    /// The client violated the protocol or exceeded a limit of this export.
     #[error("{0}")]
     Protocol(String),
-    /// Something that the client brought cannot be used: its memory, rings, shared regions.
+    /// A resource of the client cannot be used: its memory, rings, shared regions.
     #[error("{what}: {source}")]
     Client {
-        /// What cannot be used, with its values.
+        /// The resource, with its values.
         what: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

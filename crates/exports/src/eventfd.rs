@@ -1,9 +1,9 @@
-//! Eventfds: what one side signals and the other waits for.
+//! Creates eventfds, with which one thread wakes another.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// A new eventfd, which nobody blocks on.
+/// Returns a new non-blocking eventfd.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {

@@ -1,9 +1,10 @@
-//! Waiting until what was admitted before has ended, on any core.
+//! Waits until earlier writes have ended, on all cores.
 //!
-//! Reservations of NVMe need it: a host that loses the right to write may have writes on their way, on any core. Whoever took the right from it must
-//! not be told so before those have ended: a write that came later would be lost under one that is older. So each core
-//! counts the writes of a namespace in epochs. A [`Gate`] that is closed begins a new epoch, and is done when the old
-//! one, and those before it, have no writes left. Nothing of this costs a write more than a counter of its own core.
+//! NVMe reservations need it. A host that loses the right to write may have writes in flight, on
+//! any core. The host that preempted it must get its reply only after those have ended: otherwise
+//! an old write could overwrite a newer one. So each core counts the writes of a namespace in
+//! epochs. A closed [`Gate`] begins a new epoch. It is done once the old epoch, and those before
+//! it, have no writes left. A write pays no more than a counter of its own core.
 
 use reactor::{CoreRef, NotSent, yield_now};
 use std::cell::{OnceCell, RefCell};
@@ -15,38 +16,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 thread_local! {
-    /// The gates of this core, by the number of their namespace.
+    /// The gates of this core, by namespace number.
     static GATES: RefCell<HashMap<u64, Weak<Gate>>> = RefCell::default();
 }
 
-/// The number of something whose writes are counted, which nothing else in this program has.
+/// Returns a number for an object whose writes are counted, unique in this process.
 pub(crate) fn new_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Where the writes of one core to one namespace pass.
+/// Counts the writes of one core to one namespace.
 #[derive(Default)]
 pub(crate) struct Gate {
     epoch: RefCell<Rc<Epoch>>,
 }
 
-/// A write on its way.
+/// A write in flight.
 pub(crate) struct Running {
     _epoch: Rc<Epoch>,
 }
 
-/// Writes that have passed since the gate was closed the last time: as many as hold it.
+/// The writes that passed between two closings of the gate; each holds a reference.
 #[derive(Default)]
 struct Epoch {
-    /// The next one is over after this one.
+    /// The next epoch, which ends after this one.
     next: OnceCell<Rc<Epoch>>,
-    /// Who waits for its end.
+    /// The hold to release when this epoch ends.
     _waits: OnceCell<Arc<Hold>>,
 }
 
 impl Gate {
-    /// The calling core's gate of a namespace.
+    /// Returns the calling core's gate of a namespace.
     pub(crate) fn of(namespace: u64) -> Rc<Gate> {
         GATES.with_borrow_mut(|gates| {
             gates.retain(|_, gate| gate.strong_count() > 0);
@@ -59,13 +60,13 @@ impl Gate {
         })
     }
 
-    /// A write passes; it has ended when what is returned is dropped.
+    /// Counts a write, until the result is dropped.
     #[inline]
     pub(crate) fn pass(&self) -> Running {
         Running { _epoch: self.epoch.borrow().clone() }
     }
 
-    /// Keeps `hold` until all that has passed has ended.
+    /// Keeps `hold` until all writes that passed so far have ended.
     fn close(&self, hold: Arc<Hold>) {
         let mut epoch = self.epoch.borrow_mut();
         if Rc::strong_count(&epoch) == 1 {
@@ -78,7 +79,8 @@ impl Gate {
     }
 }
 
-/// Waits until every write to a namespace that has passed a gate of one of the cores has ended. On a core.
+/// Waits until every write to a namespace that passed a gate of one of the cores has ended. Must
+/// run on a core.
 pub(crate) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
     let (hold, released) = hold();
     for core in cores {
@@ -89,7 +91,7 @@ pub(crate) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
                 gate.close(hold);
             }
         });
-        // Two cores that wait for room in each other's inbox would wait for ever.
+        // Two cores that wait for room in each other's inbox would deadlock.
         while let Err(NotSent::Full(back)) = core.try_run(message) {
             message = back;
             yield_now().await;
@@ -99,7 +101,7 @@ pub(crate) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
     released.await;
 }
 
-/// Something waits as long as there is one of these; from any thread.
+/// A waiter waits while any clone of its hold exists; clones may move between threads.
 pub(crate) struct Hold(Arc<Mutex<Waiting>>);
 
 #[derive(Default)]
@@ -116,7 +118,7 @@ impl Drop for Hold {
     }
 }
 
-/// A hold, to be cloned as often as need be, and the end of all clones.
+/// Returns a hold to clone, and a future that ends when all clones have been dropped.
 pub(crate) fn hold() -> (Arc<Hold>, impl Future<Output = ()>) {
     let waiting = Arc::<Mutex<Waiting>>::default();
     let released = waiting.clone();
@@ -143,7 +145,7 @@ mod tests {
         lock(&hold.0).is_over
     }
 
-    /// Closes the gate, and returns a look at whether that is done.
+    /// Closes the gate, and returns a function that reports whether that is done.
     fn close(gate: &Gate) -> impl Fn() -> bool {
         let (hold, _) = hold();
         let waiting = hold.0.clone();

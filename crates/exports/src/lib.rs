@@ -1,8 +1,4 @@
-//! What clients attach to.
-//!
-//! An [`Export`] speaks one protocol to its clients and hands their requests to a [`block::Device`], on the cores
-//! its queues are mapped to. Control (connections, negotiation, mappings) runs on the export's own thread and
-//! reaches the cores by message; the data path takes no lock.
+//! Exports: protocols through which clients use a device.
 
 mod error;
 mod eventfd;
@@ -26,36 +22,39 @@ pub use virtio::contain_truncation;
 use block::Limits;
 use target::Target;
 
-/// A running export of any kind. Dropping it ends its clients' sessions and the export: requests in flight are completed
-/// first. Not to be done on a core.
+/// A running export of any kind. Dropping it completes the requests in flight, ends the sessions of
+/// its clients and stops the export. Must not be dropped on a core.
 pub trait Export: Send + Sync {
     /// Counters since the start.
     fn stats(&self) -> &Stats;
 
-    /// The device's limits have changed (it grew): clients are told where their protocol can say it. Returns what
-    /// they will find. Not to be called on a core.
+    /// Tells clients that the device's limits have changed (it grew), if their protocol can express
+    /// it. Returns the limits that clients will see. Must not be called on a core.
     fn notify_resize(&self) -> Limits;
 
-    /// Queues go round these cores (places among those of the start; none: all) from now on, those that are busy too; but
-    /// connections over a stream stay where they are, and go there when they are made again. Not to be called on a core.
+    /// Distributes queues over these cores from now on, busy queues too. `cores` holds indices into
+    /// the cores of the start; empty: all. Existing stream connections keep their core; new ones
+    /// use the new cores. Must not be called on a core.
     ///
     /// # Errors
-    /// When there is no such core, or exports of this kind cannot do that; then nothing has changed.
+    /// When `cores` names a core that does not exist, or exports of this kind cannot move queues.
+    /// Then nothing changes.
     fn remap(&self, cores: &[usize]) -> Result<(), Error>;
 
-    /// Clients stay for the next server that starts this export, and wait, where that is possible; else nothing happens.
-    /// What is left to do is to drop it. Not to be called on a core.
+    /// Prepares a handover: clients stay and wait for the next server that starts this export, if
+    /// the protocol allows that. Otherwise it does nothing. The caller then drops the export. Must
+    /// not be called on a core.
     fn hand_over(&self) {}
 }
 
-/// The core that serves each queue: those of `map` in turn, or all of them.
+/// The core of each queue: those of `map` in turn, or all of them.
 fn queue_cores(map: &[usize], num_queues: u16, cores: usize) -> Vec<usize> {
     let everyone: Vec<usize> = (0..cores).collect();
     let map = if map.is_empty() { &everyone } else { map };
     map.iter().copied().cycle().take(num_queues.into()).collect()
 }
 
-/// Whether there are cores, and those of `map` among them.
+/// Checks that there are cores, and that `map` names existing ones.
 fn check_cores(map: &[usize], cores: usize) -> Result<(), Error> {
     if cores == 0 {
         return Err(Error::Config("no core to serve the export".into()));

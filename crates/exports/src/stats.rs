@@ -1,11 +1,11 @@
-//! What an export counts.
+//! Counters of an export.
 
 use block::Op;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one queue, or of one core where clients bring any number of queues. Written by the core that serves
-/// it, read by anyone; cache lines of its own.
+/// Counters of one queue, or of one core if clients bring any number of queues. The core that
+/// serves it writes; any thread may read. Has cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
@@ -17,27 +17,27 @@ pub struct QueueStats {
 }
 
 impl QueueStats {
-    /// Requests of this kind that have completed, well or not.
+    /// Completed requests of this kind, failed ones included.
     pub fn requests(&self, op: Op) -> u64 {
         self.requests[op as usize].load(Ordering::Relaxed)
     }
 
-    /// Bytes that clients have read.
+    /// Bytes read by clients.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Bytes that clients have written.
+    /// Bytes written by clients.
     pub fn bytes_written(&self) -> u64 {
         self.bytes_written.load(Ordering::Relaxed)
     }
 
-    /// Requests that were answered with an error.
+    /// Requests answered with an error.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Times that a client was interrupted, where the protocol has that.
+    /// Interrupts sent to clients, if the protocol has them.
     pub fn interrupts(&self) -> u64 {
         self.interrupts.load(Ordering::Relaxed)
     }
@@ -61,7 +61,7 @@ impl QueueStats {
     }
 }
 
-/// One core writes at a time, so a plain load and store count right.
+/// A single core writes at a time, so a plain load and store do not lose counts.
 #[inline]
 fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
@@ -70,7 +70,7 @@ fn add(counter: &AtomicU64, n: u64) {
 /// Counters of one export.
 #[derive(Debug)]
 pub struct Stats {
-    /// One entry a queue.
+    /// One entry per queue.
     pub queues: Vec<Arc<QueueStats>>,
     clients: AtomicU64,
     connections: AtomicU64,
@@ -82,7 +82,7 @@ impl Stats {
         Stats { queues, clients: AtomicU64::new(0), connections: AtomicU64::new(0) }
     }
 
-    /// How many clients are connected.
+    /// The number of connected clients.
     pub fn clients(&self) -> u64 {
         self.clients.load(Ordering::Relaxed)
     }
@@ -92,12 +92,12 @@ impl Stats {
         self.clients() > 0
     }
 
-    /// How many clients have connected since the start.
+    /// The number of connections since the start.
     pub fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A client has connected; it counts as connected until what is returned is dropped.
+    /// Counts a client as connected until the result is dropped.
     pub(crate) fn connect(self: &Arc<Self>) -> Connected {
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.clients.fetch_add(1, Ordering::Relaxed);
@@ -105,7 +105,7 @@ impl Stats {
     }
 }
 
-/// A client that is connected.
+/// A connected client.
 #[derive(Debug)]
 pub(crate) struct Connected(Arc<Stats>);
 

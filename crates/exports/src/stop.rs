@@ -1,4 +1,4 @@
-//! How a control thread waits, and how it is told to end.
+//! The stop signal of a control thread, and waiting with it.
 
 use crate::eventfd::eventfd;
 use std::io;
@@ -21,19 +21,20 @@ impl StopSignal {
         unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Waits until the signal is raised, at most `timeout`; whether it is.
+    /// Waits for the signal, at most `timeout`. Returns whether it is raised.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let mut fds = [readable(self.event.as_raw_fd())];
         poll(&mut fds, timeout.as_millis() as libc::c_int);
         fds[0].revents != 0
     }
 
-    /// Waits until `fd` can be read (or has failed); `false` once the signal is raised.
+    /// Waits until `fd` is readable (or has failed). Returns `false` once the signal is raised.
     pub(crate) fn wait_readable(&self, fd: RawFd) -> bool {
         self.wait_any([fd]).is_some()
     }
 
-    /// Waits until one of `fds` can be read (or has failed): its place; `None` once the signal is raised.
+    /// Waits until one of `fds` is readable (or has failed). Returns its index, or `None` once the
+    /// signal is raised.
     pub(crate) fn wait_any<const N: usize>(&self, fds: [RawFd; N]) -> Option<usize> {
         let mut all: Vec<libc::pollfd> = Vec::with_capacity(N + 1);
         all.push(readable(self.event.as_raw_fd()));
@@ -58,7 +59,7 @@ fn readable(fd: RawFd) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
 }
 
-/// Waits until one of `fds` has what it asks for, or `timeout_ms` is over (-1: never).
+/// Waits until one of `fds` has a requested event, or for `timeout_ms` (-1: no timeout).
 pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
     // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a timeout.
     if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {

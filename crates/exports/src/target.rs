@@ -1,4 +1,4 @@
-//! The device under an export, on one of the cores that serve it.
+//! The device of an export, on one of the cores that serve it.
 
 use crate::Error;
 use block::{Channel, Data, Device, Flags, IoError, IoFuture, IoResult, Limits, Op, Request};
@@ -8,27 +8,28 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 thread_local! {
-    /// Channels that this core has open, by device: queues of one device on one core share a channel, so that
-    /// their requests go down in one batch.
+    /// Open channels of this core, by device. Queues of one device on one core share a channel, so
+    /// that their requests are submitted in one batch.
     static CHANNELS: RefCell<HashMap<usize, Weak<dyn Channel>>> = RefCell::default();
 }
 
-/// A device that is open on the calling core.
+/// A device opened on the calling core.
 pub(crate) struct Target {
     channel: Rc<dyn Channel>,
-    /// The channel's, kept as long as the channel.
+    /// Keeps the device alive as long as the channel.
     _device: Arc<dyn Device>,
     is_read_only: bool,
-    /// As they were when it was opened; the capacity may have changed.
+    /// The limits when it was opened; the capacity may have changed since.
     limits: Limits,
 }
 
 impl Target {
-    /// Opens the device on the calling core, or shares what is open there. Writes are refused if the device or
-    /// `is_read_only` says so.
+    /// Opens the device on the calling core, or shares an open channel. Refuses writes if the
+    /// device or `is_read_only` says so.
     pub(crate) fn open(device: Arc<dyn Device>, is_read_only: bool) -> Result<Target, Error> {
         let key = Arc::as_ptr(&device).addr();
-        // A channel found here is used by a target, and that keeps the device: the address is not another's.
+        // A channel found here is in use by a target, which keeps its device: no other device has
+        // the same address.
         let open = CHANNELS.with_borrow(|channels| channels.get(&key).and_then(Weak::upgrade));
         let channel = match open {
             Some(channel) => channel,
@@ -42,13 +43,13 @@ impl Target {
         Ok(Target { channel, _device: device, is_read_only: is_read_only || limits.read_only, limits })
     }
 
-    /// Hands a request that changes nothing to the device.
+    /// Submits a request that modifies nothing.
     #[inline]
     pub(crate) fn submit<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         self.channel.submit(request, offset)
     }
 
-    /// Hands a request that changes something to the device, if that is allowed.
+    /// Submits a request that modifies data, unless the target is read-only.
     #[inline]
     pub(crate) fn modify<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         if self.is_read_only {
@@ -57,13 +58,13 @@ impl Target {
         self.channel.submit(request, offset)
     }
 
-    /// Bytes of a block.
+    /// Block size in bytes.
     #[inline]
     pub(crate) fn block_size(&self) -> u32 {
         self.limits.block_size
     }
 
-    /// Makes durable what has been written; done at once where nothing is cached.
+    /// Makes completed writes durable; returns at once if the device has no volatile cache.
     pub(crate) async fn flush(&self) -> IoResult {
         if !self.limits.volatile_cache {
             return Ok(());
@@ -71,13 +72,13 @@ impl Target {
         self.channel.submit(&Request::flush(), 0).await
     }
 
-    /// How a write is marked that must be durable when it completes.
+    /// The flags of a write that must be durable when it completes.
     #[inline]
     pub(crate) fn durable(&self) -> Flags {
         if self.limits.volatile_cache { Flags::FUA } else { Flags::NONE }
     }
 
-    /// Reads or writes all of `data`, in parts as long as the device takes.
+    /// Reads or writes all of `data`, in parts that the device accepts.
     #[inline]
     pub(crate) async fn transfer(&self, op: Op, flags: Flags, offset: u64, data: Data<'_>) -> IoResult {
         let longest = (self.limits.max_transfer & !(self.limits.block_size - 1)) as usize;
@@ -112,7 +113,7 @@ impl Target {
         self.in_parts(offset, len, longest, |len| Request::write_zeroes(len, flags)).await
     }
 
-    /// Runs a request without data over the whole range, at most `longest` bytes at a time.
+    /// Executes a request without data over the whole range, at most `longest` bytes at a time.
     async fn in_parts(
         &self,
         offset: u64,

@@ -1,17 +1,19 @@
-//! Writes of parts of blocks, which devices cannot do: the export reads the block, changes a part and writes it.
+//! Writes that are not aligned to blocks: the export reads the block, modifies it and writes it
+//! back.
 //!
-//! Between reading and writing no other write may reach the block, whichever connection and core it comes from. So a
-//! write of parts holds its blocks alone, and all other writes of the export hold theirs together ([`RangeLock`]).
+//! Between reading and writing no other write may reach the block, from any connection or core. So
+//! an unaligned write holds its blocks exclusively, and all other writes of the export share theirs
+//! ([`RangeLock`]).
 //!
 //! ```text
-//!   before the first write of parts:   a write passes its core's gate, and nothing else
-//!   the first:   is_tracked = true ─► each core hears of it ─► writes that passed before have ended ─► is_ready = true
+//!   before the first unaligned write:  a write passes its core's gate, and nothing else
+//!   the first:   is_tracked = true ─► each core notices ─► earlier writes have ended ─► is_ready = true
 //!   from then on:   every write takes its range in the lock
 //! ```
 //!
-//! A core that has heard of it sees `is_tracked`, since the message comes after the store. What it let pass before, its
-//! gate waits for ([`crate::fence`]). A range waits for earlier ranges only and each request holds one, so no request
-//! waits in a circle.
+//! A core that received the message sees `is_tracked`, since the message follows the store. Its
+//! gate waits for the writes that it let pass before ([`crate::fence`]). A range waits for earlier
+//! ranges only and each request holds one, so no request waits in a circle.
 
 use crate::fence::{self, Gate, Running};
 use crate::stream::Link;
@@ -29,9 +31,9 @@ pub(super) struct RangeLock {
     number: u64,
     cores: Vec<CoreRef>,
     export: Arc<str>,
-    /// Every write that begins takes a range.
+    /// Whether every new write takes a range.
     is_tracked: AtomicBool,
-    /// Every write that has none has ended.
+    /// Whether every write without a range has ended.
     is_ready: AtomicBool,
     table: Mutex<Table>,
 }
@@ -39,7 +41,7 @@ pub(super) struct RangeLock {
 #[derive(Default)]
 struct Table {
     next_id: u64,
-    /// In the order of asking.
+    /// In order of arrival.
     entries: Vec<Entry>,
 }
 
@@ -58,14 +60,14 @@ pub(super) struct Writes {
     gate: Rc<Gate>,
 }
 
-/// A write of whole blocks on its way.
+/// A block-aligned write in flight.
 pub(super) enum Turn<'a> {
     Untracked { _running: Running },
     Tracked { _range: Held<'a> },
 }
 
 impl RangeLock {
-    /// For an export that these cores serve.
+    /// Creates the lock of an export that `cores` serve.
     pub(super) fn new(cores: &[CoreRef], export: Arc<str>) -> Arc<RangeLock> {
         Arc::new(RangeLock {
             number: fence::new_number(),
@@ -77,7 +79,7 @@ impl RangeLock {
         })
     }
 
-    /// Waits for a range of bytes. With `is_alone` no other range may overlap it, else none that is held alone.
+    /// Waits for a range of bytes. `is_alone`: exclusive, else shared with other shared ranges.
     fn acquire(&self, start: u64, len: u64, is_alone: bool) -> Acquire<'_> {
         Acquire { lock: self, start, end: start + len, is_alone, id: None }
     }
@@ -86,7 +88,7 @@ impl RangeLock {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a range back, or up; others may have it.
+    /// Releases a range or withdraws its request, and wakes those that waited for it.
     fn leave(&self, id: u64) {
         let wakers: Vec<Waker> = {
             let mut table = self.table();
@@ -107,7 +109,7 @@ impl Table {
         !self.entries[..place].iter().any(|other| overlaps(other) && (other.is_alone || entry.is_alone))
     }
 
-    /// Grants an entry its range; who has to hear of it.
+    /// Grants an entry its range. Returns the task to wake.
     fn grant(&mut self, place: usize) -> Option<Waker> {
         self.entries[place].is_granted = true;
         self.entries[place].waker.take()
@@ -115,16 +117,17 @@ impl Table {
 }
 
 impl Writes {
-    /// Those of the calling core.
+    /// The write counter of the calling core.
     pub(super) fn of(lock: &Arc<RangeLock>) -> Writes {
         Writes { gate: Gate::of(lock.number), lock: lock.clone() }
     }
 
-    /// Lets a write of whole blocks begin; it has ended when what is returned is dropped.
+    /// Starts a block-aligned write, which ends when the result is dropped.
     #[inline]
     pub(super) async fn enter(&self, start: u64, len: u64) -> Turn<'_> {
         let running = self.gate.pass();
-        // In this order: one that does not see the flag has passed the gate before its core hears of it.
+        // In this order: a write that does not see the flag has passed the gate before the core
+        // receives the message.
         if !self.lock.is_tracked.load(Ordering::Relaxed) {
             return Turn::Untracked { _running: running };
         }
@@ -132,7 +135,7 @@ impl Writes {
         Turn::Tracked { _range: self.lock.acquire(start, len, false).await }
     }
 
-    /// Waits until no other write is at these blocks; none comes until what is returned is dropped.
+    /// Waits until no other write uses these blocks. None starts before the result is dropped.
     pub(super) async fn enter_alone(&self, start: u64, len: u64, link: &Link) -> Held<'_> {
         let lock = &*self.lock;
         if !lock.is_ready.load(Ordering::Acquire) {
@@ -144,7 +147,7 @@ impl Writes {
                     "client writes parts of blocks: overlapping writes are serialised"
                 );
             }
-            // Who comes meanwhile waits for the same writes, and for some later ones that have a range.
+            // Later callers wait for the same writes, and for some newer ones that have a range.
             fence::wait_for_writes(lock.number, &lock.cores).await;
             lock.is_ready.store(true, Ordering::Release);
         }
@@ -152,13 +155,13 @@ impl Writes {
     }
 }
 
-/// Waits for a range.
+/// A pending request for a range.
 struct Acquire<'a> {
     lock: &'a RangeLock,
     start: u64,
     end: u64,
     is_alone: bool,
-    /// The entry's, while it waits.
+    /// The entry's identifier, while it waits.
     id: Option<u64>,
 }
 
@@ -199,7 +202,7 @@ impl Drop for Acquire<'_> {
     }
 }
 
-/// A range that is held; given back when dropped.
+/// A granted range; released when dropped.
 pub(super) struct Held<'a> {
     lock: &'a RangeLock,
     id: u64,

@@ -1,4 +1,4 @@
-//! What NBD makes of a connection.
+//! An NBD connection after its handshake.
 
 use super::blocks::{RangeLock, Writes};
 use super::job::{Job, Part};
@@ -15,10 +15,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests of one connection that are not answered yet; more than any client has in flight to good effect.
+/// Maximum unanswered requests of one connection; clients gain nothing from more.
 pub(super) const MAX_REQUESTS: usize = 512;
 
-/// The requests of one client.
+/// The session of one client.
 pub(super) struct Session {
     rules: Rules,
     target: Target,
@@ -28,7 +28,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session over `device`, opened on the calling core; `early` came behind the handshake.
+    /// Starts a session over `device`, opened on the calling core. `early` holds bytes received
+    /// after the handshake.
     pub(super) fn open(
         rules: Rules,
         device: Arc<dyn Device>,
@@ -52,7 +53,7 @@ impl Session {
         link.send(ReplyPart::last(data, |to| encode_reply(form, header, content, to)));
     }
 
-    /// Answers a request that was carried out.
+    /// Answers a completed request.
     #[inline]
     fn conclude(&self, Job { header, mut memory, .. }: Job, result: IoResult, link: &Link) {
         let is_read = header.command == Command::Read;
@@ -113,7 +114,7 @@ impl Protocol for Session {
                 let result = write.store(&job, &self.target, &self.writes, link).await;
                 let header = write.header;
                 match result {
-                    // The next piece has room once the memory of this one is free.
+                    // The next piece can be allocated once the memory of this one is free.
                     None => drop(job),
                     Some(result) => self.conclude(Job { header, ..job }, result, link),
                 }

@@ -1,62 +1,62 @@
-//! The handshake: what is said with a client until it has chosen an export. Pure: bytes in, bytes out.
+//! The handshake, up to the choice of an export. Pure: bytes in, bytes out.
 //!
 //! ```text
 //!   Greet ─► Flags ─► Option ◄─► Skip (an option that is too long)
 //!                        └─► agreed: EXPORT_NAME or GO      └─► over: ABORT
 //! ```
 //!
-//! Every option is answered and unknown ones are refused, so that a client may try; only what leaves no way to go on
-//! ends the connection.
+//! Every option is answered and unknown ones are refused, so a client may probe. Only an error that
+//! leaves the stream unusable ends the connection.
 //!
-//! Source: the NBD protocol, "NbdHandshake", "Option types", "Option reply types".
+//! Source: the NBD protocol, "Handshake", "Option types", "Option reply types".
 
 use super::offer::Offer;
 use super::options::{ALLOCATION, Contexts, Info, Malformed};
 use super::wire::{self, Form, u32_at, u64_at};
 use crate::stream::{Handshake, HandshakeStep};
 
-/// Longest data of an option: names, and more queries than anybody has.
+/// Longest data of an option: a name and more queries than any known client sends.
 const MAX_OPTION: usize = 32 << 10;
 /// An option's magic, number and length.
 const OPTION_HEADER: usize = 16;
-/// Zeroes behind the reply to EXPORT_NAME, for clients of old.
+/// Zeroes after the reply to EXPORT_NAME, for old clients.
 const PADDING: usize = 124;
 
-/// A handshake with one client.
+/// The handshake of one client.
 pub(super) struct NbdHandshake {
     offer: Offer,
     tls: Tls,
     state: State,
     pads: bool,
-    /// The client knows the fixed handshake: options can be answered.
+    /// Whether the client supports the fixed handshake: options can be answered.
     is_fixed: bool,
     agreed: Agreed,
-    /// The name with which `base:allocation` was chosen last.
+    /// The export name with which `base:allocation` was last selected.
     context: Option<Vec<u8>>,
-    /// Whose key the client has shown.
+    /// The identity that the client's TLS key proves.
     identity: Option<Box<str>>,
 }
 
-/// What client and server agreed on.
+/// The result of the negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) form: Form,
-    /// The client may ask for the state of blocks.
+    /// Whether the client may request block status.
     pub(super) has_status: bool,
-    /// The client has asked for the sizes of blocks.
+    /// Whether the client requested the block sizes.
     pub(super) knows_blocks: bool,
 }
 
-/// Where a client stands with TLS.
+/// The TLS state of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tls {
-    /// There is none.
+    /// Not available.
     Off,
-    /// It may ask for it.
+    /// Available; the client may start it.
     Allowed,
-    /// It must ask for it before anything else.
+    /// The client must start it before any other option.
     Required,
-    /// What it says comes through it.
+    /// Established.
     InUse,
 }
 
@@ -65,11 +65,11 @@ enum State {
     Greet,
     Flags,
     Option,
-    /// So many bytes of an option that was refused are still to come.
+    /// The remaining bytes of a refused option.
     Skip(usize),
 }
 
-/// Why an option is refused: a reply type, and a sentence for people.
+/// A refused option: reply type, and text for people.
 type Refused = (u32, &'static str);
 
 impl NbdHandshake {
@@ -86,12 +86,12 @@ impl NbdHandshake {
         }
     }
 
-    /// Whose key the client has shown, if it has one.
+    /// The identity that the client's TLS key proves, if it has one.
     pub(super) fn identity(&self) -> Option<&str> {
         self.identity.as_deref()
     }
 
-    /// What was agreed, once the handshake has come to [`HandshakeStep::Serve`].
+    /// The result, once the handshake has reached [`HandshakeStep::Serve`].
     pub(super) fn agreed(&self) -> Agreed {
         self.agreed
     }
@@ -114,7 +114,7 @@ impl NbdHandshake {
         Ok(())
     }
 
-    /// Understands one option, if it is there whole; how long it was.
+    /// Parses one option if it is complete. Returns its length.
     fn take_option(
         &mut self,
         input: &[u8],
@@ -179,7 +179,7 @@ impl NbdHandshake {
         })
     }
 
-    /// What was agreed on before counts no longer: somebody between may have said it.
+    /// Resets the negotiation: an attacker in the middle may have sent the earlier options.
     fn start_tls(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         match self.tls {
@@ -192,7 +192,7 @@ impl NbdHandshake {
         }
     }
 
-    /// The one option whose refusal is the end, and whose answer has a form of its own.
+    /// The only option whose refusal ends the connection, and whose reply has its own format.
     fn export_name(&mut self, name: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
         if self.agreed.form == Form::Extended {
             return Err("NBD_OPT_EXPORT_NAME after extended headers were agreed on".into());
@@ -238,7 +238,8 @@ impl NbdHandshake {
         if asked.wants(wire::INFO_DESCRIPTION) {
             say(wire::INFO_DESCRIPTION, &[self.offer.description.as_bytes()]);
         }
-        // Said also unasked: who does not know it has to skip it, and need not keep to it.
+        // Sent unasked as well: a client that does not know this information skips it and need not
+        // obey it.
         self.agreed.knows_blocks |= asked.wants(wire::INFO_BLOCK_SIZE);
         let [least, preferred, most] = self.offer.block_sizes().map(u32::to_be_bytes);
         say(wire::INFO_BLOCK_SIZE, &[&least, &preferred, &most]);
@@ -281,7 +282,7 @@ impl NbdHandshake {
     }
 
     fn set_context(&mut self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
-        // Whatever comes of it, what was chosen before is chosen no longer.
+        // Even a failed request clears the previous selection.
         self.context = None;
         let asked = Contexts::parse(data).map_err(invalid)?;
         if self.agreed.form == Form::Simple {
@@ -324,7 +325,8 @@ impl Handshake for NbdHandshake {
                     }
                     self.state = State::Option;
                 }
-                // Whoever asks without listening is not asked for more: one answer, then it is sent.
+                // One answer at a time: it is sent before the next option of a client that does not
+                // read.
                 State::Option => {
                     let Some((len, step)) = self.take_option(rest, output)? else {
                         return Ok((used, HandshakeStep::More));
@@ -385,8 +387,8 @@ mod tests {
         [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat()
     }
 
-    /// Everything said to a client that sends this after its flags, and how it ends. The client sends a byte at a
-    /// time, and all at once: the server must say the same.
+    /// Returns all replies to a client that sends `input` after its flags, and the result. The
+    /// client sends byte by byte, then all at once: the server must reply the same.
     fn exchange(flags: u8, input: &[u8]) -> (Vec<u8>, Result<HandshakeStep, String>) {
         let input = [&[0, 0, 0, flags], input].concat();
         let run = |piece: usize| {
@@ -432,7 +434,7 @@ mod tests {
         (replies, step)
     }
 
-    /// What is said to somebody who has just sent `input`, and how it goes on.
+    /// Returns the reply to a client that has just sent `input`, and the result.
     fn tell(handshake: &mut NbdHandshake, input: &[u8]) -> (Vec<u8>, Result<HandshakeStep, String>) {
         let mut output = Vec::new();
         let end = handshake.advance(input, &mut output).map(|(used, step)| {

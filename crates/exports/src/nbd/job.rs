@@ -1,4 +1,4 @@
-//! One request on its way through the device.
+//! One request and its execution on the device.
 
 use super::blocks::Writes;
 use super::pieces::LongWrite;
@@ -9,26 +9,26 @@ use crate::target::Target;
 use block::{Data, Flags, IoError, IoResult, Op};
 use std::ops::Range;
 
-/// A request that was judged good, with its memory.
+/// A validated request, with its memory.
 pub(super) struct Job {
     pub(super) header: Header,
-    /// Where a read's data goes, or a write's is.
+    /// The buffer of a read or write.
     pub(super) memory: Option<Memory>,
     pub(super) part: Part,
 }
 
-/// How much of a request a job is.
+/// The part of a request that a job covers.
 pub(super) enum Part {
-    /// All of it.
+    /// The whole request.
     Whole,
-    /// All of a read, whose memory it takes piece by piece.
+    /// A long read, which allocates memory piece by piece.
     LongRead,
-    /// A piece of a write.
+    /// A piece of a long write.
     OfWrite(LongWrite),
 }
 
 impl Job {
-    /// Carries the request out.
+    /// Executes the request.
     #[inline]
     pub(super) async fn execute(&self, target: &Target, writes: &Writes, link: &Link) -> IoResult {
         let Header { command, flags, len, .. } = self.header;
@@ -40,7 +40,7 @@ impl Job {
             Command::Flush => (Op::Flush, target.flush().await),
             Command::Trim => {
                 let mut result = self.trim(target, writes).await;
-                // The protocol has it for whatever changes something.
+                // The protocol allows FUA on every command that modifies data.
                 if result.is_ok() && is_durable {
                     result = target.flush().await;
                 }
@@ -87,7 +87,8 @@ impl Job {
         target.transfer(Op::Write, durable, blocks.offset, data).await
     }
 
-    /// Discards the whole blocks of the range: what a trim leaves in the others is left to servers.
+    /// Discards the whole blocks of the range. The protocol lets a server ignore the rest of a
+    /// trim.
     async fn trim(&self, target: &Target, writes: &Writes) -> IoResult {
         let Header { offset, len, .. } = self.header;
         let inner = inner_blocks(offset, len, target.block_size());
@@ -110,7 +111,7 @@ impl Job {
         }
         let blocks = self.blocks(target);
         let _turn = writes.enter_alone(blocks.offset, blocks.len as u64, link).await;
-        // First of all, since it may be refused: then nothing has changed.
+        // Executed first, since the device may refuse it: then nothing has changed.
         if !inner.is_empty() {
             target.write_zeroes(inner.start, inner.end - inner.start, flags).await?;
         }
@@ -126,15 +127,14 @@ impl Job {
     }
 }
 
-/// The whole blocks in a range of bytes, perhaps none.
+/// The whole blocks in a range of bytes; may be empty.
 fn inner_blocks(offset: u64, len: u64, block_size: u32) -> Range<u64> {
     let mask = u64::from(block_size) - 1;
     let start = (offset + mask) & !mask;
     start..((offset + len) & !mask).max(start)
 }
 
-/// Reads what is on the device around the `len` bytes that are meant of `blocks`, in the first and the last block of
-/// `data`.
+/// Reads the data around a `len`-byte write into the first and the last block of `data`.
 async fn complete(target: &Target, blocks: Blocks, len: usize, data: Data<'_>, link: &Link) -> IoResult {
     let block_size = target.block_size() as usize;
     let (head, end) = (blocks.head, blocks.head + len);
@@ -156,7 +156,7 @@ async fn complete(target: &Target, blocks: Blocks, len: usize, data: Data<'_>, l
     Ok(())
 }
 
-/// Writes zeroes to that part of the block at `at` which lies in `range`.
+/// Writes zeroes to the part of the block at `at` that lies in `range`.
 async fn zero_part(target: &Target, at: u64, range: &Range<u64>, durable: Flags, link: &Link) -> IoResult {
     let block_size = target.block_size();
     let _turn = link.scratch().await;
@@ -170,7 +170,7 @@ async fn zero_part(target: &Target, at: u64, range: &Range<u64>, durable: Flags,
     target.transfer(Op::Write, durable, at, block).await
 }
 
-/// How zeroes are to be written.
+/// The device flags of a command that writes zeroes.
 fn zeroing(flags: u16) -> Flags {
     [(CMD_FLAG_NO_HOLE, Flags::NO_UNMAP), (CMD_FLAG_FAST_ZERO, Flags::NO_FALLBACK)]
         .into_iter()

@@ -1,19 +1,20 @@
-//! A block device for whoever speaks NBD: kernels, QEMU, libnbd, other hosts.
+//! An NBD server for kernels, QEMU, libnbd and other hosts.
 //!
 //! ```text
 //!   client ──► control thread: accept, handshake (pure) ──► a core, in turn ─► Connection ─► channel ─► device
-//!              one for all newcomers                        Unix or TCP socket, served there to its end
+//!              one for all handshakes                       Unix or TCP socket, served there to its end
 //! ```
 //!
-//! Clients come and go; each is served by one core, on which requests of its own run side by side and are answered as
-//! they complete. Several connections of one client are spread over the cores: a flush on one covers the writes that
-//! completed on any.
+//! One core serves a connection to its end. Its requests run concurrently and are answered as they
+//! complete. Several connections of one client are spread over the cores: a flush on one covers the
+//! writes that completed on any.
 //!
-//! What is understood: the fixed newstyle handshake with every option, TLS too; simple, structured and extended
-//! requests and replies; every command, block status for `base:allocation` (all is data: devices do not tell holes).
-//! Payload is at most 32 MiB. A connection never has more than 32 MiB of memory and 512 requests, however slowly its
-//! client reads: it is not read from meanwhile. While the memory for all network clients is used up it has less, and
-//! its long requests go in [`pieces`].
+//! Supported: the fixed newstyle handshake with every option and TLS; simple, structured and
+//! extended requests and replies; every command. Block status has `base:allocation` and reports all
+//! data as allocated, since devices do not report holes. Payload is at most 32 MiB. A connection
+//! has at most 32 MiB of memory and 512 requests. At the limit the export does not read from it
+//! until the client has read its replies. While the memory budget for all network clients is used
+//! up, a connection has less, and its long requests are split into [`pieces`].
 //!
 //! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its extension "extended
 //! headers".
@@ -46,40 +47,41 @@ use request::Rules;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Clients at a time, unless the configuration says otherwise.
+/// Default number of concurrent clients.
 pub const DEFAULT_CLIENTS: usize = 64;
-/// Most clients at a time.
+/// Maximum number of concurrent clients.
 pub const MAX_CLIENTS: usize = 4096;
-/// Memory of a connection whatever others do: short requests, a piece in each direction, the buffer of the stream, a block.
+/// Memory guaranteed to a connection: short requests, a piece in each direction, the stream buffer,
+/// a block.
 const MINIMUM: Minimum =
     Minimum { requests: PIECE, capsules: 0, fixed: 2 * PIECE + (66 << 10) + offer::MAX_BLOCK as usize };
 
-/// How an export looks to its clients and which cores serve it.
+/// Configuration of an NBD export.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens.
+    /// The listening address.
     pub address: Address,
-    /// What clients call it; they may also ask for the export without a name.
+    /// The export's name. Clients may also request the export with the empty name.
     pub name: String,
-    /// What its listing says beside, for people.
+    /// A description for people, shown in the listing.
     pub description: String,
-    /// Refuse writes even where the device takes them.
+    /// Refuse writes even if the device accepts them.
     pub read_only: bool,
-    /// TLS, for those who ask for it or for everybody.
+    /// TLS, optional or required.
     pub tls: Option<Security>,
     /// Connections at a time, up to [`MAX_CLIENTS`]; more are refused.
     pub clients: usize,
     /// Connections from one address at a time, of clients without a key of their own. `None`: three quarters of
     /// `clients`, or all if these are fewer than 32. Unix sockets have no such limit.
     pub address_clients: Option<usize>,
-    /// Where connections take their memory from.
+    /// The memory budget of its connections.
     pub memory: MemoryBudget,
     /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn. Empty: all.
     pub core_map: Vec<usize>,
 }
 
 impl Config {
-    /// An export without name and description.
+    /// A configuration with empty name and description.
     pub fn new(address: Address) -> Config {
         Config {
             address,
@@ -94,7 +96,7 @@ impl Config {
         }
     }
 
-    /// Places for clients; some are kept for each client that has a key.
+    /// The connection limits; each client identity with a key has reserved slots.
     fn connection_limits(&self) -> ConnectionLimits {
         let listed: Vec<Box<str>> =
             self.tls.iter().flat_map(|tls| tls.server.identities()).cloned().collect();
@@ -126,8 +128,8 @@ impl Config {
     }
 }
 
-/// A running export. Dropping it hangs up on its clients once their requests in flight have been answered, and removes
-/// the socket.
+/// A running export. Dropping it answers the requests in flight, disconnects the clients and
+/// removes the socket.
 pub struct Nbd {
     registry: Registry,
     device: Arc<dyn Device>,
@@ -138,10 +140,10 @@ pub struct Nbd {
 }
 
 impl Nbd {
-    /// Starts to export `device`; clients may connect when this returns.
+    /// Starts to export `device`. Clients may connect once this returns.
     ///
     /// # Errors
-    /// When the configuration is impossible, or socket or thread are refused.
+    /// When the configuration is invalid, or the system refuses the socket or the thread.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Nbd, Error> {
         let limits = device.limits();
         config.check(cores.len(), &limits)?;
@@ -168,7 +170,8 @@ impl Nbd {
         Ok(Nbd { registry, device, capacity, stats, places, acceptor: Some(acceptor) })
     }
 
-    /// Where clients connect to: the socket's path, or address and port as the system chose them.
+    /// The address that clients connect to: the socket's path, or address and port as the system
+    /// chose them.
     pub fn address(&self) -> &str {
         self.acceptor.as_ref().map_or("", Acceptor::address)
     }
@@ -179,7 +182,8 @@ impl Export for Nbd {
         &self.stats
     }
 
-    /// Clients that connect from now on are told. Those that are there cannot be, but may use what they find.
+    /// New clients see the new size. NBD cannot notify connected clients, but they may use the
+    /// added range.
     fn notify_resize(&self) -> Limits {
         let limits = self.device.limits();
         self.capacity.store(limits.capacity, Ordering::Relaxed);
@@ -200,9 +204,9 @@ impl Drop for Nbd {
     }
 }
 
-/// Who speaks with newcomers, on the control thread.
+/// Starts handshakes and passes clients to cores, on the control thread.
 struct NbdAcceptHandler {
-    /// What serialises writes of parts of blocks.
+    /// Serialises unaligned writes.
     writes: Arc<RangeLock>,
     slots: Arc<ConnectionSlots>,
     registry: Registry,
@@ -210,7 +214,7 @@ struct NbdAcceptHandler {
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
     places: Arc<Places>,
-    /// Whose turn it is.
+    /// The turn of the next connection.
     next: usize,
     name: Arc<str>,
     config: Config,
@@ -228,7 +232,8 @@ impl NbdAcceptHandler {
 impl AcceptHandler for NbdAcceptHandler {
     type Handshake = NbdHandshake;
 
-    /// Refuses before the handshake clients that cannot have a key for a place that is kept.
+    /// Refuses, before the handshake, a client that has no slot and cannot authenticate for a
+    /// reserved one.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
         let may_prove = self.config.tls.as_ref().is_some_and(|tls| !tls.server.identities().is_empty());
         may_prove || self.slots.check(Applicant { origin, host: None, is_proven: false }, peer).is_ok()

@@ -1,6 +1,4 @@
-//! What is told about an export: size, transmission flags, block sizes.
-//!
-//! Source: the NBD protocol, "Transmission flags", "Size constraints".
+//! Export information for clients: size, transmission flags, block sizes.
 
 use super::wire::{
     FLAG_CAN_MULTI_CONN, FLAG_HAS_FLAGS, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_CACHE, FLAG_SEND_DF,
@@ -9,30 +7,31 @@ use super::wire::{
 };
 use block::Limits;
 
-/// Largest least block size that the protocol can say.
+/// Largest minimum block size that the protocol can express.
 pub(super) const MAX_BLOCK: u32 = 64 << 10;
 
-/// An export as a newcomer finds it.
+/// The export information that a handshake sends.
 #[derive(Clone, Debug)]
 pub(super) struct Offer {
     pub(super) name: String,
     pub(super) description: String,
     pub(super) limits: Limits,
-    /// Whether writes are refused, by the device or by the export.
+    /// Whether device or export refuse writes.
     pub(super) is_read_only: bool,
 }
 
 impl Offer {
-    /// Whether a client that asks for `name` means this export: the empty name is the one there is.
+    /// Whether `name` selects this export: its own name, or the empty one.
     pub(super) fn is_called(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
 
-    /// Transmission flags for a client that agreed on `form`.
+    /// Transmission flags for a client that negotiated `form`.
     pub(super) fn flags(&self, form: Form) -> u16 {
         let Limits { max_discard, max_write_zeroes, rotational, .. } = self.limits;
-        // Whatever is exported is one device on all cores: a flush covers what completed on any connection. There is
-        // always a flush and a FUA; where nothing is cached they cost nothing.
+        // An export is one device on all cores: a flush covers requests that completed on any
+        // connection. Flush and FUA are always supported; without a volatile cache they cost
+        // nothing.
         let mut flags =
             FLAG_HAS_FLAGS | FLAG_SEND_FLUSH | FLAG_SEND_FUA | FLAG_CAN_MULTI_CONN | FLAG_SEND_CACHE;
         let mut add = |flag, is_set| flags |= if is_set { flag } else { 0 };
@@ -45,10 +44,10 @@ impl Offer {
         flags
     }
 
-    /// Least block, preferred block, longest read or write.
+    /// Minimum block, preferred block, longest read or write, in bytes.
     pub(super) fn block_sizes(&self) -> [u32; 3] {
         let least = self.limits.block_size;
-        // A power of two by the protocol; no device of ours says more than it can be.
+        // The protocol requires a power of two.
         let preferred = self.limits.physical_block_size.clamp(least, MAX_PAYLOAD).next_power_of_two();
         [least, preferred, MAX_PAYLOAD]
     }

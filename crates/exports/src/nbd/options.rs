@@ -1,16 +1,14 @@
-//! What comes with the options of the handshake. Pure, and sceptical: every length is the client's.
-//!
-//! Source: the NBD protocol, "Option types".
+//! Parsers for the data of options. Pure; no length from the client is trusted.
 
 use super::wire::{u16_at, u32_at};
 
-/// Longest name, query or other string, by the protocol.
+/// Longest name, query or other string that the protocol allows.
 pub(super) const MAX_STRING: usize = 4096;
 
-/// What is wrong with an option's data.
+/// The reason why an option's data is malformed.
 pub(super) type Malformed = &'static str;
 
-/// Data that is taken apart from the front.
+/// A cursor over an option's data.
 struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {
@@ -24,7 +22,7 @@ impl<'a> Parts<'a> {
         Ok(u32_at(self.bytes(4)?, 0))
     }
 
-    /// A string, its length before it.
+    /// A string with its length in front.
     fn string(&mut self) -> Result<&'a [u8], Malformed> {
         let len = self.u32()? as usize;
         if len > MAX_STRING {
@@ -38,7 +36,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// NBD_OPT_INFO, NBD_OPT_GO: which export, and what is asked about it.
+/// NBD_OPT_INFO, NBD_OPT_GO: the export's name, and the requested information.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Info<'a> {
     pub(super) name: &'a [u8],
@@ -55,24 +53,24 @@ impl<'a> Info<'a> {
         Ok(Info { name, wanted })
     }
 
-    /// Whether the client asks for this piece of information.
+    /// Whether the client requested this information.
     pub(super) fn wants(&self, info: u16) -> bool {
         self.wanted.chunks_exact(2).any(|wanted| u16_at(wanted, 0) == info)
     }
 }
 
-/// The one context there is.
+/// The only metadata context of this server.
 pub(super) const ALLOCATION: &[u8] = b"base:allocation";
 
-/// NBD_OPT_LIST_META_CONTEXT, NBD_OPT_SET_META_CONTEXT: of which export, and whether [`ALLOCATION`] is meant.
+/// NBD_OPT_LIST_META_CONTEXT, NBD_OPT_SET_META_CONTEXT: the export's name and the queries.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Contexts<'a> {
     pub(super) name: &'a [u8],
-    /// How many queries there are.
+    /// The number of queries.
     pub(super) queries: u32,
-    /// One of them says exactly `base:allocation`.
+    /// Whether one of them is exactly `base:allocation`.
     pub(super) has_allocation: bool,
-    /// One of them says `base:`, which lists all of its kind.
+    /// Whether one of them is `base:`, which lists every context of that namespace.
     pub(super) has_wildcard: bool,
 }
 
@@ -82,7 +80,7 @@ impl<'a> Contexts<'a> {
         let name = parts.string()?;
         let queries = parts.u32()?;
         let (mut has_allocation, mut has_wildcard) = (false, false);
-        // Each takes four bytes at least, so that the count cannot make this long.
+        // Each query takes at least four bytes, so the data bounds the loop.
         for _ in 0..queries {
             let query = parts.string()?;
             has_allocation |= query == ALLOCATION;

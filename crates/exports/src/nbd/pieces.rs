@@ -1,14 +1,15 @@
-//! Long requests in pieces: how one goes on while the memory for network clients is used up.
+//! Long requests in pieces: their execution while the memory budget for network clients is used up.
 //!
 //! ```text
-//!   read:   for each piece: wait until the last one has gone ─► device ─► a chunk of the reply
-//!   write:  for each piece: wait until the last one is stored ─► bytes of the stream ─► device;  one reply at the end
+//!   read:   for each piece: wait until the last one was sent ─► device ─► a chunk of the reply
+//!   write:  for each piece: wait until the last one is stored ─► stream ─► device;  one reply at the end
 //! ```
 //!
-//! A connection has memory for one piece in each direction whatever others do, so any request comes to its end.
-//! A read is answered in chunks, so that an error can be told at any of them. The simple reply of old clients, and a
-//! reply that must not be fragmented, promise all of their data at first: nothing may be sent between their pieces, and
-//! an error behind the first leaves nothing but to disconnect, as the protocol says.
+//! A connection always has memory for one piece in each direction, so every request can complete. A
+//! read is answered in chunks, so an error can be reported in any of them. A simple reply, and a
+//! reply that must not be fragmented, announce all of their data in the header. No other reply may
+//! be sent between their pieces. After the first piece an error can only disconnect the client, as
+//! the protocol says.
 
 use super::blocks::Writes;
 use super::job::Job;
@@ -20,14 +21,14 @@ use block::{Flags, IoError, IoResult, Op};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// A long write that comes in pieces.
+/// A long write, received in pieces.
 #[derive(Clone)]
 pub(super) struct LongWrite {
     /// The whole request.
     pub(super) header: Header,
-    /// Bytes of it that the pieces so far had, with this one.
+    /// Bytes of the write that this piece and the earlier ones cover.
     pub(super) end: u64,
-    /// How the first piece that failed did.
+    /// The error of the first piece that failed.
     failed: Rc<Cell<Option<IoError>>>,
 }
 
@@ -36,12 +37,12 @@ impl LongWrite {
         LongWrite { header, end: 0, failed: Rc::default() }
     }
 
-    /// Bytes that are still to come in pieces.
+    /// Bytes that later pieces will cover.
     pub(super) fn left(&self) -> u64 {
         self.header.len - self.end
     }
 
-    /// The next piece: the write up to its end, and its own header.
+    /// The next piece: the updated write, and the piece's own header.
     pub(super) fn next(&self, block_size: u32) -> (LongWrite, Header) {
         let offset = self.header.offset + self.end;
         let len = self.left().min(piece_at(offset, block_size));
@@ -49,7 +50,8 @@ impl LongWrite {
         (LongWrite { end: self.end + len, ..self.clone() }, header)
     }
 
-    /// Stores a piece, unless an earlier one has failed. `None` when more pieces come; else how all of them went.
+    /// Stores a piece, unless an earlier one has failed. Returns `None` when more pieces follow,
+    /// else the result of the whole write.
     pub(super) async fn store(
         &self,
         piece: &Job,
@@ -64,12 +66,13 @@ impl LongWrite {
     }
 }
 
-/// Bytes of the longest piece from `offset` on: with all of its first block it is no longer than the memory of one.
+/// Length of the longest piece that starts at `offset`: together with all of its first block it
+/// fits the memory of one piece.
 fn piece_at(offset: u64, block_size: u32) -> u64 {
     PIECE as u64 - offset % u64::from(block_size)
 }
 
-/// Carries out a read and answers it, piece by piece.
+/// Executes a read and answers it piece by piece.
 pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: &Link) {
     let is_whole = rules.form == Form::Simple || header.flags & CMD_FLAG_DF != 0;
     link.begin_pieces(is_whole).await;
@@ -110,7 +113,7 @@ pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: 
     link.end_pieces();
 }
 
-/// Ends a read that has failed.
+/// Ends a failed read.
 #[cold]
 fn fail(header: &Header, rules: &Rules, error: IoError, is_promised: bool, link: &Link) {
     link.stats().count_request(Op::Read, header.len);

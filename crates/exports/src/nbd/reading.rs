@@ -1,4 +1,4 @@
-//! From bytes to requests: where the reader of a connection stands in the stream.
+//! The reader of a connection: parses requests from the stream.
 //!
 //! ```text
 //!   Header ─► Judged ─► (room?) ─┬─► Payload ─► a job ─┐
@@ -8,8 +8,8 @@
 //!      └─────────────────────────────────────────────────┘
 //! ```
 //!
-//! The reader takes nothing that there is no room for: while its client has as many requests or as much memory as it
-//! may have, it stands still, and so does the client when the socket is full.
+//! The reader receives no request without room for it. At the limit of requests or memory it stops,
+//! and the client blocks once the socket is full.
 
 use super::job::{Job, Part};
 use super::pieces::LongWrite;
@@ -18,26 +18,26 @@ use super::wire::{Content, Header, SHUTDOWN};
 use crate::stream::{Found, Grant, Inbox, Link};
 use block::Data;
 
-/// Where the reader stands.
+/// The reader's position in the stream.
 enum State {
     /// Before a header.
     Header,
-    /// Behind a header that asks for memory or an answer.
+    /// After a header, when the request needs memory or an answer.
     Judged(Header, Verdict),
     /// Before the next piece of a long write.
     Long(LongWrite),
     /// In the payload of a write.
     Payload { job: Job, received: usize },
-    /// In payload that nobody wants.
+    /// In payload that is discarded.
     Skip { header: Header, content: Content, left: u64 },
 }
 
 /// A request that is answered without the device.
 type Answer = (Header, Content);
 
-/// What is left of a request that was given up.
+/// The result of [`Reader::give_up`].
 pub(super) struct GivenUp {
-    /// There was one that counted, and it will not be answered.
+    /// Whether a counted request was dropped without a reply.
     pub(super) is_forgotten: bool,
 }
 
@@ -48,13 +48,13 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// A reader whose first bytes came with the handshake.
+    /// Creates a reader; `early` was received during the handshake.
     pub(super) fn new(early: &[u8]) -> Reader {
         Reader { inbox: Inbox::new(early), state: State::Header }
     }
 
-    /// Goes on with what came until there is something to do, or a request is answered at once. With `is_closing`
-    /// every request is refused.
+    /// Parses received bytes until there is a request to execute, or answers one at once.
+    /// `is_closing`: refuses every request.
     pub(super) fn next(
         &mut self,
         rules: &Rules,
@@ -157,7 +157,7 @@ impl Reader {
         }
     }
 
-    /// Where the next bytes belong, if that is known: the rest of a payload.
+    /// The buffer for the next bytes, if they belong to a payload.
     pub(super) fn with_due<R>(
         &mut self,
         rules: &Rules,
@@ -174,15 +174,15 @@ impl Reader {
         }
     }
 
-    /// So many bytes of the payload that was due have come.
+    /// Counts `len` bytes of payload as received.
     pub(super) fn note_due(&mut self, len: usize) {
         if let State::Payload { received, .. } = &mut self.state {
             *received += len;
         }
     }
 
-    /// Gives up what has not come whole. With `is_closing` the rest of a write is skipped, and the write refused; without,
-    /// nothing more comes.
+    /// Abandons an incomplete request. `is_closing`: the rest of a write is skipped and the write
+    /// refused. Otherwise no more bytes follow.
     pub(super) fn give_up(&mut self, rules: &Rules, is_closing: bool) -> GivenUp {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Payload { job: Job { header, part, .. }, received } => {
@@ -218,7 +218,7 @@ impl Reader {
         }
     }
 
-    /// Whether the reader stands in payload that it throws away.
+    /// Whether the reader is skipping payload.
     pub(super) fn is_skipping(&self) -> bool {
         matches!(self.state, State::Skip { .. })
     }

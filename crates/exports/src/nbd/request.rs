@@ -1,6 +1,4 @@
-//! What becomes of a request: refused, answered at once, or carried out. Pure.
-//!
-//! Source: the NBD protocol, "Request types", "Command flags", "Error values"; the extension "extended headers".
+//! Validates requests: refused, answered at once, or passed to the device. Pure.
 
 use super::wire::{
     CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLAG_PAYLOAD_LEN, CMD_FLAG_REQ_ONE,
@@ -8,46 +6,46 @@ use super::wire::{
 };
 use block::{IoError, Limits};
 
-/// Payload of a request that is refused is skipped up to this length; who sends more is hung up on.
+/// Longest payload of a refused request that is skipped; a client that sends more is disconnected.
 const MAX_SKIPPED: u64 = 2 * MAX_PAYLOAD as u64;
 
-/// What requests are judged by.
+/// The negotiated values that requests are checked against.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     pub(super) form: Form,
-    /// The client has chosen `base:allocation`.
+    /// Whether the client selected `base:allocation`.
     pub(super) has_status: bool,
     pub(super) is_read_only: bool,
-    /// The client has asked for the sizes of blocks, so it has to keep to them.
+    /// Whether the client requested the block sizes, so that it must obey them.
     pub(super) knows_blocks: bool,
     pub(super) limits: Limits,
 }
 
-/// What becomes of a request.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It goes to the device; `data` bytes of memory go with it, which for a write come next.
+    /// Pass it to the device with `data` bytes of memory; the payload of a write follows.
     Run { data: usize },
-    /// It is answered so, after `skip` bytes of payload have been thrown away.
+    /// Answer it after skipping `skip` bytes of payload.
     Answer { content: Content, skip: u64 },
-    /// The client takes its leave: there is no answer, and nothing comes after it.
+    /// The client disconnects: no reply, and nothing follows.
     Leave,
-    /// Nothing that follows can be understood.
+    /// The rest of the stream cannot be parsed.
     Disconnect(&'static str),
 }
 
-/// Whole blocks.
+/// A range of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blocks {
-    /// Where they begin on the device.
+    /// Byte offset on the device.
     pub(super) offset: u64,
-    /// Bytes before those that are meant.
+    /// Bytes before the requested range.
     pub(super) head: usize,
     pub(super) len: usize,
 }
 
 impl Blocks {
-    /// Those of `block_size` bytes that a request touches.
+    /// The blocks of `block_size` bytes that a request touches.
     #[inline]
     pub(super) fn of(header: &Header, block_size: u32) -> Blocks {
         let mask = u64::from(block_size) - 1;
@@ -56,7 +54,7 @@ impl Blocks {
         Blocks { offset, head: (header.offset - offset) as usize, len: len as usize }
     }
 
-    /// Whether the request means all of them.
+    /// Whether the request covers them completely.
     #[inline]
     pub(super) fn are_meant(&self, header: &Header) -> bool {
         self.len as u64 == header.len
@@ -64,7 +62,7 @@ impl Blocks {
 }
 
 impl Rules {
-    /// Judges a request. `capacity` is the device's size now.
+    /// Validates a request. `capacity` is the device's current size in bytes.
     pub(super) fn judge(&self, header: &Header, capacity: u64) -> Verdict {
         let payload = self.payload(header);
         if payload > MAX_SKIPPED || (self.form == Form::Extended && payload > MAX_PAYLOAD.into()) {
@@ -74,12 +72,13 @@ impl Rules {
             Err(refusal) => Verdict::Answer { content: Content::Failed(refusal), skip: payload },
             Ok(()) => match header.command {
                 Command::Disconnect => Verdict::Leave,
-                // There is nowhere to put it before it is asked for.
+                // The server has no cache to prefetch into.
                 Command::Cache => Verdict::Answer { content: Content::Done, skip: 0 },
                 Command::BlockStatus => {
                     Verdict::Answer { content: Content::Allocated { len: header.len }, skip: 0 }
                 }
-                // Nothing to be done; what it means is left to servers.
+                // The protocol leaves the meaning of an empty request to the server: nothing is
+                // done.
                 Command::Read | Command::Write | Command::Trim | Command::WriteZeroes if header.len == 0 => {
                     Verdict::Answer { content: Content::Done, skip: 0 }
                 }
@@ -89,16 +88,16 @@ impl Rules {
         }
     }
 
-    /// Bytes that follow the header.
+    /// Bytes of payload that follow the header.
     pub(super) fn payload(&self, header: &Header) -> u64 {
-        // With extended headers the flag says it. QEMU (to 10.0 at least) sends writes without the flag, and their
-        // payload all the same.
+        // With extended headers a flag announces payload. QEMU (at least up to 10.0) sends writes
+        // with payload but without the flag.
         let is_said = self.form == Form::Extended && header.flags & CMD_FLAG_PAYLOAD_LEN != 0;
         let is_there = is_said || header.command == Command::Write;
         if is_there { header.len } else { 0 }
     }
 
-    /// The whole blocks that a read or a write touches.
+    /// The blocks that a read or write touches.
     #[inline]
     pub(super) fn blocks(&self, header: &Header) -> Blocks {
         Blocks::of(header, self.limits.block_size)
@@ -115,7 +114,7 @@ impl Rules {
         }
         match command {
             Command::Unknown(_) => return Err(Refusal::invalid("unknown command")),
-            // A disconnect is one, whatever else it says.
+            // A disconnect is valid whatever its other fields contain.
             Command::Disconnect => return Ok(()),
             Command::Flush if header.offset | len != 0 => {
                 return Err(Refusal::invalid("a flush has neither offset nor length"));
@@ -164,7 +163,7 @@ impl Rules {
             Command::Read if self.form != Form::Simple => CMD_FLAG_DF,
             Command::WriteZeroes => CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
             Command::BlockStatus => CMD_FLAG_REQ_ONE,
-            // Nothing that a disconnect says beside matters.
+            // Other fields of a disconnect are ignored.
             Command::Disconnect => u16::MAX,
             _ => 0,
         };
@@ -195,7 +194,7 @@ mod tests {
         rules.judge(&Header { command, flags, cookie: 1, offset, len }, rules.limits.capacity)
     }
 
-    /// The number of the refusal, and how much is skipped.
+    /// The error number of a refusal, and the bytes to skip.
     fn refused(verdict: Verdict) -> (u32, u64) {
         match verdict {
             Verdict::Answer { content: Content::Failed(refusal), skip } => (refusal.number, skip),

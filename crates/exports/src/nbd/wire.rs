@@ -1,15 +1,13 @@
-//! What goes over the wire: magics, numbers, request headers, fronts of replies. All numbers are big-endian.
-//!
-//! Source: the NBD protocol (NetworkBlockDevice/nbd, doc/proto.md) and its extension "extended headers".
+//! The wire format: magics, numbers, request headers, reply headers. All numbers are big-endian.
 
 use block::IoError;
 
-/// `NBDMAGIC` and `IHAVEOPT`, with which a server greets.
+/// `NBDMAGIC` and `IHAVEOPT`, the server's greeting.
 pub(super) const GREETING: u64 = 0x4e42_444d_4147_4943;
 pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
-/// NbdHandshake flags, of either side.
+/// Handshake flags of either side.
 pub(super) const FLAG_FIXED_NEWSTYLE: u16 = 1;
 pub(super) const FLAG_NO_ZEROES: u16 = 1 << 1;
 
@@ -38,7 +36,7 @@ pub(super) const REP_ERR_UNKNOWN: u32 = REP_ERR + 6;
 pub(super) const REP_ERR_TOO_BIG: u32 = REP_ERR + 9;
 pub(super) const REP_ERR_EXT_HEADER_REQD: u32 = REP_ERR + 10;
 
-/// What can be asked about an export.
+/// Information types of NBD_OPT_INFO and NBD_OPT_GO.
 pub(super) const INFO_EXPORT: u16 = 0;
 pub(super) const INFO_NAME: u16 = 1;
 pub(super) const INFO_DESCRIPTION: u16 = 2;
@@ -63,7 +61,7 @@ pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub(super) const CMD_FLAG_DF: u16 = 1 << 2;
 pub(super) const CMD_FLAG_REQ_ONE: u16 = 1 << 3;
 pub(super) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
-/// Only with extended headers: the length is that of a payload which follows.
+/// Only with extended headers: the length is that of a payload that follows.
 pub(super) const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -79,30 +77,30 @@ const TYPE_BLOCK_STATUS: u16 = 5;
 const TYPE_BLOCK_STATUS_EXT: u16 = 6;
 const TYPE_ERROR: u16 = 0x8001;
 
-/// Longest read and write: what a client may expect of any server.
+/// Longest read and write that every server must accept.
 pub(super) const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// The form of requests and replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A reply is an error number, with the data of a read behind it.
+    /// An error number, followed by the data of a read.
     #[default]
     Simple,
-    /// A reply says what it brings.
+    /// Chunks that name their type.
     Structured,
-    /// As structured, with 64-bit lengths in either direction.
+    /// Structured, with 64-bit lengths in both directions.
     Extended,
 }
 
 impl Form {
-    /// Length of a request's header.
+    /// Length of a request header in bytes.
     #[inline]
     pub(super) const fn header_len(self) -> usize {
         if matches!(self, Form::Extended) { 32 } else { 28 }
     }
 }
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Read,
@@ -113,7 +111,7 @@ pub(super) enum Command {
     Cache,
     WriteZeroes,
     BlockStatus,
-    /// Nothing that we know.
+    /// A command that this server does not know.
     Unknown(u16),
 }
 
@@ -145,10 +143,10 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// The header at the front of `bytes`, of which there are at least [`Form::header_len`].
+    /// Parses the header at the front of `bytes`, which hold at least [`Form::header_len`] bytes.
     ///
     /// # Errors
-    /// The magic, if it is none of a request's.
+    /// The magic, if it is not that of a request.
     #[inline]
     pub(super) fn parse(bytes: &[u8], form: Form) -> Result<Header, u32> {
         let expected = if form == Form::Extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
@@ -166,22 +164,22 @@ impl Header {
     }
 }
 
-/// What a reply brings before its data.
+/// The content of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Nothing: it is done.
+    /// Success without data.
     Done,
-    /// The data of a read, all of it, which follows.
+    /// All of a read's data, which follows.
     Data { len: u32 },
-    /// So many bytes of a read's data, from `at` of it on, which follow. Not in simple replies.
+    /// `len` bytes of a read's data, from `at` of it on, which follow. Not in simple replies.
     Piece { at: u64, len: u32, is_last: bool },
-    /// The state of so many bytes from the request's offset on: all is data.
+    /// `len` bytes from the request's offset on are allocated.
     Allocated { len: u64 },
-    /// It failed.
+    /// An error.
     Failed(Refusal),
 }
 
-/// Writes the front of a reply to `header`'s request to the front of `to`; how long it is.
+/// Encodes the header of a reply to `header`'s request into `to`. Returns its length.
 #[inline]
 pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &mut [u8]) -> usize {
     let mut out = Out { to, len: 0 };
@@ -219,10 +217,10 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     out.len
 }
 
-/// The number of `base:allocation` on every connection.
+/// The identifier of `base:allocation` on every connection.
 pub(super) const CONTEXT_ID: u32 = 1;
 
-/// How a request fails: the protocol's number, and a sentence for people.
+/// An error: the protocol's number, and text for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) number: u32,
@@ -244,10 +242,10 @@ pub(super) const EOVERFLOW: u32 = 75;
 const ENOTSUP: u32 = 95;
 const ESHUTDOWN: u32 = 108;
 
-/// The server is about to go.
+/// The server shuts down.
 pub(super) const SHUTDOWN: Refusal = Refusal { number: ESHUTDOWN, text: "the server shuts down" };
 
-/// What the protocol says to a device's error. `is_write`: the request would have put data on the device.
+/// Maps a device error to the protocol. `is_write`: the request would have stored data.
 pub(super) fn refusal_of(error: IoError, is_write: bool) -> Refusal {
     let (number, text) = match error {
         IoError::OutOfRange if is_write => (ENOSPC, "beyond the end of the device"),
