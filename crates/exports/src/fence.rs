@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_closes_later_waits_for_everything_before() {
+    fn a_later_close_waits_for_all_earlier_writes() {
         let gate = Gate::default();
         let one = gate.pass();
         let first = close(&gate);

@@ -60,7 +60,7 @@ fn check_cores(map: &[usize], cores: usize) -> Result<(), Error> {
         return Err(Error::Config("no core to serve the export".into()));
     }
     match map.iter().find(|&&core| core >= cores) {
-        Some(core) => Err(Error::Config(format!("core {core}: there are {cores}"))),
+        Some(core) => Err(Error::Config(format!("core {core} does not exist: the export has {cores} cores"))),
         None => Ok(()),
     }
 }
@@ -78,7 +78,10 @@ mod tests {
     #[test]
     fn cores_that_are_not_there_are_named() {
         check_cores(&[0, 1], 2).unwrap();
-        assert_eq!(check_cores(&[0, 2], 2).unwrap_err().to_string(), "core 2: there are 2");
+        assert_eq!(
+            check_cores(&[0, 2], 2).unwrap_err().to_string(),
+            "core 2 does not exist: the export has 2 cores"
+        );
         assert!(check_cores(&[], 0).is_err());
     }
 }

@@ -144,7 +144,7 @@ impl Writes {
                 tracing::info!(
                     export,
                     peer,
-                    "client writes parts of blocks: overlapping writes are serialised"
+                    "first unaligned write of a client: overlapping writes of this export are serialised"
                 );
             }
             // Later callers wait for the same writes, and for some newer ones that have a range.
@@ -234,7 +234,7 @@ mod tests {
         let (mut alone, mut late) = (pin!(lock.acquire(1024, 512, true)), pin!(lock.acquire(1024, 1, false)));
         assert!(poll(alone.as_mut()).is_none());
         assert!(poll(late.as_mut()).is_none(), "it came after the one that waits");
-        let beside = poll(pin!(lock.acquire(1536, 512, true))).expect("beside all of them");
+        let beside = poll(pin!(lock.acquire(1536, 512, true))).expect("no overlap with any of them");
         drop(one);
         assert!(poll(alone.as_mut()).is_none());
         drop(two);

@@ -125,11 +125,11 @@ impl NbdHandshake {
         }
         let (magic, option, len) = (u64_at(input, 0), u32_at(input, 8), u32_at(input, 12) as usize);
         if magic != wire::OPTION_MAGIC {
-            return Err(format!("an option starts with {magic:#018x}"));
+            return Err(format!("invalid option magic {magic:#018x}"));
         }
         if len > MAX_OPTION {
             if option == wire::OPT_EXPORT_NAME {
-                return Err(format!("an export's name of {len} bytes"));
+                return Err(format!("export name of {len} bytes is too long"));
             }
             refuse(option, (wire::REP_ERR_TOO_BIG, "the option is too long"), output);
             self.state = State::Skip(len);
@@ -143,14 +143,14 @@ impl NbdHandshake {
     fn answer(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
         if self.tls == Tls::Required && !matches!(option, wire::OPT_STARTTLS | wire::OPT_ABORT) {
             if option == wire::OPT_EXPORT_NAME {
-                return Err("NBD_OPT_EXPORT_NAME, which cannot be told that TLS comes first".into());
+                return Err("NBD_OPT_EXPORT_NAME before STARTTLS: TLS is required".into());
             }
-            refuse(option, (wire::REP_ERR_TLS_REQD, "TLS comes first"), output);
+            refuse(option, (wire::REP_ERR_TLS_REQD, "TLS is required"), output);
             return Ok(HandshakeStep::More);
         }
         if !self.is_fixed && option != wire::OPT_EXPORT_NAME {
             return Err(format!(
-                "option {option} without the fixed handshake, which has NBD_OPT_EXPORT_NAME only"
+                "option {option} without the fixed handshake: only NBD_OPT_EXPORT_NAME is allowed"
             ));
         }
         let done = match option {
@@ -184,7 +184,7 @@ impl NbdHandshake {
         no_data(data)?;
         match self.tls {
             Tls::Off => Err((wire::REP_ERR_UNSUP, "this server has no TLS")),
-            Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is in use")),
+            Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is already in use")),
             Tls::Allowed | Tls::Required => {
                 (self.tls, self.agreed, self.context) = (Tls::InUse, Agreed::default(), None);
                 Ok(())
@@ -195,10 +195,10 @@ impl NbdHandshake {
     /// The only option whose refusal ends the connection, and whose reply has its own format.
     fn export_name(&mut self, name: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
         if self.agreed.form == Form::Extended {
-            return Err("NBD_OPT_EXPORT_NAME after extended headers were agreed on".into());
+            return Err("NBD_OPT_EXPORT_NAME after extended headers were negotiated".into());
         }
         if !self.offer.is_called(name) {
-            return Err(format!("there is no export {:?}", String::from_utf8_lossy(name)));
+            return Err(format!("no export is named {:?}", String::from_utf8_lossy(name)));
         }
         self.choose(name);
         output.extend(self.offer.limits.capacity.to_be_bytes());
@@ -253,14 +253,14 @@ impl NbdHandshake {
         if self.offer.is_called(name) {
             Ok(())
         } else {
-            Err((wire::REP_ERR_UNKNOWN, "there is no such export"))
+            Err((wire::REP_ERR_UNKNOWN, "no export has this name"))
         }
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         if self.agreed.form == Form::Extended {
-            return Err((wire::REP_ERR_EXT_HEADER_REQD, "extended headers were agreed on"));
+            return Err((wire::REP_ERR_EXT_HEADER_REQD, "extended headers were negotiated"));
         }
         self.agreed.form = Form::Structured;
         Ok(())
@@ -286,7 +286,7 @@ impl NbdHandshake {
         self.context = None;
         let asked = Contexts::parse(data).map_err(invalid)?;
         if self.agreed.form == Form::Simple {
-            return Err((wire::REP_ERR_INVALID, "structured replies come first"));
+            return Err((wire::REP_ERR_INVALID, "structured replies must be negotiated first"));
         }
         self.find(asked.name)?;
         if asked.has_allocation {
@@ -471,14 +471,14 @@ mod tests {
         let mut handshake = with(Tls::Required);
         assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
         let (said, end) = tell(&mut handshake, &option(wire::OPT_EXPORT_NAME, b"disk"));
-        assert!(said.is_empty() && end.unwrap_err().contains("TLS comes first"));
+        assert!(said.is_empty() && end.unwrap_err().contains("TLS is required"));
         let mut handshake = with(Tls::Required);
         assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
         assert_eq!(tell(&mut handshake, &option(wire::OPT_ABORT, &[])).1, Ok(HandshakeStep::Leave));
     }
 
     #[test]
-    fn what_was_agreed_in_the_clear_does_not_count_behind_tls() {
+    fn options_negotiated_in_the_clear_are_void_after_starttls() {
         let mut handshake = with(Tls::Allowed);
         let context = [string("disk"), vec![0, 0, 0, 1], string("base:allocation")].concat();
         let early = [

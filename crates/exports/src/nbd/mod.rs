@@ -116,11 +116,11 @@ impl Config {
         } else if self.address_clients == Some(0) {
             "0 clients of an address: want at least 1".into()
         } else if self.name.len() > options::MAX_STRING {
-            format!("a name of {} bytes: want at most {}", self.name.len(), options::MAX_STRING)
+            format!("export name of {} bytes: want at most {}", self.name.len(), options::MAX_STRING)
         } else if self.description.len() > options::MAX_STRING {
-            format!("a description of {} bytes: want at most {}", self.description.len(), options::MAX_STRING)
+            format!("description of {} bytes: want at most {}", self.description.len(), options::MAX_STRING)
         } else if limits.block_size > offer::MAX_BLOCK {
-            format!("blocks of {} bytes: NBD has at most {}", limits.block_size, offer::MAX_BLOCK)
+            format!("block size {} bytes: NBD supports at most {}", limits.block_size, offer::MAX_BLOCK)
         } else {
             return check_cores(&self.core_map, cores);
         };
@@ -286,7 +286,7 @@ impl AcceptHandler for NbdAcceptHandler {
         let writes = self.writes.clone();
         let open = move || Session::open(rules, device, &writes, capacity, &early);
         if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {
-            tracing::warn!(export = &*self.name, core = place, "client dropped: the core has stopped");
+            tracing::warn!(export = &*self.name, core = place, "client disconnected: the core has stopped");
         }
     }
 }

@@ -13,7 +13,8 @@ struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {
     fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (front, rest) = self.0.split_at_checked(len).ok_or("the option is shorter than it says")?;
+        let (front, rest) =
+            self.0.split_at_checked(len).ok_or("the option's data is shorter than its fields")?;
         self.0 = rest;
         Ok(front)
     }
@@ -26,13 +27,13 @@ impl<'a> Parts<'a> {
     fn string(&mut self) -> Result<&'a [u8], Malformed> {
         let len = self.u32()? as usize;
         if len > MAX_STRING {
-            return Err("a string has at most 4096 bytes");
+            return Err("a string is longer than 4096 bytes");
         }
         self.bytes(len)
     }
 
     fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err("the option is longer than it says") }
+        if self.0.is_empty() { Ok(()) } else { Err("the option's data is longer than its fields") }
     }
 }
 
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_about_an_export_is_found() {
+    fn requested_information_about_an_export_is_parsed() {
         let data = [string(b"disk"), vec![0, 2, 0, 3, 1, 0]].concat();
         let info = Info::parse(&data).unwrap();
         assert_eq!(info.name, b"disk");
@@ -146,6 +147,6 @@ mod tests {
         let many = [string(b"d"), u32::MAX.to_be_bytes().to_vec(), vec![0; 400]].concat();
         assert!(Contexts::parse(&many).is_err());
         let long = [string(&[b'x'; 4097]), vec![0, 0]].concat();
-        assert_eq!(Info::parse(&long), Err("a string has at most 4096 bytes"));
+        assert_eq!(Info::parse(&long), Err("a string is longer than 4096 bytes"));
     }
 }

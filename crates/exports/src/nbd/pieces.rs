@@ -119,7 +119,7 @@ fn fail(header: &Header, rules: &Rules, error: IoError, is_promised: bool, link:
     link.stats().count_request(Op::Read, header.len);
     link.stats().count_failure();
     if is_promised {
-        link.cut("a read failed after a part of it was sent");
+        link.cut("a read failed after part of its data was sent");
     }
     let content = Content::Failed(refusal_of(error, false));
     link.send_piece(ReplyPart::last(None, |to| encode_reply(rules.form, header, content, to)));

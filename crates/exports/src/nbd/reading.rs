@@ -73,7 +73,7 @@ impl Reader {
                     let header = match Header::parse(unread, rules.form) {
                         Ok(header) => header,
                         Err(magic) => {
-                            return Ok(Found::ProtocolError(format!("a request starts with {magic:#010x}")));
+                            return Ok(Found::ProtocolError(format!("invalid request magic {magic:#010x}")));
                         }
                     };
                     self.inbox.consume(len);

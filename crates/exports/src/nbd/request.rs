@@ -117,19 +117,21 @@ impl Rules {
             // A disconnect is valid whatever its other fields contain.
             Command::Disconnect => return Ok(()),
             Command::Flush if header.offset | len != 0 => {
-                return Err(Refusal::invalid("a flush has neither offset nor length"));
+                return Err(Refusal::invalid("flush: offset and length must be 0"));
             }
             Command::Flush => return Ok(()),
             Command::Trim if self.limits.max_discard == 0 => {
-                return Err(Refusal::invalid("the device has no discard"));
+                return Err(Refusal::invalid("the device does not support discard"));
             }
             Command::WriteZeroes if self.limits.max_write_zeroes == 0 => {
-                return Err(Refusal::invalid("the device cannot write zeroes"));
+                return Err(Refusal::invalid("the device does not support write zeroes"));
             }
             Command::BlockStatus if !self.has_status => {
-                return Err(Refusal::invalid("no metadata context was chosen"));
+                return Err(Refusal::invalid("no metadata context was negotiated"));
             }
-            Command::BlockStatus if len == 0 => return Err(Refusal::invalid("a status of nothing")),
+            Command::BlockStatus if len == 0 => {
+                return Err(Refusal::invalid("block status: length must not be 0"));
+            }
             Command::Read if len > MAX_PAYLOAD.into() && self.form != Form::Simple => {
                 return Err(Refusal { number: EOVERFLOW, text: "longer than the largest payload" });
             }
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_order_goes_to_the_device() {
+    fn a_valid_request_goes_to_the_device() {
         for form in [Form::Simple, Form::Structured, Form::Extended] {
             let rules = rules(form);
             let payload = if form == Form::Extended { CMD_FLAG_PAYLOAD_LEN } else { 0 };
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_no_device_is_answered() {
+    fn a_request_that_needs_no_device_is_answered() {
         let rules = rules(Form::Structured);
         let done = Verdict::Answer { content: Content::Done, skip: 0 };
         assert_eq!(judge(&rules, Command::Cache, 0, 0, MIB), done);
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn an_invalid_request_is_refused() {
         let simple = rules(Form::Simple);
         let structured = rules(Form::Structured);
         for (rules, command, flags, offset, len, number) in [
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_asked_for_block_sizes_may_mean_any_bytes() {
+    fn a_client_without_block_sizes_may_address_any_byte() {
         let rules = Rules { knows_blocks: false, ..rules(Form::Structured) };
         assert_eq!(judge(&rules, READ, 0, 513, 1), Verdict::Run { data: 512 });
         assert_eq!(judge(&rules, WRITE, 0, 511, 2), Verdict::Run { data: 1024 });
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_cannot_do_is_refused_before_it_gets_there() {
+    fn an_unsupported_command_is_refused_before_it_reaches_the_device() {
         let limits = Limits { max_discard: 0, max_write_zeroes: 0, ..Limits::new(MIB) };
         let rules = Rules { limits, ..rules(Form::Structured) };
         assert_eq!(refused(judge(&rules, Command::Trim, 0, 0, 512)), (EINVAL, 0));
