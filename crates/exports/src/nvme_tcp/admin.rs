@@ -1,7 +1,7 @@
 //! Commands of admin queues: properties, identification, features, log pages, events.
 //!
-//! Source: Base Specification 2.0, 5 (admin commands), 6 (fabrics commands); a discovery controller has what 5.1 of
-//! NVMe over Fabrics leaves it.
+//! Source: Base Specification 2.0, 5 (admin commands), 6 (fabrics commands). A discovery controller
+//! supports those that 5.1 of NVMe over Fabrics lists.
 
 use super::controller::MAX_EVENT_REQUESTS;
 use super::ports;
@@ -24,17 +24,17 @@ use std::ops::RangeInclusive;
 
 /// VWC: a flush may name all namespaces (bits 2:1 are 11b).
 const FLUSH_ALL: u8 = 3 << 1;
-/// A feature's value as the controller came with it, rather than as it is: SEL of Get Features.
+/// SEL of Get Features: the default value of a feature, rather than the current one.
 const SELECT_DEFAULT: u32 = 1;
 /// SV of Set Features.
 const SAVE: u32 = 1 << 31;
-/// The timeout of CAP: we are always ready.
+/// The timeout of CAP; the controller is always ready.
 const READY_TIMEOUT_MS: u32 = 7500;
-/// Units of KAS, in 100 ms.
+/// KAS: the granularity of the keep-alive timeout, in 100 ms.
 const KEEP_ALIVE_UNITS: u16 = 1;
 
 impl Session {
-    /// Carries out a command of an admin queue.
+    /// Executes a command of an admin queue.
     pub(super) async fn admin(&self, command: Command, link: &Link) -> Result<Reply, Failure> {
         let entry = command.entry;
         if entry.opcode == fabrics::OPCODE {
@@ -61,7 +61,7 @@ impl Session {
             admin::GET_FEATURES => self.get_features(&entry, link).await,
             admin::SET_FEATURES => self.set_features(&entry).await,
             admin::ASYNC_EVENT_REQUEST => self.wait_for_event().await,
-            // Bit 0: the command was not aborted. None is slow for another reason than its device.
+            // Bit 0: the command was not aborted. Only the device can delay a command.
             admin::ABORT if !controller.is_discovery => Ok(Reply { result: 1, ..Reply::default() }),
             _ => Err(Status::INVALID_OPCODE.into()),
         }
@@ -116,7 +116,7 @@ impl Session {
         Ok(match entry.cdw[0] as u8 {
             cns::CONTROLLER => self.controller_data().encode(),
             cns::NAMESPACE if entry.nsid == ALL_NAMESPACES => {
-                // What all have in common: nothing but the format.
+                // The data that all namespaces share: only the format.
                 NamespaceData { block_shift: 9, ..NamespaceData::default() }.encode()
             }
             // An inactive namespace is all zeroes.
@@ -140,7 +140,7 @@ impl Session {
                     NamespaceId::CommandSet(CommandSet::Nvm),
                 ])
             }
-            // Nothing beyond what Identify says; no limits but that of transfers.
+            // Nothing beyond the Identify data; the only limit is the transfer length.
             cns::COMMAND_SET_NAMESPACE if is_nvm => {
                 find()?;
                 [0; IDENTIFY_BYTES]
@@ -157,7 +157,7 @@ impl Session {
         }
     }
 
-    /// What controllers of either kind say.
+    /// The Identify fields that both kinds of controllers share.
     fn common_data(&self) -> ControllerData {
         let controller = self.controller();
         let subsystem = &controller.subsystem;
@@ -200,7 +200,7 @@ impl Session {
             ana_group_max: ports::GROUP,
             ana_groups: ports::GROUP,
             controller_type: ControllerType::Io,
-            // Bit 1: which commands have effects.
+            // Bit 1: the log page of commands and their effects is supported.
             log_attributes: 1 << 2 | 1 << 1,
             abort_limit: 3,
             // One slot, read-only.
@@ -259,7 +259,7 @@ impl Session {
                 0
             }
             _ if controller.is_discovery => return Err(Status::INVALID_FIELD.into()),
-            // However many are wanted: so many there may be.
+            // The host gets the maximum, for any requested number.
             feature::NUMBER_OF_QUEUES if value as u16 == 0xffff || value >> 16 == 0xffff => {
                 return Err(Status::INVALID_FIELD.into());
             }
@@ -287,7 +287,7 @@ impl Session {
         Ok(Reply { result, ..Reply::default() })
     }
 
-    /// The namespaces that a command names: one, or all.
+    /// The namespaces that `nsid` selects: one, or all.
     pub(super) fn meant(&self, nsid: u32) -> Result<RangeInclusive<u32>, Status> {
         let subsystem = &self.controller().subsystem;
         match nsid {
@@ -296,7 +296,8 @@ impl Session {
         }
     }
 
-    /// I/O queues that there may be, as the feature says it: submission and completion queues, counted from 0.
+    /// The maximum number of I/O queues as the feature encodes it: submission and completion
+    /// queues, 0-based.
     fn queues(&self) -> u32 {
         let count = u32::from(self.controller().subsystem.max_queues) - 1;
         count | count << 16
@@ -317,14 +318,14 @@ impl Session {
 fn namespace_data(namespace: &Namespace) -> NamespaceData {
     let limits = &namespace.limits;
     let blocks = namespace.capacity() >> namespace.block_shift();
-    // In blocks, counted from 0.
+    // In blocks, 0-based.
     let units = |bytes: u32| (bytes / limits.block_size).clamp(1, 1 << 16).wrapping_sub(1) as u16;
     NamespaceData {
         blocks,
         capacity: blocks,
         used: blocks,
         features: nsfeat::PREFERENCES,
-        // Any number of controllers may have it.
+        // Any number of controllers may attach it.
         paths: 1,
         ana_group: ports::GROUP,
         deallocation: dlfeat::WRITE_ZEROES,

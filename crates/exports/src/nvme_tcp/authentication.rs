@@ -1,8 +1,9 @@
-//! What a host has to say before its queue is served, where hosts have to prove who they are.
+//! The authentication of a queue, if hosts must authenticate.
 //!
-//! All of it happens on the control thread, within the time that a newcomer has: the exponents of a large group take
-//! milliseconds that no core could spare. Every queue of a host authenticates itself, as Linux has it. There is one
-//! attempt a connection, and few failures from one address in a while.
+//! It runs on the control thread, within the handshake deadline: the exponentiations of a large
+//! group take milliseconds that no core could spare. Every queue of a host authenticates itself, as
+//! Linux does. A connection has one attempt, and an address has a limited number of failures within
+//! a time.
 //!
 //! Source: Base Specification 2.0, 8.13.2 and 8.13.3.
 
@@ -19,24 +20,24 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Commands before the end of the authentication: it takes five.
+/// Maximum commands before the authentication ends; it takes five.
 const MAX_COMMANDS: u32 = 32;
-/// Failures from one address until it is not heard any more for a while.
+/// Failures of one address before it is refused for a while.
 const MAX_FAILURES: u32 = 16;
-/// That while.
+/// Time until an address with too many failures is accepted again.
 const FAILURE_PAUSE: Duration = Duration::from_secs(10);
-/// Addresses that are remembered for their failures.
+/// Maximum number of addresses whose failures are counted.
 const MAX_ADDRESSES: usize = 1024;
 
-/// How a command ends well.
+/// The result of a successful command.
 pub(super) enum Answer {
     /// Dwords 0 and 1 of the completion.
     Result(u64),
-    /// What the host gets.
+    /// Data for the host.
     Data(Vec<u8>),
 }
 
-/// One queue's authentication.
+/// The authentication of one queue.
 pub(super) struct Authentication {
     controller: Arc<Controller>,
     queue_id: u16,
@@ -46,7 +47,7 @@ pub(super) struct Authentication {
 }
 
 impl Authentication {
-    /// What the host of a controller has to prove on a queue, if it has to.
+    /// Returns the authentication that a host must complete on a queue, if any.
     pub(super) fn required(
         controller: &Arc<Controller>,
         queue_id: u16,
@@ -54,7 +55,7 @@ impl Authentication {
     ) -> Option<Authentication> {
         let Auth { keys, choices } =
             controller.subsystem.auth.as_ref().filter(|_| !controller.is_discovery)?;
-        // Nobody else comes so far: see Subsystem::allows.
+        // No other host reaches this point: see Subsystem::allows.
         let keys = keys.of(&controller.host.nqn).expect("only who has a secret is admitted").clone();
         let parties =
             Parties { host: controller.host.nqn.clone(), subsystem: controller.subsystem.nqn.clone() };
@@ -68,7 +69,7 @@ impl Authentication {
         })
     }
 
-    /// Carries out a command, with the data in its capsule.
+    /// Executes a command, with the data in its capsule.
     pub(super) fn command(
         &mut self,
         entry: &SubmissionEntry,
@@ -99,7 +100,8 @@ impl Authentication {
             Sgl::InCapsule { offset: 0, len: said } if said == len && data.len() == len as usize => {}
             Sgl::InCapsule { offset: 1.., .. } => return Err(Status::INVALID_SGL_OFFSET),
             Sgl::InCapsule { .. } => return Err(Status::INVALID_SGL_LENGTH),
-            // Messages are short; the host knows that they may come in the capsule (TCP 3.3.2.1).
+            // Messages are short; the host knows that it may send them in the capsule (TCP
+            // 3.3.2.1).
             Sgl::Transport { .. } | Sgl::None | Sgl::Other { .. } => return Err(Status::INVALID_SGL_TYPE),
         }
         self.handshake.take(data).map_err(|OutOfTurn| Status::COMMAND_SEQUENCE_ERROR)?;
@@ -120,7 +122,7 @@ impl Authentication {
         Ok(Answer::Data(message))
     }
 
-    /// Says how it ended.
+    /// Logs the result.
     fn note(&self, step: HandshakeStep) {
         let Controller { subsystem, host, id, .. } = &*self.controller;
         let (export, host, peer, queue) = (&*subsystem.export, host.nqn.as_str(), &*self.peer, self.queue_id);
@@ -142,22 +144,22 @@ impl Authentication {
     }
 }
 
-/// Who could not prove who they are, of late: address, how often, and since when.
+/// Recent authentication failures by address: their number, and the time of the first.
 #[derive(Default)]
 pub(super) struct Failures(Mutex<HashMap<Box<str>, (u32, Instant)>>);
 
 impl Failures {
-    /// Somebody failed.
+    /// Counts a failure.
     fn note(&self, peer: &str) {
         let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|_, (_, since)| since.elapsed() < FAILURE_PAUSE);
-        // With so many addresses at work none is worth remembering.
+        // With this many addresses attacking, counting more of them does not help.
         if failures.len() < MAX_ADDRESSES || failures.contains_key(address(peer)) {
             failures.entry(address(peer).into()).or_insert((0, Instant::now())).0 += 1;
         }
     }
 
-    /// Whether somebody has failed so often that it should wait.
+    /// Whether a peer's address has failed too often recently.
     pub(super) fn are_too_many(&self, peer: &str) -> bool {
         let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let of = failures.get(address(peer)).filter(|(_, since)| since.elapsed() < FAILURE_PAUSE);
@@ -165,7 +167,7 @@ impl Failures {
     }
 }
 
-/// A peer without its port.
+/// The peer's address without its port.
 fn address(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(address, _)| address)
 }

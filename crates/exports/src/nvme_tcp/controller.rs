@@ -1,6 +1,8 @@
-//! A controller: what one host has of the subsystem. Made with its admin queue, and gone with it.
+//! A controller: the association of one host with the subsystem. Created and destroyed with its
+//! admin queue.
 //!
-//! Its connections are served by any cores; what they share is locked, and is nothing that reads and writes need.
+//! Any core may serve its connections. Their shared state is under a lock, and reads and writes do
+//! not need it.
 
 use super::ports::Port;
 use super::reservations::Rights;
@@ -16,19 +18,19 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// Asynchronous event requests that may wait at a time.
+/// Maximum outstanding asynchronous event requests.
 pub(super) const MAX_EVENT_REQUESTS: usize = 4;
-/// Notifications about reservations that wait to be read; older ones are lost.
+/// Maximum unread reservation notifications; older ones are dropped.
 const MAX_NOTIFICATIONS: usize = 255;
 /// Bits of a controller's rights.
 const MAY_READ: u8 = 1;
 const MAY_WRITE: u8 = 2;
-/// Configuration.shutdown: none asked for.
+/// Configuration.shutdown: not requested.
 const NO_SHUTDOWN: u8 = 0;
-/// ControllerStatus.shutdown: done.
+/// ControllerStatus.shutdown: complete.
 const SHUTDOWN_COMPLETE: u8 = 2;
 
-/// Who a host is.
+/// A host's identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Host {
     pub(super) nqn: Nqn,
@@ -41,13 +43,13 @@ pub(super) struct Controller {
     pub(super) host: Host,
     pub(super) is_discovery: bool,
     pub(super) subsystem: Arc<Subsystem>,
-    /// Where its host came.
+    /// The port that the host connected to.
     pub(super) port: Arc<Port>,
-    /// What reservations let its host do, by namespace. Every command looks at it, hardly anybody writes it.
+    /// The host's reservation rights, by namespace. Every command reads them; writes are rare.
     rights: Box<[AtomicU8]>,
-    /// The host may be silent for so long; 0: for ever.
+    /// Keep-alive timeout; 0: none.
     keep_alive_ms: AtomicU32,
-    /// The host was heard since somebody looked.
+    /// Whether the host has sent a command since the last check.
     was_heard: AtomicBool,
     shared: Mutex<Shared>,
 }
@@ -56,33 +58,34 @@ pub(super) struct Controller {
 struct Shared {
     configuration: u32,
     status: ControllerStatus,
-    /// Queues that are connected, with their sockets once they are served.
+    /// Connected queues, with their sockets once they are served.
     queues: BTreeMap<u16, Weak<OwnedFd>>,
     events: Events,
 }
 
-/// Asynchronous events.
+/// State of asynchronous events.
 #[derive(Default)]
 struct Events {
-    /// Which are wanted.
+    /// The enabled event types.
     config: u32,
     /// Namespaces that have changed since the host read the log page.
     changed: BTreeSet<u32>,
-    /// The host knows that there is something to read.
+    /// Whether the host has been notified of unread changes.
     is_told: bool,
-    /// The access state has changed since the host read of it; and it knows that.
+    /// Whether the access state has changed since the host read it, and whether the host has been
+    /// notified.
     has_access_changed: bool,
     is_told_of_access: bool,
-    /// What happened to reservations since the host read the log page, and how often something did at all.
+    /// Reservation notifications since the host read the log page, and their total count.
     notifications: VecDeque<Notification>,
     notified: u64,
     is_told_of_reservations: bool,
-    /// Of which happenings the host does not want to hear, by namespace.
+    /// Masked reservation notifications, by namespace.
     masks: BTreeMap<u32, u32>,
-    /// Requests that wait.
+    /// Outstanding event requests.
     requests: usize,
     wakers: Vec<Waker>,
-    /// Nobody is told any more.
+    /// Whether events have ended.
     is_over: bool,
 }
 
@@ -113,7 +116,7 @@ impl Controller {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An I/O queue comes.
+    /// Adds an I/O queue.
     pub(super) fn join(&self, queue_id: u16) -> Result<(), Refusal> {
         let mut shared = self.shared();
         shared.check_join(queue_id)?;
@@ -121,12 +124,12 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether a queue may come; the admin queue is there.
+    /// Checks whether a queue may be added; the admin queue exists.
     pub(super) fn check_join(&self, queue_id: u16) -> Result<(), Refusal> {
         if queue_id == 0 { Ok(()) } else { self.shared().check_join(queue_id) }
     }
 
-    /// A queue's connection is served.
+    /// Records the socket of a queue that is served.
     pub(super) fn attach(&self, queue_id: u16, socket: &Arc<OwnedFd>) {
         if let Some(place) = self.shared().queues.get_mut(&queue_id) {
             *place = Arc::downgrade(socket);
@@ -135,7 +138,7 @@ impl Controller {
         disconnect(socket);
     }
 
-    /// A queue's connection is gone.
+    /// Removes a queue.
     pub(super) fn leave(&self, queue_id: u16) {
         self.shared().queues.remove(&queue_id);
         if queue_id == 0 {
@@ -144,7 +147,7 @@ impl Controller {
         }
     }
 
-    /// Hangs up on every queue.
+    /// Disconnects every queue.
     pub(super) fn end(&self) {
         let mut shared = self.shared();
         shared.events.is_over = true;
@@ -152,23 +155,23 @@ impl Controller {
         std::mem::take(&mut shared.queues).values().filter_map(Weak::upgrade).for_each(|s| disconnect(&s));
     }
 
-    /// Ends the I/O queues: the host has disabled the controller.
+    /// Disconnects the I/O queues: the host has disabled the controller.
     fn end_io(&self, shared: &mut Shared) {
         let io = shared.queues.split_off(&1);
         io.values().filter_map(Weak::upgrade).for_each(|socket| disconnect(&socket));
     }
 
-    /// CC as the host set it.
+    /// The current value of CC.
     pub(super) fn configuration(&self) -> u32 {
         self.shared().configuration
     }
 
-    /// CSTS.
+    /// The current value of CSTS.
     pub(super) fn status(&self) -> ControllerStatus {
         self.shared().status
     }
 
-    /// The host sets CC.
+    /// Sets CC, as the host requests.
     pub(super) fn configure(&self, value: u32) -> Result<(), Status> {
         let wanted = Configuration::parse(value);
         let has_entries = wanted.submission_exponent == 6 && wanted.completion_exponent == 4;
@@ -187,33 +190,34 @@ impl Controller {
             self.end_io(&mut shared);
         }
         if wanted.shutdown != NO_SHUTDOWN {
-            // Whatever was acknowledged as durable is.
+            // Every acknowledged durable write is durable already.
             shared.status.shutdown = SHUTDOWN_COMPLETE;
         }
         shared.configuration = value;
         Ok(())
     }
 
-    /// The host may do so much with a namespace from now on.
+    /// Sets the host's rights to a namespace.
     pub(super) fn set_rights(&self, nsid: u32, rights: Rights) {
         let bits = if rights.read { MAY_READ } else { 0 } | if rights.write { MAY_WRITE } else { 0 };
-        // Whoever has to know that no core has the old value in use any more sends each a message after this.
+        // To be sure that no core uses the old value any more, the caller then sends each core a
+        // message.
         self.rights[nsid as usize - 1].store(bits, Ordering::Relaxed);
     }
 
-    /// Whether a command may read a namespace, which is there.
+    /// Checks that a command may read an existing namespace.
     ///
     /// # Errors
-    /// Somebody has reserved it.
+    /// A reservation conflict.
     #[inline]
     pub(super) fn check_read(&self, nsid: u32) -> Result<(), Status> {
         self.check_right(nsid, MAY_READ)
     }
 
-    /// As [`Controller::check_read`], for one that changes something.
+    /// As [`Controller::check_read`], for a command that modifies data.
     ///
     /// # Errors
-    /// As there.
+    /// A reservation conflict.
     #[inline]
     pub(super) fn check_write(&self, nsid: u32) -> Result<(), Status> {
         self.check_right(nsid, MAY_WRITE)
@@ -225,7 +229,7 @@ impl Controller {
         if rights & bit != 0 { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) }
     }
 
-    /// The host may be silent for so long; 0: for ever.
+    /// The keep-alive timeout; 0: none.
     pub(super) fn keep_alive_ms(&self) -> u32 {
         self.keep_alive_ms.load(Ordering::Relaxed)
     }
@@ -234,7 +238,7 @@ impl Controller {
         self.keep_alive_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// The host has said something.
+    /// Records that the host has sent a command.
     #[inline]
     pub(super) fn hear(&self) {
         if !self.was_heard.load(Ordering::Relaxed) {
@@ -242,12 +246,12 @@ impl Controller {
         }
     }
 
-    /// Whether the host was heard since the last time.
+    /// Returns whether the host has sent a command since the last call.
     pub(super) fn take_heard(&self) -> bool {
         self.was_heard.swap(false, Ordering::Relaxed)
     }
 
-    /// Which events the host wants.
+    /// The event types that the host has enabled.
     pub(super) fn event_config(&self) -> u32 {
         self.shared().events.config
     }
@@ -258,27 +262,27 @@ impl Controller {
         shared.events.wake();
     }
 
-    /// A namespace is not what it was.
+    /// Records that a namespace has changed.
     pub(super) fn note_change(&self, namespace: u32) {
         let mut shared = self.shared();
         shared.events.changed.insert(namespace);
         shared.events.wake();
     }
 
-    /// Its port's access state is not what it was.
+    /// Records that the access state of the controller's port has changed.
     pub(super) fn note_access(&self) {
         let mut shared = self.shared();
         shared.events.has_access_changed = true;
         shared.events.wake();
     }
 
-    /// The host reads of the access state.
+    /// Clears the pending change of the access state: the host has read it.
     pub(super) fn forget_access(&self) {
         let events = &mut self.shared().events;
         (events.has_access_changed, events.is_told_of_access) = (false, false);
     }
 
-    /// Namespaces that have changed; with `is_read` they are forgotten.
+    /// The changed namespaces; `is_read` clears the list.
     pub(super) fn changed(&self, is_read: bool) -> BTreeSet<u32> {
         let events = &mut self.shared().events;
         if !is_read {
@@ -288,7 +292,7 @@ impl Controller {
         std::mem::take(&mut events.changed)
     }
 
-    /// Something has happened to a reservation, or a registration.
+    /// Records a notification about a reservation or a registration.
     pub(super) fn note_reservation(&self, nsid: u32, what: Happening) {
         let events = &mut self.shared().events;
         if events.masks.get(&nsid).is_some_and(|mask| mask & what.mask() != 0) {
@@ -302,7 +306,8 @@ impl Controller {
         events.wake();
     }
 
-    /// The log page with the oldest notification, empty when there is none; with `is_read` it is forgotten.
+    /// The log page with the oldest notification, or an empty page; `is_read` removes the
+    /// notification.
     pub(super) fn notification(&self, is_read: bool) -> [u8; NOTIFICATION_BYTES] {
         let events = &mut self.shared().events;
         let oldest = events.notifications.front().copied();
@@ -315,7 +320,7 @@ impl Controller {
         oldest.map_or([0; NOTIFICATION_BYTES], |notification| notification.encode(left))
     }
 
-    /// Of which happenings the host does not want to hear.
+    /// The reservation notifications that the host has masked.
     pub(super) fn notification_mask(&self, nsid: u32) -> u32 {
         self.shared().events.masks.get(&nsid).copied().unwrap_or(0)
     }
@@ -324,7 +329,7 @@ impl Controller {
         self.shared().events.masks.insert(nsid, mask);
     }
 
-    /// One more request waits for an event; `false` when there are too many.
+    /// Counts an event request. Returns `false` when there are too many.
     pub(super) fn begin_event_request(&self) -> bool {
         let events = &mut self.shared().events;
         let is_possible = events.requests < MAX_EVENT_REQUESTS;
@@ -332,7 +337,7 @@ impl Controller {
         is_possible
     }
 
-    /// The next event for a request that waits; `None` when there will be none.
+    /// The next event for an outstanding request; `None` once events have ended.
     pub(super) fn poll_event(&self, context: &Context<'_>) -> Poll<Option<Event>> {
         let events = &mut self.shared().events;
         let due = events.due();
@@ -354,7 +359,7 @@ impl Controller {
         Poll::Ready(due)
     }
 
-    /// No request is answered with an event any more.
+    /// Ends all outstanding event requests without an event.
     pub(super) fn end_events(&self) {
         let mut shared = self.shared();
         shared.events.is_over = true;
@@ -364,7 +369,7 @@ impl Controller {
 
 impl Shared {
     fn check_join(&self, queue_id: u16) -> Result<(), Refusal> {
-        // Without an admin queue it is about to go.
+        // Without an admin queue the controller is about to be destroyed.
         if !self.queues.contains_key(&0) {
             return Err(InvalidParameter::CONTROLLER_ID.into());
         }
@@ -376,7 +381,7 @@ impl Shared {
 }
 
 impl Events {
-    /// What the host wants to hear and does not know yet.
+    /// The next enabled event that the host has not been notified of.
     fn due(&self) -> Option<Event> {
         let has_changed = !self.is_told && !self.changed.is_empty();
         if has_changed && self.config & CONFIG_NAMESPACE_ATTRIBUTES != 0 {
@@ -395,7 +400,8 @@ impl Events {
     }
 }
 
-/// Ends a connection from wherever: its core finds that nothing more comes, and answers what has come.
+/// Shuts down the receiving side of a connection, from any thread. Its core sees the end of the
+/// stream and answers what was received.
 fn disconnect(socket: &OwnedFd) {
     // SAFETY: a plain system call on a descriptor that is open.
     unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) };

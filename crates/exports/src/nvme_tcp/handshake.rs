@@ -1,5 +1,5 @@
-//! What is said with a host until its queue exists: ICReq and ICResp, then a Connect and its response, then whatever
-//! proves who the host is.
+//! The handshake of a queue: ICReq and ICResp, Connect and its response, then the host's
+//! authentication if it is required.
 //!
 //! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3 (Connect).
 
@@ -20,43 +20,43 @@ use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
 use nvme_auth::tls_key::named_by;
 use std::sync::Arc;
 
-/// The first byte of a connection that begins with TLS (RFC 8446, 5.1); that of an ICReq is 0.
+/// First byte of a connection that starts with TLS (RFC 8446, 5.1); that of an ICReq is 0.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// A talk with one newcomer.
+/// The handshake of one newcomer.
 pub(super) struct NvmeHandshake {
     subsystem: Arc<Subsystem>,
-    /// Where the host came.
+    /// The port that the host connected to.
     port: Arc<Port>,
-    /// Whose key a newcomer has that speaks TLS: host, and subsystem that it has the key for.
+    /// The identity that the newcomer's TLS key proves: the host, and the subsystem of the key.
     proven: Option<(Nqn, Nqn)>,
-    /// Agreed once the ICReq has come: how we are spoken to, and how we speak.
+    /// The framing of received and sent PDUs, negotiated by the ICReq.
     framing: Option<(Framing, Framing)>,
     admission: Option<Admission>,
-    /// What the host has to prove, once it is known who it says it is.
+    /// The pending authentication, once the host has named itself.
     authentication: Option<Authentication>,
-    /// Where the controller is in the submission queue.
+    /// The head of the submission queue.
     head: u16,
     peer: Box<str>,
     origin: Origin,
     slots: Arc<ConnectionSlots>,
-    /// The place of the queue, once its host has proven what it has to.
+    /// The queue's slot, once the host has authenticated.
     slot: Option<ConnectionSlot>,
 }
 
-/// What was agreed.
+/// The negotiated values.
 pub(super) struct Agreed {
     pub(super) admission: Admission,
-    /// How PDUs look that come, and that go.
+    /// The framing of received and sent PDUs.
     pub(super) framing: (Framing, Framing),
-    /// Where the controller is in the submission queue.
+    /// The head of the submission queue.
     pub(super) head: u16,
 }
 
-/// How a talk ends badly: the host is told, and the log.
+/// A protocol error, for the host and the log.
 struct Rejected {
     fatal: Fatal,
-    /// The PDU that is complained about.
+    /// The start of the rejected PDU.
     pdu: Vec<u8>,
 }
 
@@ -83,7 +83,8 @@ impl NvmeHandshake {
         }
     }
 
-    /// What was agreed, once the talk has come to [`HandshakeStep::Serve`], and the queue's place: discovery has none.
+    /// The negotiated values, once the handshake has reached [`HandshakeStep::Serve`], and the
+    /// queue's slot (discovery has none).
     pub(super) fn agreed(self) -> Option<(Agreed, Option<ConnectionSlot>)> {
         let agreed = Agreed { admission: self.admission?, framing: self.framing?, head: self.head };
         Some((agreed, self.slot))
@@ -137,7 +138,7 @@ impl NvmeHandshake {
         output.extend(response.encode());
     }
 
-    /// Answers a command: the first has to be a Connect, what may follow is what proves who the host is.
+    /// Answers a command: a Connect first, then authentication commands.
     fn command(&mut self, pdu: &[u8], frame: &Frame, output: &mut Vec<u8>) -> HandshakeStep {
         let header = pdu.first_chunk::<COMMAND_BYTES>().expect("the frame was accepted");
         let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, frame).entry);
@@ -165,7 +166,7 @@ impl NvmeHandshake {
         step
     }
 
-    /// A host may have a queue, though it may have to prove that it is that host.
+    /// Admits a queue; its host may still have to authenticate.
     fn welcome(&mut self, admission: Admission) -> (Result<Answer, Refusal>, HandshakeStep) {
         let controller = &admission.membership.controller;
         self.authentication = Authentication::required(controller, admission.queue_id, &self.peer);
@@ -176,7 +177,8 @@ impl NvmeHandshake {
         let connected = match (is_discovery, needs_authentication) {
             (true, _) => Ok(()),
             (false, false) => self.take_slot(self.proven.is_some()),
-            // The place is taken when the host has proven itself; without one it need not begin.
+            // The slot is taken once the host has authenticated. Without a free slot it need not
+            // start.
             (false, true) => self.slots.check(self.applicant(host.as_str(), true), &self.peer),
         };
         if connected.is_err() {
@@ -193,7 +195,7 @@ impl NvmeHandshake {
         Applicant { origin: self.origin, host: Some(host), is_proven }
     }
 
-    /// Takes the place of the queue that was admitted.
+    /// Takes the slot of an admitted queue.
     fn take_slot(&mut self, is_proven: bool) -> Result<(), NoSlot> {
         let Some(admission) = &self.admission else { return Ok(()) };
         let host = &admission.membership.controller.host.nqn;
@@ -202,13 +204,13 @@ impl NvmeHandshake {
         Ok(())
     }
 
-    /// The host has proven itself: its queue gets its place, and is one of the controller's.
+    /// Admits the queue of an authenticated host: takes its slot and adds it to the controller.
     fn begin(&mut self) -> Result<(), Refusal> {
         self.take_slot(true).map_err(|_| Status::CONNECT_CONTROLLER_BUSY)?;
         self.admission.as_mut().map_or(Ok(()), |admission| admission.membership.join())
     }
 
-    /// Tells the host how a command ended.
+    /// Sends the completion of a command.
     fn answer(&mut self, command_id: u16, result: Result<Answer, Refusal>, output: &mut Vec<u8>) {
         let (_, framing) = self.framing.expect("initialized before");
         let mut completion = CompletionEntry::new(command_id, Status::SUCCESS);
@@ -258,12 +260,13 @@ impl NvmeHandshake {
 }
 
 impl NvmeHandshake {
-    /// Whether a newcomer may say that it is this host: one that has a key has shown it.
+    /// Checks that a newcomer may use this host's name: a host with a key must have used it for
+    /// TLS.
     fn check_proof(&self, data: &ConnectData) -> Result<(), Refusal> {
         let has_key = |host| self.subsystem.tls.as_ref().is_some_and(|security| security.keys.have(host));
         let is_right = match &self.proven {
             Some((host, subsystem)) => *host == data.host && *subsystem == data.subsystem,
-            // In the clear anybody may ask what there is.
+            // Discovery is open to all.
             None => data.subsystem.is_discovery() || !has_key(&data.host),
         };
         if is_right {

@@ -16,12 +16,12 @@ use nvme::fabrics::{self, FabricsType};
 use nvme::reservation::{Acquire, KEY_BYTES, KEYS_BYTES, Register, Release, Report};
 use nvme::{MAX_RANGES, Status, SubmissionEntry};
 
-/// Bytes that are compared or verified at a time.
+/// Bytes that Compare and Verify process at a time.
 pub(super) const PART: usize = 64 << 10;
 /// Bytes of one range of a dataset management command.
 const RANGE_BYTES: usize = 16;
 
-/// Where a command works.
+/// The target of a command.
 struct Place<'a> {
     namespace: &'a Namespace,
     target: &'a Target,
@@ -29,7 +29,7 @@ struct Place<'a> {
     controller: &'a Controller,
 }
 
-/// Bytes of a namespace.
+/// A byte range of a namespace.
 #[derive(Clone, Copy)]
 struct Bytes {
     offset: u64,
@@ -44,13 +44,13 @@ impl Place<'_> {
         Ok(Bytes { offset: lba << shift, len: u64::from(blocks) << shift })
     }
 
-    /// Something is to be read, if no reservation is in the way.
+    /// Checks that no reservation forbids a read.
     #[inline]
     fn admit_read(&self) -> Result<(), Status> {
         self.controller.check_read(self.namespace.id)
     }
 
-    /// As [`Place::admit_read`], for something that is to be written: right now, and until what is returned is dropped.
+    /// As [`Place::admit_read`], for a write: now, and until the result is dropped.
     #[inline]
     fn admit_write(&self) -> Result<Running, Status> {
         self.controller.check_write(self.namespace.id)?;
@@ -63,7 +63,7 @@ impl Place<'_> {
 }
 
 impl Session {
-    /// Carries out a command of an I/O queue.
+    /// Executes a command of an I/O queue.
     #[inline]
     pub(super) async fn io(&self, mut command: Command, link: &Link) -> Result<Reply, Failure> {
         let entry = command.entry;
@@ -83,7 +83,7 @@ impl Session {
                 self.reserve(&mut command, link).await?;
             }
             fabrics::OPCODE => match FabricsType::of(&entry) {
-                // The host hangs up when it has heard.
+                // The host closes the connection after the completion.
                 Some(FabricsType::Disconnect) => {}
                 Some(FabricsType::Connect) => return Err(Status::COMMAND_SEQUENCE_ERROR.into()),
                 _ => return Err(Status::INVALID_FIELD.into()),
@@ -110,7 +110,7 @@ impl Session {
             return Err(Status::INVALID_SGL_LENGTH.into());
         }
         let memory = link.memory(len as usize).await;
-        // Now that nothing is waited for any more.
+        // Checked here, after all waits.
         if let Err(status) = place.admit_read() {
             drop(memory);
             return Err(status.into());
@@ -179,7 +179,7 @@ impl Session {
         let place = self.place(entry.nsid)?;
         let (ranges, deallocates) = dataset_management(&entry.cdw);
         let len = ranges as usize * RANGE_BYTES;
-        // Linux sends room for all the ranges that there may be.
+        // Linux sends a buffer for the maximum number of ranges.
         let sent = entry.sgl.len() as usize;
         if !(len..=MAX_RANGES as usize * RANGE_BYTES).contains(&sent) {
             return Err(Status::INVALID_SGL_LENGTH.into());
@@ -189,7 +189,7 @@ impl Session {
         let mut list = Vec::with_capacity(MAX_RANGES as usize * RANGE_BYTES);
         incoming.look(0, len, |piece| list.extend_from_slice(piece));
         drop(incoming);
-        // Everything else that it can say are hints, and so is this where nothing can be given back.
+        // All other attributes are hints, and so is deallocate on a device without discard.
         if !deallocates || place.namespace.limits.max_discard == 0 {
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl Session {
         self.in_parts(&place, bytes, link, |_, _| Ok(())).await
     }
 
-    /// Reads part by part; `check` sees each, with its place in the whole.
+    /// Reads part by part and passes each to `check`, with its offset in the whole.
     async fn in_parts(
         &self,
         place: &Place<'_>,
@@ -240,7 +240,7 @@ impl Session {
     ) -> Result<(), Failure> {
         place.admit_read()?;
         link.stats().count_request(Op::Read, len);
-        // One command of the queue at a time: there is memory for one part.
+        // At most one command of the queue at a time: there is memory for one part.
         let _turn = link.scratch().await;
         let mut bytes = Vec::with_capacity(PART);
         for at in (0..len as usize).step_by(PART) {
@@ -256,11 +256,11 @@ impl Session {
         Ok(())
     }
 
-    /// Changes registrations or the reservation.
+    /// Executes a reservation command.
     async fn reserve(&self, command: &mut Command, link: &Link) -> Result<(), Failure> {
         let entry = command.entry;
         let len = if entry.opcode == opcode::RESERVATION_RELEASE { KEY_BYTES } else { KEYS_BYTES };
-        // Linux has sent two keys with a release, too.
+        // Some versions of Linux send two keys with a release.
         let sent = entry.sgl.len() as usize;
         if !(len..=KEYS_BYTES).contains(&sent) {
             return Err(Status::INVALID_SGL_LENGTH.into());

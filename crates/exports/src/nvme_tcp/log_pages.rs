@@ -1,4 +1,4 @@
-//! Log pages (Base 5.16): what they hold, and the part that a host asks for.
+//! Log pages (Base 5.16): their content, and the part that a host requests.
 
 use super::controller::Controller;
 use super::subsystem::Subsystem;
@@ -14,20 +14,20 @@ use socket2::SockRef;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Longest part of a page that is read at once.
+/// Longest part of a page that one command can read.
 const MAX_BYTES: u64 = super::MAX_TRANSFER as u64;
-/// Retain asynchronous event: the host has not dealt with it yet.
+/// Retain asynchronous event: the read does not clear the event.
 const RETAIN: u32 = 1 << 15;
-/// RGO, of the page about access states: without the namespaces of its groups.
+/// RGO of the access state page: omit the namespaces of each group.
 const ONLY_GROUPS: u32 = 1 << 8;
-/// An opcode is supported; it changes the content of blocks.
+/// CSUPP: the command is supported. LBCC: it modifies blocks.
 const SUPPORTED: u32 = 1;
 const CHANGES_DATA: u32 = 1 << 1;
 
-/// The part of a page that a command asks for.
+/// Returns the requested part of a page.
 ///
 /// # Errors
-/// When there is no such page, or the part makes no sense.
+/// When the page does not exist, or the requested part is invalid.
 pub(super) fn read(
     controller: &Controller,
     cdw: &[u32; 6],
@@ -43,7 +43,7 @@ pub(super) fn read(
     let page = match cdw[0] as u8 {
         log_page::DISCOVERY if controller.is_discovery => discovery(controller, link),
         _ if controller.is_discovery => return Err(Status::INVALID_LOG_PAGE),
-        // No command that failed is remembered.
+        // Failed commands are not recorded.
         log_page::ERROR_INFORMATION => vec![0; 64],
         log_page::SMART => smart(),
         log_page::FIRMWARE_SLOT => firmware(),
@@ -66,7 +66,7 @@ pub(super) fn read(
     Ok(part)
 }
 
-/// Healthy, and with spare capacity: what a device is like below it tells itself.
+/// Healthy, with full spare capacity: the export does not know the media below the device.
 fn smart() -> Vec<u8> {
     let mut page = vec![0; 512];
     (page[3], page[4]) = (100, 10);
@@ -117,7 +117,7 @@ fn effects() -> Vec<u8> {
     page
 }
 
-/// What there is for a host: the address at which it came, and the others.
+/// The discovery entries: first the port that the host connected to, then the others.
 fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
     let subsystem = &controller.subsystem;
     let address = SockRef::from(link.socket()).local_addr().ok().and_then(|address| address.as_socket());
@@ -139,7 +139,7 @@ fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
     page
 }
 
-/// Says whether there is TLS, and whether hosts have to use it.
+/// Adds to an entry whether the subsystem supports or requires TLS.
 fn with_security(subsystem: &Subsystem, entry: DiscoveryEntry) -> DiscoveryEntry {
     match &subsystem.tls {
         None => entry,

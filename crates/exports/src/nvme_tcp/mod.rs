@@ -1,27 +1,29 @@
-//! Block devices for hosts on a network: a subsystem over NVMe/TCP.
+//! An NVMe/TCP subsystem that exports block devices to hosts on a network.
 //!
 //! ```text
 //!   host ──► control thread: accept, ICReq, Connect (pure) ──► a core, by queue ─► Session ─► channel ─► device
-//!            one for all newcomers                              one connection is one queue of a controller
+//!            one for all handshakes                             one connection is one queue of a controller
 //! ```
 //!
-//! A host connects an admin queue, which makes a [`controller`], then as many I/O queues as it likes; each is served by
-//! one core. Data of a write comes in its capsule if it is short, and is asked for (R2T) otherwise, when there is
-//! memory for it; so a queue never stands still. Whoever asks for the discovery subsystem is told of this one.
+//! A host connects an admin queue, which creates a [`controller`], then any number of I/O queues.
+//! One core serves each queue. Short write data arrives in the command capsule. Longer data is
+//! requested (R2T) once there is memory for it, so a queue never blocks. The discovery subsystem
+//! lists this subsystem.
 //!
-//! There may be several addresses, each a port of the subsystem: hosts go several ways then, and are told which is best
-//! ([`ports`]). A controller belongs to the port at which its host came.
+//! An export may listen on several addresses, each a port of the subsystem. Hosts then have several
+//! paths, and learn which is best ([`ports`]). A controller belongs to the port that its host
+//! connected to.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`handshake`] | speaks with a newcomer until its queue exists |
-//! | [`authentication`] | has it prove who it is, where that is asked for |
-//! | [`ports`] | where hosts come, and how well namespaces are reached there |
-//! | [`subsystem`], [`controller`] | who may come, and what the queues of a host share |
+//! | [`handshake`] | negotiates with a newcomer until its queue exists |
+//! | [`authentication`] | authenticates the host, if required |
+//! | [`ports`] | the addresses of the subsystem, and their access states |
+//! | [`subsystem`], [`controller`] | admission, and the state that the queues of a host share |
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
-//! | [`reservations`] | which hosts may write where several share a namespace |
-//! | [`io`], [`admin`], [`log_pages`] | what the commands do |
+//! | [`reservations`] | write access of hosts that share a namespace |
+//! | [`io`], [`admin`], [`log_pages`] | execution of commands |
 //!
 //! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP Transport Specification 1.0.
 
@@ -61,101 +63,106 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use subsystem::{Namespace, Subsystem};
 
-/// Connections at a time, unless the configuration says otherwise.
+/// Default number of concurrent connections.
 pub const DEFAULT_CLIENTS: usize = 256;
-/// Most connections at a time.
+/// Maximum number of concurrent connections.
 pub const MAX_CLIENTS: usize = 4096;
-/// I/O queues of a controller, unless the configuration says otherwise.
+/// Default number of I/O queues of a controller.
 pub const DEFAULT_QUEUES: u16 = 64;
-/// Most I/O queues of a controller.
+/// Maximum number of I/O queues of a controller.
 pub const MAX_QUEUES: u16 = 1024;
-/// Most ports.
+/// Maximum number of ports.
 pub const MAX_PORTS: usize = 16;
-/// Most namespaces.
+/// Maximum number of namespaces.
 pub const MAX_NAMESPACES: usize = 1024;
 /// Longest serial number (Base 5.17.2.1).
 pub const MAX_SERIAL: usize = 20;
 
-/// Bytes of data that fit into a command's capsule.
+/// Maximum data in a command's capsule, in bytes.
 const IN_CAPSULE_BYTES: u32 = 16 << 10;
 /// Longest transfer of a command: MDTS.
 const MAX_TRANSFER: u32 = 1 << 20;
-/// Most data in one H2CData PDU.
+/// Maximum data of one H2CData PDU.
 const MAX_H2C_DATA: u32 = MAX_TRANSFER;
 
-/// Buffers of a connection that do not come and go with requests: of the stream, and what Compare and Verify look at.
+/// Buffers of a connection that are not tied to requests: the stream buffer, and those of Compare
+/// and Verify.
 const FIXED_BYTES: usize = (66 << 10) + 2 * io::PART;
-/// Memory of an I/O queue whatever others do: its longest command, and data of a few in their capsules.
+/// Memory guaranteed to an I/O queue: its longest command, and a few commands with in-capsule data.
 const IO_MINIMUM: Minimum =
     Minimum { requests: MAX_TRANSFER as usize, capsules: 4 * IN_CAPSULE_BYTES as usize, fixed: FIXED_BYTES };
-/// Memory of an admin queue whatever others do: its answers are short.
+/// Memory guaranteed to an admin queue, whose responses are short.
 const ADMIN_MINIMUM: Minimum =
     Minimum { requests: 128 << 10, capsules: 2 * IN_CAPSULE_BYTES as usize, fixed: FIXED_BYTES };
 
-/// A device, and how it looks to hosts.
+/// A namespace: a device and its identity.
 #[derive(Clone)]
 pub struct NamespaceConfig {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// Its identity, which hosts remember; none: made of the subsystem's name and the device's.
+    /// The namespace's UUID, which hosts remember. `None`: derived from the names of subsystem and
+    /// device.
     pub uuid: Option<[u8; 16]>,
 }
 
-/// How hosts prove who they are.
+/// Authentication of hosts.
 #[derive(Clone, Debug)]
 pub struct Auth {
-    /// What they have to know; who is not in it may not come.
+    /// The hosts' secrets; a host without one is refused.
     pub keys: Arc<Keys>,
-    /// How they prove it.
+    /// The permitted hashes and groups.
     pub choices: Arc<Choices>,
 }
 
-/// TLS for hosts that have a key.
+/// TLS with pre-shared keys.
 #[derive(Clone, Debug)]
 pub struct Security {
-    /// Their keys. A host that has one may not come without TLS.
+    /// The hosts' keys. A host that has one is refused without TLS.
     pub keys: Arc<TlsKeys>,
-    /// Hosts without a key may not come at all.
+    /// Whether hosts without a key are refused.
     pub is_required: bool,
 }
 
-/// How the subsystem looks to its hosts and which cores serve it.
+/// Configuration of an NVMe/TCP export.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it listens, the first giving the export its name.
+    /// The listening addresses; the first one names the export.
     pub ports: Vec<PortConfig>,
-    /// What hosts call it.
+    /// The subsystem's name.
     pub nqn: Nqn,
-    /// Its serial number, up to [`MAX_SERIAL`] printable ASCII characters; none: made of its name.
+    /// Serial number, up to [`MAX_SERIAL`] printable ASCII characters. `None`: derived from the
+    /// subsystem's name.
     pub serial: Option<String>,
-    /// Refuse writes even where the devices take them.
+    /// Refuse writes even if the devices accept them.
     pub read_only: bool,
-    /// Who may connect; nobody named: anybody.
+    /// Hosts that may connect. Empty: all.
     pub hosts: Vec<Nqn>,
-    /// How hosts prove who they are; none: their word is taken for it. Who only asks what there is never has to.
+    /// Authentication of hosts. `None`: not required. Discovery never requires it.
     pub auth: Option<Auth>,
-    /// TLS; none: everybody comes in the clear.
+    /// TLS. `None`: all connections are in the clear.
     pub tls: Option<Security>,
-    /// The directory where reservations are kept that shall outlive a loss of power; none: they end with the export.
+    /// Directory for reservations that persist through power loss. `None`: reservations end with
+    /// the export.
     pub reservations: Option<PathBuf>,
-    /// I/O queues that a controller may have, up to [`MAX_QUEUES`].
+    /// Maximum I/O queues of a controller, up to [`MAX_QUEUES`].
     pub queues: u16,
-    /// Connections at a time to each port, up to [`MAX_CLIENTS`]; more are refused. Discovery does not count.
+    /// Maximum concurrent connections of each port, up to [`MAX_CLIENTS`]; more are refused.
+    /// Discovery does not count.
     pub clients: usize,
-    /// Connections from one address to a port, of hosts that have proven nothing. `None`: three quarters of `clients`,
-    /// or all if these are fewer than 32.
+    /// Maximum unauthenticated connections of one address to a port. `None`: three quarters of
+    /// `clients`, or all if these are fewer than 32.
     pub address_clients: Option<usize>,
-    /// Connections of one host to a port. `None`: as many as the shares of other listed hosts leave; where no host is
-    /// listed, as with `address_clients`.
+    /// Maximum connections of one host to a port. `None`: as many as the shares of other listed
+    /// hosts leave. If no host is listed, the default of `address_clients` applies.
     pub host_clients: Option<usize>,
-    /// Where connections take their memory from.
+    /// The memory budget of its connections.
     pub memory: MemoryBudget,
     /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn. Empty: all.
     pub core_map: Vec<usize>,
 }
 
 impl Config {
-    /// A subsystem that anybody may use.
+    /// A subsystem that any host may use.
     pub fn new(address: Address, nqn: Nqn) -> Config {
         Config {
             ports: vec![PortConfig { address, state: AccessState::Optimized }],
@@ -181,7 +188,7 @@ impl Config {
         format!("nvme-tcp:{}", addresses.take(1).collect::<String>())
     }
 
-    /// Places at one port; some are kept for each host that is named and may come.
+    /// The connection limits of one port; each listed host has reserved slots.
     fn connection_limits(&self) -> ConnectionLimits {
         let of_auth = self.auth.iter().flat_map(|auth| auth.keys.hosts());
         let of_tls = self.tls.iter().flat_map(|tls| tls.keys.hosts());
@@ -240,21 +247,22 @@ impl Config {
     }
 }
 
-/// A running export. Dropping it hangs up on its hosts once their commands in flight have ended.
+/// A running export. Dropping it completes the commands in flight, then disconnects its hosts.
 pub struct NvmeTcp {
     subsystem: Arc<Subsystem>,
     registry: Registry,
     stats: Arc<Stats>,
     places: Arc<Places>,
-    /// One for each port.
+    /// One per port.
     acceptors: Vec<Acceptor>,
 }
 
 impl NvmeTcp {
-    /// Starts to export devices, as namespaces from 1 on; hosts may connect when this returns.
+    /// Starts to export devices as namespaces, numbered from 1. Hosts may connect once this
+    /// returns.
     ///
     /// # Errors
-    /// When the configuration is impossible, or socket or thread are refused.
+    /// When the configuration is invalid, or the system refuses a socket or thread.
     pub fn start(
         namespaces: &[NamespaceConfig],
         cores: &[CoreRef],
@@ -315,23 +323,23 @@ impl NvmeTcp {
         Ok(export)
     }
 
-    /// Where hosts connect to at the first port: address and port as the system chose them.
+    /// The address of the first port: address and TCP port as the system chose them.
     pub fn address(&self) -> &str {
         self.addresses().next().unwrap_or("")
     }
 
-    /// As [`NvmeTcp::address`], of every port.
+    /// As [`NvmeTcp::address`], for every port.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.acceptors.iter().map(Acceptor::address)
     }
 
-    /// How well namespaces are reached over a port, by its place in the configuration.
+    /// The access state of a port, given its index in the configuration.
     pub fn access_state(&self, port: usize) -> Option<AccessState> {
         self.subsystem.ports.get(port).map(|port| port.state())
     }
 
-    /// Changes how well namespaces are reached over a port. Commands that are on their way end as they would have; hosts
-    /// that asked for it are told. `false` when there is no such port.
+    /// Sets the access state of a port. Commands in flight complete as before; hosts that enabled
+    /// the event are notified. Returns `false` when the port does not exist.
     pub fn set_access_state(&self, port: usize, state: AccessState) -> bool {
         let Some(port) = self.subsystem.ports.get(port) else { return false };
         if port.set_state(state) {
@@ -344,7 +352,7 @@ impl NvmeTcp {
 }
 
 impl Security {
-    /// What speaks TLS with those hosts that have a key: for the subsystem, and where they ask what there is.
+    /// The TLS configuration for `subsystem` (or discovery), with the keys of all hosts.
     fn server(&self, subsystem: &Nqn) -> Result<tls::Server, Error> {
         let secrets = self.keys.secrets(&[subsystem, &Nqn::discovery()]);
         let secrets = secrets.into_iter().map(|secret| (secret.identity, secret.key));
@@ -368,11 +376,11 @@ impl NamespaceConfig {
     }
 }
 
-/// A UUID that says always the same of the same words (RFC 9562, version 8).
+/// A UUID derived from words: the same words give the same UUID (RFC 9562, version 8).
 fn identity(words: &[&str]) -> [u8; 16] {
     let mut uuid = [0; 16];
     for (half, seed) in uuid.chunks_exact_mut(8).zip([0xcbf2_9ce4_8422_2325u64, 0x8422_2325_cbf2_9ce4]) {
-        // FNV-1a, twice: nobody has to be kept from making two that are alike.
+        // FNV-1a, twice: collisions by intent are no concern here.
         let bytes = words.iter().flat_map(|word| word.bytes().chain([0]));
         let hash = bytes.fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         half.copy_from_slice(&hash.to_be_bytes());
@@ -386,7 +394,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The data digest of part of a memory.
+/// The data digest of `len` bytes of `memory` from `start` on.
 fn data_digest(memory: &mut Memory, start: usize, len: usize) -> [u8; DIGEST_BYTES] {
     let mut digest = DataDigest::new();
     memory.look(start, len, |piece| digest.update(piece));
@@ -398,7 +406,7 @@ impl Export for NvmeTcp {
         &self.stats
     }
 
-    /// Hosts that asked for it are told which namespaces have changed.
+    /// Notifies hosts that enabled the event of the namespaces that have changed.
     fn notify_resize(&self) -> Limits {
         self.subsystem.refresh();
         self.subsystem.namespaces[0].device.limits()
@@ -416,7 +424,7 @@ impl Drop for NvmeTcp {
     }
 }
 
-/// Who speaks with newcomers to a port, on its control thread.
+/// Starts handshakes at one port and passes queues to cores, on its control thread.
 struct NvmeAcceptHandler {
     subsystem: Arc<Subsystem>,
     port: Arc<Port>,
@@ -425,7 +433,7 @@ struct NvmeAcceptHandler {
     registry: Registry,
     stats: Arc<Stats>,
     places: Arc<Places>,
-    /// Whose turn it is for an admin queue.
+    /// The core of the next admin queue.
     next: usize,
     name: Arc<str>,
 }
@@ -443,13 +451,13 @@ impl AcceptHandler for NvmeAcceptHandler {
 
     fn admit(&mut self, admitted: Admitted<NvmeHandshake>) {
         let Some((agreed, slot)) = admitted.handshake.agreed() else { return };
-        // Only who asks what there is has no place yet.
+        // Only discovery connections have no slot yet.
         let visit =
             || self.slots.visit(admitted.origin, ADMIN_MINIMUM, admitted.wire.socket(), &admitted.peer);
         let Ok(slot) = slot.map_or_else(visit, Ok) else { return };
         let controller = agreed.admission.membership.controller.clone();
         let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
-        // Queues of a controller go round the cores; so do controllers.
+        // Controllers are distributed over the cores, and the queues of each controller, too.
         let turn = match queue {
             0 => self.next,
             queue => usize::from(queue) - 1,

@@ -1,8 +1,8 @@
-//! The ports of a subsystem: the addresses at which hosts find it, and how well its namespaces can be reached over each.
+//! The ports of a subsystem: its addresses, and the access state of its namespaces over each.
 //!
-//! All namespaces are one ANA group, whose state is that of the port. A state changes at any time; commands that come
-//! from then on are judged by the new one, and hosts that asked for it are told. I/O queues look at one byte of the
-//! port that nobody writes otherwise.
+//! All namespaces are in one ANA group, whose state is that of the port. The state may change at
+//! any time. Later commands follow the new state, and hosts that enabled the event are notified.
+//! I/O queues read one byte of the port, which is otherwise not written.
 //!
 //! Source: Base Specification 2.0, 8.1 (asymmetric namespace access), 5.16.1.13 (its log page), 5.17.2.1 (ANACAP).
 
@@ -12,28 +12,28 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// The group that every namespace is in.
+/// The ANA group of every namespace.
 pub(super) const GROUP: u32 = 1;
-/// ANATT: seconds that a host waits at most for [`AccessState::Change`] to pass.
+/// ANATT: maximum time that a host waits for [`AccessState::Change`] to end, in seconds.
 pub(super) const TRANSITION_S: u8 = 30;
 /// ANACAP: all five states are reported (bits 4:0).
 pub(super) const CAPABILITIES: u8 = 0x1f;
 /// Bytes of the page before its first group.
 const HEADER_BYTES: usize = 16;
 
-/// How well namespaces can be reached over a port.
+/// The access state of namespaces over a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessState {
-    /// As well as it goes.
+    /// The best path.
     #[default]
     Optimized,
-    /// Hosts shall go another way if there is one.
+    /// Usable; hosts prefer an optimized path.
     NonOptimized,
-    /// Not now.
+    /// Temporarily unusable.
     Inaccessible,
-    /// Never again.
+    /// Permanently unusable.
     PersistentLoss,
-    /// About to be something else.
+    /// In transition to another state.
     Change,
 }
 
@@ -47,7 +47,7 @@ impl AccessState {
         (AccessState::Change, 0x0f, "change"),
     ];
 
-    /// Its name on the command line, which is that of nvme-cli and Linux.
+    /// The name on the command line, as nvme-cli and Linux spell it.
     pub fn name(self) -> &'static str {
         AccessState::ALL[self as usize].2
     }
@@ -67,23 +67,23 @@ impl AccessState {
     }
 }
 
-/// Where a subsystem can be found, and how well it is reached there at first.
+/// The configuration of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortConfig {
-    /// Where it listens.
+    /// The listening address.
     pub address: Address,
-    /// How well.
+    /// The initial access state.
     pub state: AccessState,
 }
 
-/// A port.
+/// A port of the subsystem.
 #[derive(Debug)]
 pub(super) struct Port {
-    /// From 1 on.
+    /// The identifier, from 1 on.
     pub(super) id: u16,
     state: AtomicU8,
     changes: AtomicU64,
-    /// Where it listens, once it does; none for one that is no IP socket.
+    /// The listening address once it is known; `None` if it is not an IP socket.
     address: OnceLock<Option<SocketAddr>>,
 }
 
@@ -93,13 +93,13 @@ impl Port {
         Port { id, state, changes: AtomicU64::new(1), address: OnceLock::new() }
     }
 
-    /// The port listens at `address`.
+    /// Sets the listening address.
     pub(super) fn opened(&self, address: &str) {
         let _ = self.address.set(address.parse().ok()); // it is opened once
     }
 
-    /// Where a host finds the port that came to `here` of another one: an address that is any of the machine's is the one
-    /// at which it came.
+    /// The address of this port for a host that connected to `here` of another port. If this port
+    /// listens on all addresses, the host should use the one that it connected to.
     pub(super) fn address(&self, here: SocketAddr) -> Option<SocketAddr> {
         let own = (*self.address.get()?)?;
         match own.ip().is_unspecified() {
@@ -112,7 +112,7 @@ impl Port {
         AccessState::ALL[usize::from(self.state.load(Ordering::Relaxed))].0
     }
 
-    /// Sets the state; whether it is another.
+    /// Sets the state. Returns whether it changed.
     pub(super) fn set_state(&self, state: AccessState) -> bool {
         let is_new = self.state.swap(state as u8, Ordering::Relaxed) != state as u8;
         if is_new {
@@ -121,10 +121,10 @@ impl Port {
         is_new
     }
 
-    /// Whether commands to a namespace are carried out.
+    /// Checks whether the access state permits a command to a namespace.
     ///
     /// # Errors
-    /// The status that they end with (Base 8.1.4, figure "ANA state and status codes").
+    /// The status of the command (Base 8.1.4, figure "ANA state and status codes").
     #[inline]
     pub(super) fn check_access(&self) -> Result<(), Status> {
         match self.state() {
@@ -135,7 +135,7 @@ impl Port {
         }
     }
 
-    /// The log page, without the namespaces' identifiers if only groups are asked for.
+    /// The access state log page. `only_groups` omits the namespace identifiers.
     pub(super) fn log_page(&self, namespaces: u32, only_groups: bool) -> Vec<u8> {
         let listed = if only_groups { 0 } else { namespaces };
         let changes = self.changes.load(Ordering::Relaxed).to_le_bytes();

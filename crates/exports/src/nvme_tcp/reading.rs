@@ -1,14 +1,15 @@
-//! From bytes to commands and data: where the reader of a connection stands in the stream.
+//! The reader of a connection: parses PDUs into commands and data.
 //!
 //! ```text
 //!   Front ─┬─► CapsuleCmd ─┬──────────────────────► a command
 //!          │               └─► Data ─► Digest ────► a command with its data
-//!          └─► H2CData ──────► Data ─► Digest ────► part of a transfer that we have asked for
+//!          └─► H2CData ──────► Data ─► Digest ────► part of a transfer that the export requested
 //! ```
 //!
-//! A command takes a place of its queue, of which the host has as many as were agreed. The reader waits for nothing that
-//! needs more of the stream: data was asked for when there was memory, and data in a capsule waits for memory only while
-//! commands that have come whole hold what is kept for such data.
+//! A command takes an entry of its queue; the host may use as many as were negotiated. The reader
+//! never waits for something that needs more of the stream. Data is requested only when there is
+//! memory. In-capsule data waits for memory only while completely received commands hold the memory
+//! reserved for it.
 
 use super::transfers::Transfers;
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA, data_digest};
@@ -20,26 +21,26 @@ use nvme::tcp::{
     HEADER_BYTES, PduType, Side, TermReq,
 };
 
-/// A command that has come whole.
+/// A completely received command.
 pub(super) struct Command {
     pub(super) entry: SubmissionEntry,
-    /// What came with it.
+    /// Its in-capsule data.
     pub(super) data: Option<Memory>,
-    /// The data is what its digest says.
+    /// Whether the data matches its digest.
     pub(super) is_intact: bool,
 }
 
-/// Whose data comes.
+/// The recipient of data.
 enum Owner {
     Command(SubmissionEntry),
     Transfer(u16),
 }
 
-/// Data that comes.
+/// Data that is being received.
 struct Payload {
     owner: Owner,
     memory: Memory,
-    /// Where in the memory it begins, how long it is, and how much has come.
+    /// Offset in the memory, length, and bytes received so far.
     start: usize,
     len: usize,
     received: usize,
@@ -48,25 +49,25 @@ struct Payload {
 
 enum State {
     Front,
-    /// Behind a command, before memory for its data, of which there are so many bytes.
+    /// After a command, before the memory for its data.
     Capsule(SubmissionEntry, Frame),
     Data(Payload),
     Digest(Payload),
 }
 
-/// What the reader has found.
+/// The outcome of [`Reader::next`].
 pub(super) enum Found {
     NeedsBytes,
-    /// Memory that earlier commands hold.
+    /// Memory that earlier commands use.
     NeedsRoom,
     Command(Command),
-    /// Data of a transfer.
+    /// Data of a transfer was received.
     Part,
-    /// The host ends the connection, and says why.
+    /// The host terminates the connection, with a reason.
     Terminated(TermReq),
 }
 
-/// Why nothing can be read any more: what the host is told, and the start of the PDU that is meant.
+/// An unrecoverable protocol error: the status for the host, and the start of the rejected PDU.
 pub(super) struct Rejected {
     pub(super) fatal: Fatal,
     pub(super) pdu: Vec<u8>,
@@ -80,12 +81,12 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// A reader of PDUs that look so; `early` came with the handshake.
+    /// Creates a reader for PDUs with this framing; `early` was received during the handshake.
     pub(super) fn new(framing: Framing, early: &[u8]) -> Reader {
         Reader { inbox: Inbox::new(early), framing, state: State::Front }
     }
 
-    /// Goes on with what came until there is something to do.
+    /// Parses received bytes until it finds something to do.
     pub(super) fn next(&mut self, transfers: &mut Transfers, link: &Link) -> Result<Found, Rejected> {
         loop {
             match std::mem::replace(&mut self.state, State::Front) {
@@ -130,7 +131,7 @@ impl Reader {
         }
     }
 
-    /// A PDU up to its data. `None` when data is to be read now.
+    /// Parses a PDU up to its data. Returns `None` when data follows.
     fn front(&mut self, transfers: &mut Transfers, link: &Link) -> Result<Option<Found>, Rejected> {
         let unread = self.inbox.unread();
         let Some(common) = unread.first_chunk::<COMMON_BYTES>() else { return Ok(Some(Found::NeedsBytes)) };
@@ -151,7 +152,7 @@ impl Reader {
                 let header = front.first_chunk::<COMMAND_BYTES>().expect("as long as its kind");
                 let entry = SubmissionEntry::parse(&CapsuleCmd::parse(header, &frame).entry);
                 if !matches!(link.grant(0), Grant::Whole(_)) {
-                    // More commands than the queue has places.
+                    // The host exceeds the size of the queue.
                     return Err(reject(Fatal::new(FatalStatus::Sequence)));
                 }
                 if frame.data_len == 0 {
@@ -179,7 +180,7 @@ impl Reader {
         Ok(found)
     }
 
-    /// Where the next bytes belong, if that is known.
+    /// Passes the buffer for the next bytes to `receive`, if it is known.
     pub(super) fn with_due<R>(&mut self, receive: impl FnOnce(&mut Inbox, Data<'_>) -> R) -> R {
         match &self.state {
             State::Data(Payload { memory, start, len, received, .. }) => {
@@ -191,15 +192,15 @@ impl Reader {
         }
     }
 
-    /// So many bytes of what was due have come.
+    /// Counts `len` bytes of expected data as received.
     pub(super) fn note_due(&mut self, len: usize) {
         if let State::Data(payload) = &mut self.state {
             payload.received += len;
         }
     }
 
-    /// Nothing more comes. What has not come whole is given back: a transfer's memory to its transfer, which ends; a
-    /// command is no more.
+    /// The stream has ended. Releases incomplete data: a transfer gets its memory back and ends,
+    /// and an incomplete command is dropped.
     pub(super) fn give_up(&mut self, transfers: &mut Transfers, link: &Link) {
         match std::mem::replace(&mut self.state, State::Front) {
             State::Front => {}
@@ -220,7 +221,7 @@ impl Payload {
     }
 }
 
-/// Data has come whole.
+/// Handles completely received data.
 fn finish(payload: Payload, is_intact: bool, transfers: &mut Transfers) -> Found {
     match payload.owner {
         Owner::Command(entry) => Found::Command(Command { entry, data: Some(payload.memory), is_intact }),

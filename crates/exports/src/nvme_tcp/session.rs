@@ -1,4 +1,4 @@
-//! What NVMe/TCP makes of a connection: a queue of a controller.
+//! An NVMe/TCP connection after its handshake: one queue of a controller.
 
 use super::controller::Controller;
 use super::handshake::Agreed;
@@ -23,40 +23,40 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-/// Bytes of a rejected PDU that fit behind a termination's header into the front of a reply.
+/// Maximum bytes of a rejected PDU in a termination PDU.
 const REJECTED_BYTES: usize = 64;
 
 /// One queue of a controller.
 pub(super) struct Session {
-    /// Devices, in the order of the namespaces; an admin queue has none.
+    /// Devices, in the order of the namespaces; empty for an admin queue.
     targets: Vec<Target>,
-    /// Where writes to them pass.
+    /// The write counters of the namespaces.
     gates: Vec<Rc<Gate>>,
     queue_id: u16,
     entries: u16,
-    /// Where the controller is in the submission queue.
+    /// The head of the submission queue.
     head: Cell<u16>,
     has_flow_control: bool,
-    /// How PDUs look that go.
+    /// The framing of sent PDUs.
     framing: Framing,
     reader: RefCell<Reader>,
     transfers: RefCell<Transfers>,
     membership: Membership,
 }
 
-/// How a command ends well.
+/// The result of a successful command.
 #[derive(Default)]
 pub(super) struct Reply {
     /// Dwords 0 and 1 of the completion.
     pub(super) result: u64,
-    /// What the host gets.
+    /// Data for the host.
     pub(super) data: Option<Memory>,
 }
 
-/// How a command ends otherwise.
+/// The failure of a command.
 pub(super) enum Failure {
     Status(Status),
-    /// Nobody is there to hear of it.
+    /// The connection is broken: no completion can be sent.
     Gone,
 }
 
@@ -73,7 +73,7 @@ impl From<IoError> for Failure {
 }
 
 impl Session {
-    /// Opens what the queue needs on the calling core; `early` came behind the handshake.
+    /// Opens the queue's devices on the calling core. `early` was received during the handshake.
     pub(super) fn open(agreed: Agreed, early: &[u8], socket: &Weak<OwnedFd>) -> Result<Session, Error> {
         let Agreed { admission, framing: (incoming, framing), head } = agreed;
         let controller = &admission.membership.controller;
@@ -109,12 +109,13 @@ impl Session {
         &self.targets
     }
 
-    /// Where writes to a namespace pass.
+    /// The write counter of a namespace.
     pub(super) fn gate(&self, nsid: u32) -> &Gate {
         &self.gates[nsid as usize - 1]
     }
 
-    /// Waits for the `len` bytes of data that belong to a command, and asks for them if they did not come with it.
+    /// Waits for the `len` bytes of a command's data, and requests them if they were not in the
+    /// capsule.
     pub(super) async fn incoming(
         &self,
         command: &mut Command,
@@ -154,7 +155,7 @@ impl Session {
         }
     }
 
-    /// How many bytes the host has room for.
+    /// The size of the host's buffer in bytes.
     pub(super) fn room(entry: &SubmissionEntry) -> Result<usize, Failure> {
         match entry.sgl {
             Sgl::Transport { len } => Ok(len as usize),
@@ -163,7 +164,7 @@ impl Session {
         }
     }
 
-    /// A reply with as much of `bytes` as the host has room for.
+    /// A reply with as much of `bytes` as the host's buffer takes.
     pub(super) async fn reply_with(
         &self,
         entry: &SubmissionEntry,
@@ -179,7 +180,7 @@ impl Session {
         Ok(Reply { data: Some(memory), ..Reply::default() })
     }
 
-    /// Tells the host how a command ended.
+    /// Sends the completion of a command.
     fn answer(&self, command_id: u16, status: Status, reply: Reply, link: &Link) {
         let sq_head = match self.has_flow_control {
             true => {
@@ -198,7 +199,7 @@ impl Session {
             return link.send(ReplyPart::last(None, |to| self.encode(&completion, to)));
         };
         let len = memory.len();
-        // The data stands for its success where the host does not look for the head of the queue.
+        // The data PDU implies success if the host does not use the head of the queue.
         let is_success = !self.has_flow_control && reply.result == 0;
         let front = C2hData { command_id, offset: 0, len: len as u32, is_last: true, is_success };
         let digest = self.framing.data_digest.then(|| data_digest(&mut memory, 0, len));
@@ -220,7 +221,7 @@ impl Session {
         CapsuleResp { entry: completion.encode() }.encode(&self.framing, to)
     }
 
-    /// The host has broken the protocol: it is told how, and nothing more is read.
+    /// Sends a termination PDU for a protocol error and stops reading.
     #[cold]
     fn terminate(&self, Rejected { fatal, pdu }: &Rejected, link: &Link) {
         let (export, peer) = link.names();
@@ -313,9 +314,10 @@ impl Protocol for Session {
     }
 }
 
-/// Ends a controller whose host has been silent for too long. `socket` is that of its admin queue.
+/// Disconnects a controller whose keep-alive timeout has expired. `socket` is that of its admin
+/// queue.
 async fn listen(controller: Arc<Controller>, socket: Weak<OwnedFd>) {
-    /// How often is looked at a controller that need not be heard.
+    /// Interval of the check when there is no keep-alive timeout.
     const IDLE_NS: u64 = 1_000_000_000;
     let core = current();
     let mut silent_since = core.now_ns();

@@ -1,4 +1,4 @@
-//! What hosts connect to: the subsystem with its namespaces, who may come, and the controllers that there are.
+//! The subsystem: its namespaces, access control, and controllers.
 
 use super::authentication::Failures;
 use super::controller::{Controller, Host};
@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Entries of a queue at most: commands that one connection may have in flight.
+/// Maximum entries of a queue: commands that one connection may have in flight.
 pub(super) const MAX_ENTRIES: u32 = 128;
-/// Entries of a queue at least (Base 3.3.3.1).
+/// Minimum entries of a queue (Base 3.3.3.1).
 const MIN_ENTRIES: u32 = 2;
-/// The largest identifier of a controller (Base 3.1.1).
+/// Largest controller identifier (Base 3.1.1).
 const MAX_CONTROLLER_ID: u16 = 0xffef;
 
-/// A device as hosts see it.
+/// A device as a namespace.
 pub(super) struct Namespace {
-    /// From 1 on.
+    /// The identifier, from 1 on.
     pub(super) id: u32,
     pub(super) device: Arc<dyn Device>,
     pub(super) limits: Limits,
@@ -32,12 +32,12 @@ pub(super) struct Namespace {
 }
 
 impl Namespace {
-    /// Bytes it has now.
+    /// The current size in bytes.
     pub(super) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Its block size as a power of two.
+    /// log2 of the block size.
     pub(super) fn block_shift(&self) -> u32 {
         self.limits.block_size.trailing_zeros()
     }
@@ -51,19 +51,19 @@ pub(super) struct Subsystem {
     pub(super) ports: Vec<Arc<Port>>,
     /// In the order of their identifiers, without gaps.
     pub(super) namespaces: Vec<Namespace>,
-    /// Who may come; nobody named: anybody.
+    /// Hosts that may connect. Empty: all.
     pub(super) hosts: Vec<Nqn>,
-    /// How hosts prove who they are, if they have to.
+    /// Authentication of hosts, if required.
     pub(super) auth: Option<Auth>,
-    /// TLS for those who have a key.
+    /// TLS for hosts with a key.
     pub(super) tls: Option<Security>,
-    /// Who could not of late.
+    /// Recent authentication failures.
     pub(super) failures: Failures,
-    /// I/O queues that a controller may have.
+    /// Maximum I/O queues of a controller.
     pub(super) max_queues: u16,
     /// The export's name, for logs.
     pub(super) export: Arc<str>,
-    /// Who carries out changes of reservations.
+    /// Executes reservation changes.
     pub(super) registrar: Registrar,
     controllers: Mutex<Controllers>,
 }
@@ -71,7 +71,7 @@ pub(super) struct Subsystem {
 #[derive(Default)]
 struct Controllers {
     open: BTreeMap<u16, Arc<Controller>>,
-    /// The identifier that was given out last.
+    /// The identifier that was assigned last.
     last: u16,
 }
 
@@ -80,21 +80,21 @@ pub(super) struct Admission {
     pub(super) membership: Membership,
     pub(super) queue_id: u16,
     pub(super) entries: u16,
-    /// The host looks at the head of the submission queue.
+    /// Whether the host uses the head of the submission queue.
     pub(super) has_flow_control: bool,
 }
 
-/// A queue's place in its controller. With the admin queue the controller goes.
+/// A queue's membership in its controller. The controller ends with the admin queue.
 pub(super) struct Membership {
     pub(super) controller: Arc<Controller>,
     queue_id: u16,
-    /// The queue is one of the controller's.
+    /// Whether the queue was added to the controller.
     has_joined: bool,
 }
 
 impl Membership {
-    /// Makes the queue one of the controller's, if it is not yet: once its host has proven itself, so that no other peer
-    /// takes the identifiers of a host's queues.
+    /// Adds the queue to the controller, if that has not happened yet. Called once the host has
+    /// authenticated, so that no other peer can take the queue identifiers of a host.
     pub(super) fn join(&mut self) -> Result<(), Refusal> {
         if !self.has_joined {
             self.controller.join(self.queue_id)?;
@@ -112,7 +112,7 @@ impl Drop for Membership {
     }
 }
 
-/// Why a host may not connect: status and dword 0 of the completion.
+/// The reason why a Connect was refused: status and dword 0 of the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) status: Status,
@@ -162,12 +162,12 @@ impl Subsystem {
         }
     }
 
-    /// The namespace with an identifier.
+    /// Looks up a namespace by identifier.
     pub(super) fn namespace(&self, id: u32) -> Option<&Namespace> {
         self.namespaces.get(id.checked_sub(1)? as usize)
     }
 
-    /// Judges a Connect, and makes the controller if it is that of an admin queue.
+    /// Validates a Connect, and creates the controller if it is for an admin queue.
     pub(super) fn connect(
         self: &Arc<Self>,
         port: &Arc<Port>,
@@ -181,7 +181,7 @@ impl Subsystem {
         if !is_discovery && data.subsystem != self.nqn {
             return Err(InvalidParameter::SUBSYSTEM.into());
         }
-        // Anybody may ask what there is; who may not come finds nothing.
+        // Discovery is open to all; a host without access finds no entry.
         if !is_discovery && !self.allows(&data.host) {
             return Err(Status::CONNECT_INVALID_HOST.into());
         }
@@ -210,7 +210,7 @@ impl Subsystem {
         })
     }
 
-    /// Whether a host may use the namespaces, once it has proven that it is that.
+    /// Whether an authenticated host may use the namespaces.
     pub(super) fn allows(&self, host: &Nqn) -> bool {
         let is_named = self.hosts.is_empty() || self.hosts.contains(host);
         is_named && self.auth.as_ref().is_none_or(|auth| auth.keys.of(host).is_some())
@@ -240,7 +240,7 @@ impl Subsystem {
         let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self, port));
         controllers.open.insert(id, controller.clone());
         drop(controllers);
-        // Whoever changes them from here on finds the controller.
+        // Later changes of rights reach the new controller.
         for namespace in &self.namespaces {
             namespace.reserved.publish_rights(&controller.host, |rights| {
                 controller.set_rights(namespace.id, rights);
@@ -272,9 +272,9 @@ impl Subsystem {
         Ok(controller)
     }
 
-    /// Whether an I/O queue may come under another host identifier than its admin queue: some hosts make one for each
-    /// connection. The identifier of the admin queue counts. Where hosts are told apart by it, for reservations, it must
-    /// be the same.
+    /// Checks an I/O queue whose host identifier differs from that of its admin queue: some hosts
+    /// use a new one for each connection. The identifier of the admin queue counts. If reservations
+    /// tell hosts apart by it, both must be equal.
     fn check_other_id(&self, controller: &Controller) -> Result<(), Refusal> {
         let Some(namespace) = self.namespaces.iter().find(|namespace| namespace.reserved.is_in_use()) else {
             return Ok(());
@@ -289,12 +289,12 @@ impl Subsystem {
         Err(InvalidParameter::HOST_ID.into())
     }
 
-    /// A controller is gone.
+    /// Removes a controller.
     pub(super) fn forget(&self, id: u16) {
         self.lock().open.remove(&id);
     }
 
-    /// Asks the devices for their sizes again, and tells hosts of those that changed.
+    /// Queries the sizes of all devices, and notifies hosts of changes.
     pub(super) fn refresh(&self) {
         for namespace in &self.namespaces {
             let capacity = namespace.device.limits().capacity;
@@ -304,14 +304,14 @@ impl Subsystem {
         }
     }
 
-    /// Tells hosts that the access state of a port has changed.
+    /// Notifies hosts that the access state of a port has changed.
     pub(super) fn note_access(&self, port: u16) {
         let controllers = self.controllers();
         let of_port = controllers.iter().filter(|controller| controller.port.id == port);
         of_port.for_each(|controller| controller.note_access());
     }
 
-    /// The controllers that there are, in the order of their identifiers.
+    /// The controllers, in the order of their identifiers.
     pub(super) fn controllers(&self) -> Vec<Arc<Controller>> {
         self.lock().open.values().cloned().collect()
     }

@@ -1,20 +1,20 @@
-//! Data that hosts were asked for (R2T) and have not sent yet.
+//! Data that was requested from the host (R2T) and has not arrived yet.
 
 use crate::stream::Memory;
 use nvme::tcp::{Fatal, FatalStatus, H2cData};
 use std::task::{Context, Poll, Waker};
 
-/// How a transfer ended.
+/// The result of a transfer.
 pub(super) enum Ended {
-    /// All of it is there; whether it is what its digests say.
+    /// Complete; `is_intact`: the data matches its digests.
     Whole { memory: Memory, is_intact: bool },
-    /// Nothing more comes.
+    /// The stream ended.
     GivenUp,
 }
 
 struct Transfer {
     command_id: u16,
-    /// With the reader while data comes.
+    /// With the reader while data is being received.
     memory: Option<Memory>,
     len: usize,
     received: usize,
@@ -30,7 +30,7 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// A host is about to be asked for data that fills `memory`; the transfer's tag.
+    /// Starts a transfer that fills `memory`. Returns its tag.
     pub(super) fn begin(&mut self, command_id: u16, memory: Memory) -> u16 {
         let len = memory.len();
         let transfer =
@@ -43,10 +43,10 @@ impl Transfers {
         place as u16 // no more than a queue has commands
     }
 
-    /// Data comes, in the order in which it was asked for: the memory that it belongs to.
+    /// Data arrives, in the requested order. Returns the memory for it.
     ///
     /// # Errors
-    /// When nobody has asked for it.
+    /// When the data was not requested.
     pub(super) fn expect(&mut self, data: &H2cData) -> Result<Memory, Fatal> {
         let transfer = self.list.get_mut(usize::from(data.tag)).and_then(Option::as_mut);
         let transfer = transfer.ok_or(Fatal::field(10))?;
@@ -60,7 +60,7 @@ impl Transfers {
         transfer.memory.take().ok_or(Fatal::new(FatalStatus::Sequence))
     }
 
-    /// So much has come.
+    /// Counts `len` received bytes.
     pub(super) fn arrive(&mut self, tag: u16, memory: Memory, len: usize, is_intact: bool) {
         if let Some(transfer) = &mut self.list[usize::from(tag)] {
             transfer.memory = Some(memory);
@@ -72,14 +72,14 @@ impl Transfers {
         }
     }
 
-    /// Memory of data that did not come whole.
+    /// Returns the memory of incomplete data.
     pub(super) fn give_back(&mut self, tag: u16, memory: Memory) {
         if let Some(transfer) = &mut self.list[usize::from(tag)] {
             transfer.memory = Some(memory);
         }
     }
 
-    /// Nothing more comes.
+    /// The stream has ended: all transfers end.
     pub(super) fn end(&mut self) {
         self.is_over = true;
         for transfer in self.list.iter_mut().flatten() {
@@ -87,7 +87,7 @@ impl Transfers {
         }
     }
 
-    /// Waits for the end of a transfer, which is forgotten then.
+    /// Waits for the end of a transfer, and removes it.
     pub(super) fn poll(&mut self, tag: u16, context: &Context<'_>) -> Poll<Ended> {
         let place = &mut self.list[usize::from(tag)];
         let transfer = place.as_mut().expect("polled until it ends");

@@ -1,20 +1,21 @@
-//! Reservations: hosts that share a namespace agree on who may write.
+//! Reservations: write access of hosts that share a namespace.
 //!
 //! ```text
-//!   command ─► change: one at a time ─► rules ─► store ─► rights of each controller ─► news ─► fence ─► completion
-//!              (rare)                   (pure)   (file)   (a byte that I/O looks at)            (writes before it end)
+//!   command ─► change: serialised ─► rules ─► store ─► rights of each controller ─► events ─► fence ─► completion
+//!              (rare)                (pure)   (file)   (a byte that I/O reads)                (earlier writes end)
 //! ```
 //!
-//! Reads and writes look at one byte of their controller, which nobody writes otherwise. Whoever takes the right to
-//! write from another is told so when what the other had on its way has ended ([`crate::fence`]).
+//! Reads and writes check one byte of their controller, which is rarely written. A host that
+//! preempts the write access of another gets its completion after the other's writes in flight have
+//! ended ([`crate::fence`]).
 //!
-//! A host is who its name and its identifier say, over however many controllers; where hosts have to prove who they
-//! are, nobody can be another by its identifier alone.
+//! A host is identified by its name and identifier, over any number of controllers. If hosts must
+//! authenticate, a host identifier alone cannot impersonate another host.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`rules`] | what follows from a command: a state machine |
-//! | [`store`] | keeps it over a loss of power |
+//! | [`rules`] | the state machine of reservation commands |
+//! | [`store`] | persistence through power loss |
 //!
 //! Source: Base Specification 2.0, 8.19.
 
@@ -40,19 +41,19 @@ use store::Store;
 
 /// The reservations of one namespace.
 pub(super) struct Reserved {
-    /// What no other namespace of this program has.
+    /// The number of its gates, unique in this process.
     number: u64,
     state: Mutex<Reservations>,
-    /// Held while something changes, which may take as long as a file is written.
+    /// Held during a change, which may take as long as writing a file.
     changes: Mutex<()>,
     store: Option<Store>,
 }
 
 impl Reserved {
-    /// Of the namespace `uuid`; with a directory, as it was left there.
+    /// Opens the reservations of the namespace `uuid`. With a directory, it loads the stored state.
     ///
     /// # Errors
-    /// When what is there cannot be read.
+    /// When the stored state cannot be read.
     pub(super) fn open(
         directory: Option<&Path>,
         subsystem: &Nqn,
@@ -73,7 +74,7 @@ impl Reserved {
         })
     }
 
-    /// Whether reservations can outlive a loss of power.
+    /// Whether reservations can persist through power loss.
     pub(super) fn can_persist(&self) -> bool {
         self.store.is_some()
     }
@@ -84,17 +85,17 @@ impl Reserved {
         !state.keys.is_empty() || state.held.is_some()
     }
 
-    /// Whether they do.
+    /// Whether reservations currently persist.
     pub(super) fn persists(&self) -> bool {
         self.state().persists
     }
 
-    /// Where writes of the calling core pass.
+    /// The write counter of the calling core.
     pub(super) fn gate(&self) -> Rc<Gate> {
         Gate::of(self.number)
     }
 
-    /// What a host may do. `publish` hears it before it can become another.
+    /// Passes the rights of a host to `publish`, before they can change.
     pub(super) fn publish_rights(&self, host: &Host, publish: impl FnOnce(Rights)) {
         publish(self.state().rights(host));
     }
@@ -103,8 +104,8 @@ impl Reserved {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what a host asks for, up to the rights of controllers. Returns whether writes may be on their way that would
-    /// not be admitted any more.
+    /// Applies a host's change, up to the rights of controllers. Returns whether writes may be in
+    /// flight that would be refused now.
     fn change(&self, subsystem: &Subsystem, nsid: u32, by: &Host, change: &Change) -> Result<bool, Status> {
         let _one_at_a_time = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.state().clone();
@@ -141,7 +142,8 @@ impl Reserved {
         Ok(is_restricted && !gives_only)
     }
 
-    /// Who is registered, and who holds the reservation: a host's controllers, or itself if it has none.
+    /// The registrants and the reservation holder: a host's controllers, or the host itself if it
+    /// has none.
     pub(super) fn report(&self, subsystem: &Subsystem) -> Report {
         let state = self.state();
         let controllers = subsystem.controllers();
@@ -167,24 +169,25 @@ impl Reserved {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Who carries out changes.
+/// Executes changes of reservations.
 pub(super) struct Registrar {
-    /// Those that serve queues.
+    /// The cores that serve queues.
     cores: Vec<CoreRef>,
-    /// The thread that waits for files, so that no core has to.
+    /// The thread that writes files, so that cores do not block.
     files: Option<Sender<Job>>,
 }
 
 impl Registrar {
-    /// For the queues of some cores; `has_files`: of namespaces whose reservations can persist.
+    /// Creates a registrar for queues on `cores`. `has_files`: reservations of some namespaces can
+    /// persist.
     ///
     /// # Errors
-    /// When the thread is refused.
+    /// When the system refuses the thread.
     pub(super) fn new(cores: Vec<CoreRef>, has_files: bool) -> Result<Registrar, Error> {
         let mut files = None;
         if has_files {
             let (sender, jobs) = mpsc::channel::<Job>();
-            // Ends with the last sender, that of the subsystem.
+            // The thread ends when the subsystem drops the last sender.
             spawn_thread("reservations", move || jobs.iter().for_each(|job| job()))
                 .map_err(|source| Error::System { action: "start the thread of reservations", source })?;
             files = Some(sender);
@@ -192,7 +195,7 @@ impl Registrar {
         Ok(Registrar { cores, files })
     }
 
-    /// Runs `work` where it may wait for files.
+    /// Runs `work` on the thread, which may block on files.
     async fn run<R: Send + 'static>(&self, work: impl FnOnce() -> R + Send + 'static) -> Option<R> {
         let Some(files) = &self.files else { return Some(work()) };
         let (hold, released) = fence::hold();
@@ -208,10 +211,11 @@ impl Registrar {
     }
 }
 
-/// Does what a host asks of a namespace; done when nothing that it forbids is on its way any more. On a core.
+/// Applies a host's change to a namespace. Completes when no write that the change forbids is in
+/// flight. Must run on a core.
 ///
 /// # Errors
-/// How the command ends; nothing has changed.
+/// The status of the command; nothing has changed.
 pub(super) async fn change(
     subsystem: &Arc<Subsystem>,
     nsid: u32,

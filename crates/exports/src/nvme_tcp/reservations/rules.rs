@@ -1,5 +1,5 @@
-//! Who is registered with a namespace, who has reserved it, and what follows for everybody: a state machine without side
-//! effects. A command that is refused changes nothing.
+//! The state machine of registrations and reservations, without side effects. A refused command
+//! changes nothing.
 //!
 //! Source: Base Specification 2.0, 8.19 and 7.2 to 7.5.
 
@@ -10,10 +10,10 @@ use nvme::reservation::{
 };
 use std::collections::BTreeMap;
 
-/// Hosts that may be registered with a namespace at a time.
+/// Maximum registrants of a namespace.
 pub(super) const MAX_REGISTRANTS: usize = 1024;
 
-/// What a host may do with a namespace.
+/// A host's access to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Rights {
     pub(in super::super) read: bool,
@@ -21,7 +21,7 @@ pub(in super::super) struct Rights {
 }
 
 impl Rights {
-    /// Where nothing is reserved.
+    /// The rights when nothing is reserved.
     pub(in super::super) const ALL: Rights = Rights { read: true, write: true };
 }
 
@@ -29,37 +29,38 @@ impl Rights {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) kind: ReservationType,
-    /// Who holds it, unless all that are registered do: then who took it.
+    /// The holder; if all registrants hold it, the host that acquired it.
     pub(super) holder: Host,
 }
 
-/// What is asked of a namespace.
+/// A reservation command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Change {
     Register(Register),
     Acquire(Acquire),
     Release(Release),
-    /// Whether all of it outlives a loss of power: the feature.
+    /// The Reservation Persistence feature.
     Persist(bool),
 }
 
-/// Who has to hear of what.
+/// Notifications, with their hosts.
 pub(super) type News = Vec<(Host, Happening)>;
 
 /// The registrations and the reservation of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reservations {
-    /// Counts what changed registrations.
+    /// Counts changes of registrations.
     pub(super) generation: u32,
-    /// Who is registered, and with which key.
+    /// Registered hosts and their keys.
     pub(super) keys: BTreeMap<Host, u64>,
     pub(super) held: Option<Held>,
-    /// It outlives a loss of power.
+    /// Whether the state persists through power loss.
     pub(super) persists: bool,
 }
 
 impl Reservations {
-    /// What a host may do (Base 8.19, figure "Command Behavior in the Presence of a Reservation").
+    /// The rights of a host (Base 8.19, figure "Command Behavior in the Presence of a
+    /// Reservation").
     pub(super) fn rights(&self, host: &Host) -> Rights {
         let Some(Held { kind, .. }) = self.held else { return Rights::ALL };
         let is_registrant = kind.admits_registrants() && self.keys.contains_key(host);
@@ -77,10 +78,10 @@ impl Reservations {
         })
     }
 
-    /// Does what `host` asks for, and returns who has to hear of it.
+    /// Applies a command of `host`. Returns the notifications to send.
     ///
     /// # Errors
-    /// How the command ends; nothing has changed.
+    /// The status of the command; nothing has changed.
     pub(super) fn apply(&mut self, host: &Host, change: &Change) -> Result<News, Status> {
         match change {
             Change::Register(register) => self.register(host, register),
@@ -95,7 +96,8 @@ impl Reservations {
 
     fn register(&mut self, host: &Host, register: &Register) -> Result<News, Status> {
         let known = self.keys.get(host).copied();
-        // A host may give itself another key whatever it had, if only that; it may have had none.
+        // With IEKEY a host may replace its own key without proof, and need not be registered
+        // before.
         let is_right = register.ignores_key || known == Some(register.current);
         let mut news = News::new();
         match register.action {
@@ -122,7 +124,8 @@ impl Reservations {
         Ok(news)
     }
 
-    /// Takes a registration away, and the reservation that goes with it. Those that relied on it hear of that.
+    /// Removes a registration, and the reservation that depends on it. Registrants that relied on
+    /// the reservation are notified.
     fn unregister(&mut self, host: &Host, news: &mut News) {
         self.keys.remove(host);
         let Some(Held { kind, holder }) = &self.held else { return };
@@ -136,7 +139,7 @@ impl Reservations {
         }
     }
 
-    /// The reservation is over, which those hear that it had admitted.
+    /// Ends the reservation, and notifies the registrants that it admitted.
     fn give_up(&mut self, kind: ReservationType, host: &Host, news: &mut News) {
         self.held = None;
         if kind.admits_registrants() {
@@ -144,13 +147,13 @@ impl Reservations {
         }
     }
 
-    /// All that are registered but `host` hear of something.
+    /// Notifies all registrants but `host`.
     fn tell_others(&self, host: &Host, what: Happening, news: &mut News) {
         let others = self.keys.keys().filter(|other| *other != host);
         news.extend(others.map(|other| (other.clone(), what)));
     }
 
-    /// The host is registered with this key.
+    /// Checks that the host is registered with this key.
     fn check_key(&self, host: &Host, key: u64) -> Result<(), Status> {
         (self.keys.get(host) == Some(&key)).then_some(()).ok_or(Status::RESERVATION_CONFLICT)
     }
@@ -192,7 +195,7 @@ impl Reservations {
             self.hold(acquire.kind, host);
             self.expel_others(host, |_| true, &mut news);
         } else if self.keys.get(&holder) == Some(&key) {
-            // A holder may preempt itself, to have another type.
+            // A holder may preempt itself to change the type.
             self.hold(acquire.kind, host);
             self.expel_others(host, |other| other == key, &mut news);
         } else if key != 0 {
@@ -206,7 +209,7 @@ impl Reservations {
         Ok(news)
     }
 
-    /// Takes every registration with a key away.
+    /// Removes every registration with a key.
     fn expel(&mut self, by: &Host, key: u64) -> Result<News, Status> {
         let mut news = News::new();
         if !self.keys.values().any(|known| *known == key) {
@@ -219,7 +222,7 @@ impl Reservations {
         Ok(news)
     }
 
-    /// Takes the registrations of others away whose key is meant. They hear of it.
+    /// Removes other hosts' registrations with matching keys, and notifies them.
     fn expel_others(&mut self, by: &Host, is_meant: impl Fn(u64) -> bool, news: &mut News) {
         let meant = self.keys.iter().filter(|(host, key)| *host != by && is_meant(**key));
         for host in meant.map(|(host, _)| host.clone()).collect::<Vec<_>>() {
@@ -233,7 +236,8 @@ impl Reservations {
         let mut news = News::new();
         match release.action {
             ReleaseAction::Release(kind) => {
-                // Who holds nothing has nothing to give up, and that is no error.
+                // A host that does not hold the reservation releases nothing, which is not an
+                // error.
                 if self.is_holder(host) {
                     if self.held.as_ref().is_some_and(|held| held.kind != kind) {
                         return Err(Status::INVALID_FIELD);

@@ -1,4 +1,4 @@
-//! Registrations and reservation of a namespace in a file, for as long as they are to outlive a loss of power.
+//! Persists the registrations and the reservation of a namespace in a file.
 
 use super::super::controller::Host;
 use super::rules::{Held, MAX_REGISTRANTS, Reservations};
@@ -14,25 +14,25 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// The format that is written; others are refused.
+/// The supported format version; others are refused.
 const VERSION: u32 = 1;
-/// Longer files are not ours.
+/// Longest file that is accepted, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Where it is kept.
+/// The file of one namespace.
 pub(super) struct Store {
     path: PathBuf,
     subsystem: Nqn,
 }
 
-/// The file.
+/// The content of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     version: u32,
     subsystem: String,
     generation: u32,
-    /// Type, as the specification numbers it, and who took it.
+    /// The type as the specification numbers it, and the host that acquired it.
     reservation: Option<(u8, StoredHost)>,
     registrants: Vec<(StoredHost, u64)>,
 }
@@ -46,10 +46,11 @@ struct StoredHost {
 }
 
 impl Store {
-    /// The file of a namespace in a directory, which is made if it is not there; and what is in it.
+    /// Opens the file of a namespace, and creates its directory if it does not exist. Returns the
+    /// stored state, too.
     ///
     /// # Errors
-    /// When it cannot be read, or holds anything but what was written there for this subsystem.
+    /// When the file cannot be read, or was not written for this subsystem.
     pub(super) fn open(
         directory: &Path,
         subsystem: &Nqn,
@@ -100,10 +101,10 @@ impl Store {
         }
     }
 
-    /// Makes `state` durable; what is not to persist is forgotten.
+    /// Makes `state` durable, or removes the file if the state is not to persist.
     ///
     /// # Errors
-    /// When that fails; then the file is as it was, or as it shall be.
+    /// When that fails; then the file has either the old or the new state.
     pub(super) fn write(&self, state: &Reservations) -> io::Result<()> {
         let folder = SystemFolder::new(self.path.parent().unwrap_or(Path::new("")), 0o600);
         let name = self.path.file_name().and_then(OsStr::to_str).expect("it is called after a UUID");
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(found, Reservations::default());
         store.write(&state()).unwrap();
         assert_eq!(open().1, state());
-        // Half of a successor, when the power went.
+        // A partly written successor after a power loss.
         fs::write(store.path.with_extension("json.new"), "{").unwrap();
         assert_eq!(open().1, state());
         let next = Reservations { held: None, generation: 8, ..state() };

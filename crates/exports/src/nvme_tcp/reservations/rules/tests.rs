@@ -37,7 +37,7 @@ fn registered(hosts: usize) -> Reservations {
     state
 }
 
-/// Host 0 has taken a reservation.
+/// Host 0 has acquired a reservation.
 fn held(kind: ReservationType, hosts: usize) -> Reservations {
     let mut state = registered(hosts);
     assert_eq!(state.apply(&host(0), &acquire(kind, 10)), Ok(vec![]));
@@ -129,20 +129,20 @@ fn whoever_is_preempted_is_no_registrant_any_more_and_hears_of_it() {
     let news = state.apply(&host(1), &preempt(WriteExclusiveRegistrantsOnly, 11, 10)).unwrap();
     assert_eq!(news, [gone(0), (host(2), Happening::ReservationReleased)]);
     assert_eq!([0, 1, 2].map(|number| state.rights(&host(number)).write), [false, true, true]);
-    // Registrants that hold nothing.
+    // Registrants that do not hold the reservation.
     assert_eq!(state.apply(&host(1), &preempt(WriteExclusive, 11, 12)), Ok(vec![gone(2)]));
     assert_eq!(state.held.as_ref().unwrap().kind, WriteExclusiveRegistrantsOnly, "as it was");
     assert_eq!(state.apply(&host(1), &preempt(WriteExclusive, 11, 12)), Err(Status::RESERVATION_CONFLICT));
     assert_eq!(state.apply(&host(1), &preempt(WriteExclusive, 11, 0)), Err(Status::INVALID_FIELD));
-    // Itself.
+    // The host itself.
     assert_eq!(state.apply(&host(1), &preempt(ExclusiveAccess, 11, 11)), Ok(vec![]));
     assert_eq!(state.held.as_ref().unwrap().kind, ExclusiveAccess);
-    // All that hold it together.
+    // All registrants hold it together.
     let mut state = held(WriteExclusiveAllRegistrants, 3);
     let news = state.apply(&host(2), &preempt(WriteExclusive, 12, 0)).unwrap();
     assert_eq!(news, [gone(0), gone(1)]);
     assert_eq!(state.held.as_ref().unwrap().holder, host(2));
-    // Without a reservation only registrations go.
+    // Without a reservation only registrations are removed.
     let mut state = registered(2);
     assert_eq!(state.apply(&host(0), &preempt(WriteExclusive, 10, 11)), Ok(vec![gone(1)]));
     assert_eq!((&state.held, state.generation), (&None, 3));
@@ -185,7 +185,7 @@ proptest! {
         for (number, change) in changes {
             let (by, before) = (host(number), state.clone());
             let result = state.apply(&by, &change);
-            // A reservation has a holder that is registered.
+            // The holder of a reservation is registered.
             if let Some(held) = &state.held {
                 let is_held = if held.kind.is_held_by_all() { !state.keys.is_empty() } else { state.keys.contains_key(&held.holder) };
                 prop_assert!(is_held);
@@ -195,17 +195,18 @@ proptest! {
                 prop_assert_eq!(&state, &before, "refused, and yet something has changed");
                 continue;
             };
-            // Who is not registered can register, and nothing else.
+            // A host that is not registered can only register.
             prop_assert!(before.keys.contains_key(&by) || matches!(change, Change::Register(_)));
-            // Registrations change with the count only, and whose is taken away by another hears of it.
+            // Every change of registrations changes the count, and a host whose registration
+            // another removes is notified.
             prop_assert!(before.keys == state.keys || before.generation != state.generation);
             for gone in before.keys.keys().filter(|host| !state.keys.contains_key(host) && **host != by) {
                 let is_told = |(host, what): &(Host, Happening)| host == gone && *what != Happening::ReservationReleased;
                 prop_assert!(news.iter().any(is_told));
             }
-            // Who asked for it is told by its completion.
+            // The host that sent the command gets only its completion.
             prop_assert!(news.iter().all(|(host, _)| *host != by));
-            // Nobody loses the right to write without somebody's reservation.
+            // A host loses write access only through a reservation.
             let is_kept_off = |state: &Reservations| (0..=HOSTS).any(|number| !state.rights(&host(number)).write);
             prop_assert!(state.held.is_some() || !is_kept_off(&state));
             if let Some(Held { kind: WriteExclusive | ExclusiveAccess, holder }) = &state.held {
