@@ -56,7 +56,7 @@ impl Authentication {
         let Auth { keys, choices } =
             controller.subsystem.auth.as_ref().filter(|_| !controller.is_discovery)?;
         // No other host reaches this point: see Subsystem::allows.
-        let keys = keys.of(&controller.host.nqn).expect("only who has a secret is admitted").clone();
+        let keys = keys.of(&controller.host.nqn).expect("only hosts with a secret are admitted").clone();
         let parties =
             Parties { host: controller.host.nqn.clone(), subsystem: controller.subsystem.nqn.clone() };
         let handshake = nvme_auth::Controller::new(parties, keys, choices.clone());
@@ -134,10 +134,10 @@ impl Authentication {
             }
             (HandshakeStep::Leave, Outcome::Failed(reason)) => {
                 subsystem.failures.note(peer);
-                tracing::warn!(export, peer, host, queue, %reason, "a host cannot prove who it is");
+                tracing::warn!(export, peer, host, queue, %reason, "host authentication failed");
             }
             (HandshakeStep::Leave, _) => {
-                tracing::warn!(export, peer, host, queue, "a host says too much before it proves who it is");
+                tracing::warn!(export, peer, host, queue, "host authentication failed: too many commands");
             }
             (HandshakeStep::More | HandshakeStep::Secure | HandshakeStep::Secured, _) => {}
         }

@@ -98,7 +98,7 @@ impl NvmeHandshake {
             }
             if security.is_required {
                 let (export, peer) = (&*self.subsystem.export, &*self.peer);
-                tracing::warn!(export, peer, "a host comes without TLS, which is required");
+                tracing::warn!(export, peer, "host refused: it connected without TLS, which is required");
                 return Ok((0, HandshakeStep::Leave));
             }
         }
@@ -157,7 +157,7 @@ impl NvmeHandshake {
                 Ok(admission) => self.welcome(admission),
                 Err(refusal) => {
                     let status = refusal.status;
-                    tracing::info!(export = &*self.subsystem.export, %status, "a host may not connect");
+                    tracing::info!(export = &*self.subsystem.export, %status, "host refused");
                     (Err(refusal), HandshakeStep::Leave)
                 }
             },
@@ -223,7 +223,7 @@ impl NvmeHandshake {
         match result {
             Ok(Answer::Result(result)) => completion.result = result,
             Ok(Answer::Data(data)) => {
-                let len = data.len() as u32; // a message of authentication
+                let len = data.len() as u32; // an authentication message
                 let front = C2hData { command_id, offset: 0, len, is_last: true, is_success: false };
                 let front = front.encode(&framing, &mut bytes);
                 output.extend(&bytes[..front]);
@@ -273,7 +273,7 @@ impl NvmeHandshake {
             return Ok(());
         }
         let (export, host, is_tls) = (&*self.subsystem.export, data.host.as_str(), self.proven.is_some());
-        tracing::warn!(export, host, is_tls, "a host has not shown the key for its name and this subsystem");
+        tracing::warn!(export, host, is_tls, "host refused: no TLS key for its name and this subsystem");
         Err(Status::CONNECT_INVALID_HOST.into())
     }
 }
@@ -295,7 +295,7 @@ impl Handshake for NvmeHandshake {
             let (len, step) = match self.next(&input[used..], output) {
                 Ok(progress) => progress,
                 Err(Rejected { fatal, pdu }) => {
-                    tracing::warn!(export = &*self.subsystem.export, %fatal, "hung up on a newcomer");
+                    tracing::warn!(export = &*self.subsystem.export, %fatal, "client disconnected: protocol error in the handshake");
                     let mut bytes = [0; MAX_TERMINATION_BYTES];
                     let len = TermReq::encode(fatal, Side::Controller, &pdu, &mut bytes);
                     output.extend(&bytes[..len]);

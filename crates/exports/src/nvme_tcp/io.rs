@@ -134,7 +134,7 @@ impl Session {
         let place = self.place(entry.nsid)?;
         let range = BlockRange::parse(&entry.cdw);
         let Bytes { offset, len } = place.range(&range)?;
-        place.admit_write()?; // before its data is asked for
+        place.admit_write()?; // before its data is requested
         let incoming = self.incoming(command, len as usize, link).await?;
         let running = match place.admit_write() {
             Ok(running) => running,
@@ -156,7 +156,7 @@ impl Session {
     async fn flush(&self, entry: &SubmissionEntry, link: &Link) -> Result<(), Failure> {
         for nsid in self.meant(entry.nsid)? {
             let place = self.place(nsid)?;
-            place.controller.check_write(nsid)?; // as the specification has it
+            place.controller.check_write(nsid)?; // as the specification demands
             place.target.flush().await?;
         }
         link.stats().count_request(Op::Flush, 0);

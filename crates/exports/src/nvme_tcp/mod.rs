@@ -231,15 +231,15 @@ impl Config {
         } else if !(1..=MAX_NAMESPACES).contains(&namespaces.len()) {
             format!("{} namespaces: want 1 to {MAX_NAMESPACES}", namespaces.len())
         } else if self.nqn.is_discovery() {
-            format!("{}: it is the name of the discovery subsystem", self.nqn.as_str())
+            format!("subsystem name {}: reserved for the discovery subsystem", self.nqn.as_str())
         } else if self.auth.as_ref().is_some_and(|auth| auth.choices.is_empty()) {
             "authentication without a hash or a group: want at least one of each".into()
         } else if let Some(serial) = self.serial.as_ref().filter(|serial| !is_text(serial)) {
             format!("serial number {serial:?}: want 1 to {MAX_SERIAL} printable ASCII characters")
         } else if uuids.contains(&[0; 16]) || is_twice {
-            "UUIDs of namespaces: want a different one for each, and not zero".into()
+            "namespace UUIDs: want distinct and non-zero values".into()
         } else if let Some(size) = block_size {
-            format!("blocks of {size} bytes: NVMe has at most 65536")
+            format!("block size {size} bytes: NVMe supports at most 65536")
         } else {
             return Ok(());
         };
@@ -344,7 +344,7 @@ impl NvmeTcp {
         let Some(port) = self.subsystem.ports.get(port) else { return false };
         if port.set_state(state) {
             let (export, port, state) = (&*self.subsystem.export, port.id, state.name());
-            tracing::info!(export, port, state, "a port has another access state");
+            tracing::info!(export, port, state, "access state of a port changed");
             self.subsystem.note_access(port);
         }
         true
@@ -490,7 +490,7 @@ impl AcceptHandler for NvmeAcceptHandler {
         };
         let open = move || Session::open(agreed, &early, &weak);
         if self.registry.serve(&self.places.cores()[place], parts, entries.into(), open).is_err() {
-            tracing::warn!(export = &*self.name, core = place, "host dropped: the core has stopped");
+            tracing::warn!(export = &*self.name, core = place, "host disconnected: the core has stopped");
         }
     }
 }

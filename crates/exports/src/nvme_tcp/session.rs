@@ -225,7 +225,7 @@ impl Session {
     #[cold]
     fn terminate(&self, Rejected { fatal, pdu }: &Rejected, link: &Link) {
         let (export, peer) = link.names();
-        tracing::warn!(export, peer, %fatal, "a host is disconnected: protocol error");
+        tracing::warn!(export, peer, %fatal, "host disconnected: protocol error");
         let mut bytes = [0; MAX_TERMINATION_BYTES];
         let pdu = &pdu[..pdu.len().min(REJECTED_BYTES)];
         let len = TermReq::encode(*fatal, Side::Controller, pdu, &mut bytes);
@@ -267,7 +267,7 @@ impl Protocol for Session {
             }
             Ok(Read::Terminated(reason)) => {
                 let (export, peer) = link.names();
-                tracing::warn!(export, peer, %reason, "a host ends its connection");
+                tracing::warn!(export, peer, %reason, "host terminated its connection");
                 Found::Leave
             }
             Err(rejected) => {
@@ -329,12 +329,7 @@ async fn listen(controller: Arc<Controller>, socket: Weak<OwnedFd>) {
             silent_since = now;
         } else if now - silent_since > limit_ns {
             let (export, host) = (&*controller.subsystem.export, controller.host.nqn.as_str());
-            tracing::warn!(
-                export,
-                host,
-                controller = controller.id,
-                "a host is silent for too long: disconnected"
-            );
+            tracing::warn!(export, host, controller = controller.id, "host disconnected: keep-alive timeout");
             return controller.end();
         }
     }

@@ -132,7 +132,7 @@ impl From<InvalidParameter> for Refusal {
 }
 
 impl Subsystem {
-    #[expect(clippy::too_many_arguments, reason = "what it is made of")]
+    #[expect(clippy::too_many_arguments, reason = "one parameter per field")]
     pub(super) fn new(
         nqn: Nqn,
         serial: String,

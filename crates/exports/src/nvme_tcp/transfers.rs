@@ -40,7 +40,7 @@ impl Transfers {
             self.list.len() - 1
         });
         self.list[place] = Some(transfer);
-        place as u16 // no more than a queue has commands
+        place as u16 // at most the number of commands of a queue
     }
 
     /// Data arrives, in the requested order. Returns the memory for it.

@@ -189,7 +189,7 @@ impl Registrar {
             let (sender, jobs) = mpsc::channel::<Job>();
             // The thread ends when the subsystem drops the last sender.
             spawn_thread("reservations", move || jobs.iter().for_each(|job| job()))
-                .map_err(|source| Error::System { action: "start the thread of reservations", source })?;
+                .map_err(|source| Error::System { action: "start the reservations thread", source })?;
             files = Some(sender);
         }
         Ok(Registrar { cores, files })
@@ -230,7 +230,7 @@ pub(super) async fn change(
     };
     let is_to_wait = subsystem.registrar.run(work).await.unwrap_or(Err(Status::INTERNAL_ERROR))?;
     let (export, host) = (&*subsystem.export, host.nqn.as_str());
-    tracing::debug!(export, namespace = nsid, host, ?change, "reservations have changed");
+    tracing::debug!(export, namespace = nsid, host, ?change, "reservations changed");
     if is_to_wait {
         fence::wait_for_writes(number, &subsystem.registrar.cores).await;
     }

@@ -77,7 +77,7 @@ impl Store {
             return Err(invalid(format!("version {}: only {VERSION} is known", stored.version)));
         }
         if stored.subsystem != self.subsystem.as_str() {
-            return Err(invalid(format!("it belongs to subsystem {}", stored.subsystem)));
+            return Err(invalid(format!("the file belongs to subsystem {}", stored.subsystem)));
         }
         let mut keys = BTreeMap::new();
         for (host, key) in &stored.registrants {
@@ -90,7 +90,7 @@ impl Store {
             None => None,
             Some((number, holder)) => {
                 let kind = ReservationType::parse(*number);
-                let kind = kind.ok_or_else(|| invalid(format!("there is no reservation type {number}")))?;
+                let kind = kind.ok_or_else(|| invalid(format!("invalid reservation type {number}")))?;
                 Some(Held { kind, holder: holder.parse()? })
             }
         };
@@ -107,7 +107,7 @@ impl Store {
     /// When that fails; then the file has either the old or the new state.
     pub(super) fn write(&self, state: &Reservations) -> io::Result<()> {
         let folder = SystemFolder::new(self.path.parent().unwrap_or(Path::new("")), 0o600);
-        let name = self.path.file_name().and_then(OsStr::to_str).expect("it is called after a UUID");
+        let name = self.path.file_name().and_then(OsStr::to_str).expect("its name is a UUID");
         match state.persists {
             true => durable::replace(&folder, name, &serde_json::to_vec_pretty(&self.stored(state))?, None),
             false => durable::remove(&folder, name),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_again_until_it_is_not_to_persist() {
+    fn a_stored_state_is_loaded_until_persistence_is_disabled() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("a/b");
         let open = || Store::open(&folder, &subsystem(), &UUID).unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_written_is_refused_by_name() {
+    fn an_invalid_file_is_refused_and_named() {
         let folder = tempfile::tempdir().unwrap();
         let (store, _) = Store::open(folder.path(), &subsystem(), &UUID).unwrap();
         store.write(&state()).unwrap();
@@ -196,7 +196,7 @@ mod tests {
         for (bad, fault) in [
             (String::new(), "EOF"),
             (good.replace("\"version\": 1", "\"version\": 2"), "version 2: only 1 is known"),
-            (good.replace(":disk", ":other"), "it belongs to subsystem nqn.2014-08.org.example:other"),
+            (good.replace(":disk", ":other"), "the file belongs to subsystem nqn.2014-08.org.example:other"),
             (good.replace("generation", "count"), "unknown field `count`"),
             (good.replace(" 16\n", " 0\n"), "cannot be registered"),
             (good.replace(&"fe".repeat(16), &"01".repeat(16)), "cannot be registered"),
@@ -206,7 +206,7 @@ mod tests {
                 good.replacen(&twice, &twice.replace("01", "02"), 1),
                 "the holder of the reservation is not registered",
             ),
-            (good.replacen("    3,", "    9,", 1), "there is no reservation type 9"),
+            (good.replacen("    3,", "    9,", 1), "invalid reservation type 9"),
             (" ".repeat(MAX_BYTES as usize + 1), "longer than"),
         ] {
             assert_ne!(bad, good, "{fault}");

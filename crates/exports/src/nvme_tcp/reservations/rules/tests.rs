@@ -60,7 +60,7 @@ fn each_type_gives_holder_registrants_and_others_what_the_specification_has() {
         let found = [0, 1, 2].map(|number| state.rights(&host(number)));
         assert_eq!(found, [all, registrant, stranger], "{kind:?}");
         assert_eq!(state.is_holder(&host(1)), kind.is_held_by_all());
-        assert_eq!(registered(1).rights(&host(2)), all, "registrations alone keep nobody off");
+        assert_eq!(registered(1).rights(&host(2)), all, "registrations alone exclude no host");
     }
 }
 
@@ -97,7 +97,7 @@ fn a_reservation_is_taken_once_and_given_up_by_its_holder() {
     assert_eq!(state.apply(&host(1), &release(WriteExclusive, 11)), Ok(vec![]), "it has none");
     assert_eq!(state.apply(&host(0), &release(ExclusiveAccess, 10)), Err(Status::INVALID_FIELD));
     assert!(state.held.is_some());
-    assert_eq!(state.apply(&host(0), &release(WriteExclusive, 10)), Ok(vec![]), "nobody relied on it");
+    assert_eq!(state.apply(&host(0), &release(WriteExclusive, 10)), Ok(vec![]), "no registrant relied on it");
     assert_eq!((state.held.clone(), state.generation), (None, generation));
     state.apply(&host(1), &acquire(ExclusiveAccessRegistrantsOnly, 11)).unwrap();
     let news = state.apply(&host(1), &release(ExclusiveAccessRegistrantsOnly, 11)).unwrap();
@@ -109,7 +109,7 @@ fn a_reservation_is_taken_once_and_given_up_by_its_holder() {
 }
 
 #[test]
-fn who_goes_takes_the_reservation_along() {
+fn an_unregistering_holder_ends_the_reservation() {
     let unregister = |number: u64| register(RegisterAction::Unregister, 10 + number, 0);
     for kind in ReservationType::ALL {
         let mut state = held(kind, 2);
@@ -123,7 +123,7 @@ fn who_goes_takes_the_reservation_along() {
 }
 
 #[test]
-fn whoever_is_preempted_is_no_registrant_any_more_and_hears_of_it() {
+fn a_preempted_host_is_unregistered_and_notified() {
     let gone = |number| (host(number), Happening::RegistrationPreempted);
     let mut state = held(WriteExclusive, 3);
     let news = state.apply(&host(1), &preempt(WriteExclusiveRegistrantsOnly, 11, 10)).unwrap();
