@@ -1,27 +1,27 @@
-//! What an export over ublk is told.
+//! Configuration of a ublk export.
 
 use super::uapi::{self, feature};
 use crate::{Error, check_cores};
 use reactor::MAX_BUFFER;
 
-/// Most queues of one export; the kernel uses no more than the machine has processors.
+/// Maximum queues of one export; the kernel uses no more than the machine has processors.
 pub const MAX_QUEUES: u16 = 64;
-/// Longest read or write that can be chosen: what fits a buffer of a core.
+/// Longest read or write that can be configured: the size of a core's buffer.
 pub const MAX_IO: u32 = MAX_BUFFER as u32;
-/// Shortest: a page, which every disk of Linux takes.
+/// Shortest value: a page, which every Linux disk supports.
 pub const MIN_IO: u32 = 4096;
 
-/// What becomes of requests while no server is there: the server was killed.
+/// How requests are handled while the disk has no server because it was killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recovery {
-    /// Requests wait for the next server, and those that the dead one had are done again.
+    /// Requests wait for the next server. Those that the dead server had are repeated.
     #[default]
     Reissue,
-    /// Requests wait for the next server, but those that the dead one had fail.
+    /// Requests wait for the next server. Those that the dead server had fail.
     Plain,
     /// Requests fail until there is another server (Linux 6.14).
     Fail,
-    /// The disk goes away with its server.
+    /// The disk is removed with its server.
     Off,
 }
 
@@ -29,7 +29,7 @@ impl Recovery {
     /// Every choice.
     pub const ALL: [Recovery; 4] = [Recovery::Reissue, Recovery::Plain, Recovery::Fail, Recovery::Off];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Recovery::Reissue => "reissue",
@@ -39,7 +39,7 @@ impl Recovery {
         }
     }
 
-    /// Flags of the device.
+    /// The device flags.
     pub(super) fn flags(self) -> u64 {
         match self {
             Recovery::Reissue => feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE,
@@ -49,7 +49,7 @@ impl Recovery {
         }
     }
 
-    /// The choice that a device with these flags was made with.
+    /// The choice that a device with these flags was created with.
     pub(super) fn of_flags(flags: u64) -> Recovery {
         match flags {
             _ if flags & feature::USER_RECOVERY == 0 => Recovery::Off,
@@ -60,37 +60,38 @@ impl Recovery {
     }
 }
 
-/// What may become of a device that is there already.
+/// How an existing device is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Begin {
-    /// Take it over if its server died, else make it.
+    /// Take it over if its server died, otherwise create it.
     #[default]
     AddOrRecover,
-    /// Make it; it must not be there.
+    /// Create it; it must not exist.
     Add,
-    /// Take it over; it must be there.
+    /// Take it over; it must exist.
     Recover,
 }
 
-/// How an export looks to the kernel and which cores serve it.
+/// Configuration of a ublk export.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The number of the disk, `/dev/ublkbN`; none takes any that is free.
+    /// The number of the disk, `/dev/ublkbN`. `None`: any free one.
     pub id: Option<u32>,
-    /// Queues, up to [`MAX_QUEUES`]. A disk that is taken over keeps those it has; so it does with the next two.
+    /// Queues, up to [`MAX_QUEUES`]. A disk that is taken over keeps its number of queues, queue
+    /// size and longest request.
     pub num_queues: u16,
-    /// Requests in flight in each queue at most, up to 4096.
+    /// Maximum requests in flight in each queue, up to 4096.
     pub queue_size: u16,
     /// Longest read or write in bytes, from [`MIN_IO`] to [`MAX_IO`].
     pub max_io: u32,
-    /// Refuse writes even where the device takes them.
+    /// Refuse writes even if the device accepts them.
     pub read_only: bool,
-    /// What becomes of requests when the server is killed.
+    /// How requests are handled when the server is killed.
     pub recovery: Recovery,
-    /// What may become of a disk with this number that is there already.
+    /// How an existing disk with this number is handled.
     pub begin: Begin,
-    /// The core (index into the list given to [`super::Ublk::start`]) that serves each queue; queues beyond the end
-    /// start over. Empty: every core in turn.
+    /// The core of each queue (index into the list given to [`super::Ublk::start`]); further queues
+    /// repeat the list. Empty: every core in turn.
     pub core_map: Vec<usize>,
 }
 

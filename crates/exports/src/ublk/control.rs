@@ -1,11 +1,12 @@
-//! `/dev/ublk-control`: makes, starts, stops and deletes ublk devices, and says what there is.
+//! `/dev/ublk-control`: creates, starts, stops, deletes and lists ublk devices.
 //!
-//! Each command is one entry of a small io_uring whose completion is waited for. Some take long: starting a device
-//! reads its partition table through the very server that starts it. So none of this may run on a core.
+//! Each command is one entry of a small io_uring, and the caller waits for its completion. Some
+//! take long: starting a device reads its partition table through the server that starts it. So
+//! none of this may run on a core.
 //!
-//! Without `CAP_SYS_ADMIN` a process has only devices that it made itself (`UBLK_F_UNPRIVILEGED_DEV`): whoever may
-//! read and write the node `/dev/ublkcN` may command such a device, and says so by the node's path, which stands
-//! before what else a command carries.
+//! Without `CAP_SYS_ADMIN` a process has only unprivileged devices (`UBLK_F_UNPRIVILEGED_DEV`). A
+//! process that may read and write the node `/dev/ublkcN` may control such a device. Commands to it
+//! carry the node's path in front of their other data.
 
 use super::uapi::{self, ControlCommand, DevInfo, DeviceState, Params, control, feature};
 use super::{node, wait_for_node};
@@ -21,30 +22,30 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 const PATH: &str = "/dev/ublk-control";
-/// Where the kernel lists its devices (`ublkcN`).
+/// The kernel's list of devices (`ublkcN`).
 const SYSFS_CLASS: &str = "/sys/class/ublk-char";
-/// How long a device may take to go away: until its server, if it has one, and its users have let go of it.
+/// Timeout for deleting a device: its server, if it has one, and its users must close it.
 const DELETE_PATIENCE: Duration = Duration::from_secs(20);
-/// The same for a server that ends: a file system that is still mounted does not hold it up.
+/// The same timeout for a server that ends: a mounted file system does not block its end.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
-/// Until the kernel is asked again that was short of something.
+/// Pause before the next try after the kernel lacked a resource.
 const RETRY: Duration = Duration::from_millis(1);
 /// A ring for one command at a time.
 const ENTRIES: u32 = 4;
-/// Room for the path of any node.
+/// Space for the path of any node.
 const PATH_BYTES: usize = 32;
 
-/// What the kernel's driver can do.
+/// The features of the kernel's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features(pub(super) u64);
 
 impl Features {
-    /// The bits as the kernel gives them.
+    /// The bits as the kernel reports them.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Names of the bits that are set; those that are not known here by their number.
+    /// Names of the bits that are set; unknown bits by number.
     pub fn names(self) -> Vec<String> {
         let name = |bit: usize| {
             feature::NAMES.get(bit).map_or_else(|| format!("BIT_{bit}"), |name| (*name).to_owned())
@@ -57,7 +58,7 @@ impl Features {
     }
 }
 
-/// A ublk device of this machine, whoever serves it.
+/// A ublk device of this machine, of any server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     pub(super) info: DevInfo,
@@ -65,27 +66,28 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Its number: `/dev/ublkbN`.
+    /// The number: `/dev/ublkbN`.
     pub fn id(&self) -> u32 {
         self.info.dev_id
     }
 
-    /// `live`, `quiesced` (its server died and requests wait), `fail-io` (likewise, and they fail) or `dead` (no disk).
+    /// `live`, `quiesced` (the server died and requests wait), `fail-io` (the server died and
+    /// requests fail) or `dead` (no disk).
     pub fn state(&self) -> &'static str {
         self.info.device_state().name()
     }
 
-    /// The process that serves it, or did so last.
+    /// The current or last server process.
     pub fn pid(&self) -> Option<i32> {
         Some(self.info.ublksrv_pid).filter(|pid| *pid > 0)
     }
 
-    /// Queues between kernel and server.
+    /// Number of queues.
     pub fn queues(&self) -> u16 {
         self.info.nr_hw_queues
     }
 
-    /// Requests in flight in each queue at most.
+    /// Maximum requests in flight in each queue.
     pub fn queue_size(&self) -> u16 {
         self.info.queue_depth
     }
@@ -110,43 +112,43 @@ impl DeviceInfo {
         self.params.basic.attrs & uapi::attribute::READ_ONLY != 0
     }
 
-    /// The user and the group who made it.
+    /// The user and the group that created it.
     pub fn owner(&self) -> (u32, u32) {
         (self.info.owner_uid, self.info.owner_gid)
     }
 
-    /// Whether an ordinary user made it, who may command it.
+    /// Whether an unprivileged user created it, and may control it.
     pub fn is_unprivileged(&self) -> bool {
         self.info.flags & feature::UNPRIVILEGED_DEV != 0
     }
 
-    /// Whether Freestone made it.
+    /// Whether Freestone created it.
     pub fn is_ours(&self) -> bool {
         super::identity::is_ours(self.info.ublksrv_flags)
     }
 
-    /// What happens to requests when the server dies: `reissue`, `plain`, `fail` or `off`.
+    /// How requests are handled when the server dies: `reissue`, `plain`, `fail` or `off`.
     pub fn recovery(&self) -> &'static str {
         super::Recovery::of_flags(self.info.flags).name()
     }
 
-    /// What it was made with.
+    /// The features that it was created with.
     pub fn flags(&self) -> Features {
         Features(self.info.flags)
     }
 }
 
-/// The control device, opened.
+/// The open control device.
 pub struct Control {
     file: File,
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
-    /// What the last command carried: completions of earlier ones, which were given up, are passed over.
+    /// Identifier of the last command, to ignore completions of earlier ones that timed out.
     sequence: u64,
-    /// Devices of ordinary users, whose commands carry a path.
+    /// Unprivileged devices, whose commands carry a path.
     unprivileged: BTreeSet<u32>,
 }
 
-/// What a command to an unprivileged device carries.
+/// The data of a command to an unprivileged device.
 #[repr(C)]
 struct WithPath<T> {
     path: [u8; PATH_BYTES],
@@ -154,10 +156,10 @@ struct WithPath<T> {
 }
 
 impl Control {
-    /// Opens it.
+    /// Opens the control device.
     ///
     /// # Errors
-    /// Without the module `ublk_drv`, or without permission.
+    /// When the module `ublk_drv` is not loaded, or without permission.
     pub fn open() -> Result<Control, Error> {
         let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|source| {
             let hint = match source.raw_os_error() {
@@ -174,7 +176,7 @@ impl Control {
         Ok(Control { file, ring, sequence: 0, unprivileged: BTreeSet::new() })
     }
 
-    /// What the driver can do.
+    /// The features of the driver.
     ///
     /// # Errors
     /// Before Linux 6.5, and without permission.
@@ -187,10 +189,10 @@ impl Control {
         Ok(Features(bits))
     }
 
-    /// Every ublk device that this process may ask, by number.
+    /// Every ublk device that this process may query, by number.
     ///
     /// # Errors
-    /// When one cannot be asked. A device that goes away meanwhile is left out.
+    /// When a query fails. A device that disappears meanwhile is skipped.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>, Error> {
         let mut devices = Vec::new();
         for id in ids()? {
@@ -202,16 +204,16 @@ impl Control {
         Ok(devices)
     }
 
-    /// The device with number `id`, if there is one.
+    /// The device with number `id`, if it exists.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// When the query fails.
     pub fn device(&mut self, id: u32) -> Result<Option<DeviceInfo>, Error> {
         let mut info = DevInfo::default();
         self.unprivileged.remove(&id);
         let mut asked = self.run_with(control::GET_DEV_INFO, id, &mut info);
         if asked.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
-            // Whoever asks about the device of an ordinary user must name its node.
+            // A query of an unprivileged device must name its node.
             self.unprivileged.insert(id);
             asked = self.run_with(control::GET_DEV_INFO, id, &mut info);
         }
@@ -228,11 +230,10 @@ impl Control {
         }
     }
 
-    /// Stops and deletes a device, whoever serves it. What users of a live one have in their caches is written to it
-    /// first.
+    /// Stops and deletes a device of any server. Cached data of a live one is written to it first.
     ///
     /// # Errors
-    /// When there is no such device, or its server or its users do not let go of it for 20 s.
+    /// When the device does not exist, or its server or its users do not close it within 20 s.
     pub fn delete(&mut self, id: u32) -> Result<(), Error> {
         let Some(device) = self.device(id)? else {
             return Err(refused(id, "cannot be deleted", io::Error::from_raw_os_error(libc::ENODEV)));
@@ -244,8 +245,8 @@ impl Control {
         self.remove(id)
     }
 
-    /// Makes a device; `info` then says what the kernel made of the wishes in it. Without the right to make any, one of
-    /// the kind that every user may have.
+    /// Creates a device and updates `info` with the kernel's values. Without the privilege for any
+    /// device it creates an unprivileged one.
     pub(super) fn add(&mut self, info: &mut DevInfo) -> Result<(), Error> {
         let id = info.dev_id;
         self.unprivileged.remove(&id); // that of an earlier device
@@ -265,25 +266,25 @@ impl Control {
         Ok(())
     }
 
-    /// Says what a new device is like.
+    /// Sets the parameters of a new device.
     pub(super) fn set_params(&mut self, id: u32, params: &Params) -> Result<(), Error> {
         let mut params = *params;
         self.run_with(control::SET_PARAMS, id, &mut params)
             .map_err(|source| refused(id, "does not take its parameters", source))
     }
 
-    /// Makes the disk appear. Returns when the kernel has read its partition table.
+    /// Starts the disk. Returns when the kernel has read its partition table.
     pub(super) fn start(&mut self, id: u32) -> Result<(), Error> {
         self.with_pid(control::START_DEV, id).map_err(|source| refused(id, "cannot be started", source))
     }
 
-    /// Makes the disk disappear; requests in flight end first.
+    /// Stops the disk; requests in flight complete first.
     pub(super) fn stop(&mut self, id: u32) -> Result<(), Error> {
         self.run(control::STOP_DEV, ControlCommand::new(id))
             .map_err(|source| refused(id, "cannot be stopped", source))
     }
 
-    /// Deletes a device that was stopped, and waits until its number is free.
+    /// Deletes a stopped device and waits until its number is free.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Error> {
         self.remove_within(id, DELETE_PATIENCE).map_err(|source| {
             let hint = if is_late(&source) { " (its server or its users do not let go of it)" } else { "" };
@@ -291,7 +292,8 @@ impl Control {
         })
     }
 
-    /// As [`remove`](Self::remove), by the device's own server: one that still has users goes with the last of them.
+    /// As [`remove`](Self::remove), by the device's own server. A device that still has users is
+    /// deleted with the last of them.
     pub(super) fn leave(&mut self, id: u32) -> Result<(), Error> {
         match self.remove_within(id, LEAVE_PATIENCE) {
             Err(source) if is_late(&source) => {
@@ -314,12 +316,12 @@ impl Control {
         result
     }
 
-    /// Begins to take over a device whose server died.
+    /// Starts to take over a device whose server died.
     pub(super) fn start_recovery(&mut self, id: u32) -> io::Result<()> {
         self.run(control::START_USER_RECOVERY, ControlCommand::new(id))
     }
 
-    /// Lets the requests come: every queue has fetched.
+    /// Completes the takeover: every queue has fetched.
     pub(super) fn end_recovery(&mut self, id: u32) -> Result<(), Error> {
         self.with_pid(control::END_USER_RECOVERY, id)
             .map_err(|source| refused(id, "cannot be taken over", source))
@@ -332,7 +334,7 @@ impl Control {
             .map_err(|source| refused(id, "does not take its new size", source))
     }
 
-    /// Lets requests to a live disk wait until its next server has come.
+    /// Makes requests to a live disk wait for its next server.
     pub(super) fn quiesce(&mut self, id: u32, patience: Duration) -> Result<(), Error> {
         let command = ControlCommand { data: patience.as_millis() as u64, ..ControlCommand::new(id) };
         self.run(control::QUIESCE_DEV, command).map_err(|source| refused(id, "does not rest", source))
@@ -343,13 +345,13 @@ impl Control {
         self.run(op, command)
     }
 
-    /// A command that carries nothing of its own.
+    /// Executes a command without data.
     fn run(&mut self, op: u32, command: ControlCommand) -> io::Result<()> {
         let (command, _path) = self.addressed(command);
         self.execute(op, command, None)
     }
 
-    /// A command that carries `value`, which the kernel reads or writes.
+    /// Executes a command with `value`, which the kernel reads or writes.
     fn run_with<T: Copy>(&mut self, op: u32, id: u32, value: &mut T) -> io::Result<()> {
         if !self.unprivileged.contains(&id) {
             return self.execute(op, with_memory(ControlCommand::new(id), value), None);
@@ -361,7 +363,8 @@ impl Control {
         result
     }
 
-    /// The command with the path that its device asks for, if it does. The path must live as long as the command.
+    /// Adds the node's path to a command if its device needs it. The path must live as long as the
+    /// command.
     fn addressed(&self, command: ControlCommand) -> (ControlCommand, Option<Box<WithPath<()>>>) {
         if !self.unprivileged.contains(&command.dev_id) {
             return (command, None);
@@ -371,8 +374,8 @@ impl Control {
         (ControlCommand { dev_path_len: PATH_BYTES as u16, ..command }, Some(path))
     }
 
-    /// Sends a command and waits for its end, at most for `patience`. The memory that `command` names must live until
-    /// the end, also when it is given up.
+    /// Submits a command and waits for its completion, at most for `patience`. The memory that
+    /// `command` names must live until completion, even after a timeout.
     fn execute(&mut self, op: u32, command: ControlCommand, patience: Option<Duration>) -> io::Result<()> {
         self.sequence += 1;
         let entry = UringCmd80::new(Fd(self.file.as_raw_fd()), op).cmd(command.to_bytes());
@@ -410,7 +413,8 @@ impl Control {
                     std::thread::sleep(RETRY);
                     Ok(())
                 }
-                // Nothing was submitted, or the wait cannot be: memory that a command names may still be written to.
+                // Either nothing was submitted, or waiting failed: the kernel may still write to
+                // the command's memory.
                 _ => panic!("io_uring_enter: {error}"),
             },
         }
@@ -421,7 +425,7 @@ fn is_late(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ETIMEDOUT)
 }
 
-/// The node of device `id`, as commands to it carry it.
+/// The path of device `id`'s node, as commands carry it.
 fn path_of(id: u32) -> [u8; PATH_BYTES] {
     let mut path = [0; PATH_BYTES];
     let name = node(id);
@@ -430,7 +434,7 @@ fn path_of(id: u32) -> [u8; PATH_BYTES] {
     path
 }
 
-/// A command with `value` as its memory.
+/// A command with `value` as its data.
 fn with_memory<T>(command: ControlCommand, value: &mut T) -> ControlCommand {
     let addr = std::ptr::from_mut(value).expose_provenance() as u64;
     ControlCommand { addr, len: size_of::<T>() as u16, ..command }
@@ -440,7 +444,7 @@ fn refused(id: u32, what: &str, source: io::Error) -> Error {
     Error::Ublk { what: format!("ublk: device {id} {what}"), source }
 }
 
-/// Numbers of the devices that there are.
+/// Numbers of all devices.
 fn ids() -> Result<Vec<u32>, Error> {
     let failed = |source| Error::Ublk { what: format!("cannot read {SYSFS_CLASS}"), source };
     let mut ids = Vec::new();

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 
-/// A queue's descriptors, one for each tag, mapped read-only from `/dev/ublkcN`.
+/// A queue's descriptors, one per tag, mapped read-only from `/dev/ublkcN`.
 pub(super) struct Descriptors {
     memory: NonNull<Descriptor>,
     bytes: usize,
@@ -15,7 +15,7 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Maps those of `queue`, which has `depth` tags.
+    /// Maps the descriptors of `queue`, which has `depth` tags.
     pub(super) fn map(file: &File, queue: u16, depth: u16) -> Result<Descriptors, Error> {
         // SAFETY: no pointer is passed.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
@@ -41,7 +41,7 @@ impl Descriptors {
         Ok(Descriptors { memory, bytes, depth })
     }
 
-    /// The request of `tag`, which the kernel has handed over.
+    /// Reads the request of `tag`, which the kernel has handed over.
     #[inline]
     pub(super) fn read(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tag {tag} of {}", self.depth);

@@ -1,4 +1,4 @@
-//! The life of a disk: made or taken over, started, stopped, deleted.
+//! The life cycle of a disk: created or taken over, started, stopped, deleted.
 
 use super::config::{Config, Recovery};
 use super::control::{Control, DeviceInfo, Features, is_alive};
@@ -11,22 +11,22 @@ use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long to wait for the kernel to notice that a server died, and to let go of what it had.
+/// Timeout for the kernel to notice that a server died, and to release its resources.
 const TAKEOVER_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks.
+/// Poll interval.
 const STEP: Duration = Duration::from_millis(20);
 
-/// A device that has no server yet: this process is about to be it.
+/// A device without a server, which this process is about to serve.
 #[derive(Clone)]
 pub(super) struct Claim {
     pub(super) device: DeviceInfo,
-    /// It was there: users wait for it, so it is never deleted because something fails.
+    /// Whether the device existed before: it has users, so an error must not delete it.
     pub(super) is_recovered: bool,
     pub(super) features: Features,
 }
 
 impl Claim {
-    /// Makes the device that `config` asks for, or finds it.
+    /// Creates the device that `config` describes, or finds it.
     pub(super) fn make(control: &mut Control, target: &dyn Device, config: &Config) -> Result<Claim, Error> {
         let features = control.features()?;
         require(features, feature::NEED_GET_DATA | feature::CMD_IOCTL_ENCODE)?;
@@ -78,12 +78,12 @@ impl Claim {
         self.device.id()
     }
 
-    /// Whether a server may leave the disk to the next one: its users notice a pause.
+    /// Whether a server may leave the disk to the next one: its users only notice a pause.
     pub(super) fn can_be_left(&self) -> bool {
         self.device.info.flags & feature::QUIESCE != 0
     }
 
-    /// Opens the device for its queues. No other server can from now on, until the file is closed.
+    /// Opens the device for its queues. No other server can open it until the file is closed.
     pub(super) fn open(&self, control: &mut Control) -> Result<File, Error> {
         if self.is_recovered {
             start_recovery(control, self.id())?;
@@ -91,19 +91,19 @@ impl Claim {
         open_node(self.id())
     }
 
-    /// Lets requests come: every queue has fetched.
+    /// Starts the disk: every queue has fetched.
     pub(super) fn start(&self, control: &mut Control) -> Result<(), Error> {
         if self.is_recovered { control.end_recovery(self.id()) } else { control.start(self.id()) }
     }
 
-    /// What ends the commands of queues whose device could not be started. Their file is still open.
+    /// Cancels the commands of queues whose device could not be started. Their file is still open.
     pub(super) fn cancel(&self, control: &mut Control) {
         if !self.is_recovered {
             complain(control.stop(self.id()));
         }
     }
 
-    /// Leaves things as they were before: nothing of a new device remains.
+    /// Restores the state before: a new device is deleted.
     pub(super) fn give_up(&self, control: &mut Control) {
         if !self.is_recovered {
             complain(control.remove(self.id()));
@@ -111,10 +111,11 @@ impl Claim {
     }
 }
 
-/// Ends a disk: its users write what they have first, and requests in flight are completed. The queues must still be
-/// served, and end after it.
+/// Stops a disk: its users write their cached data first, and requests in flight are completed. The
+/// queues must be served until then, and end afterwards.
 pub(super) fn stop(control: &mut Control, id: u32) {
-    // Without a server (a core may have panicked) nobody could write anything, and asking would wait for ever.
+    // Without a server (a core may have panicked) cached data cannot be written, and flushing would
+    // block forever.
     if let Ok(Some(device)) = control.device(id)
         && device.info.device_state() == DeviceState::Live
     {
@@ -123,12 +124,14 @@ pub(super) fn stop(control: &mut Control, id: u32) {
     complain(control.stop(id));
 }
 
-/// Lets the requests of a disk that is about to be left wait. What its queues have by then, they complete.
+/// Makes the requests of a disk wait before it is left. Queues complete the requests that they have
+/// by then.
 pub(super) fn quiesce_for_successor(control: &mut Control, id: u32) {
     complain(control.quiesce(id, TAKEOVER_PATIENCE));
 }
 
-/// The bit for a disk whose server may leave it: no request fails because of that, so those in flight are kept.
+/// The flag for a disk whose server may leave it. Only for a recovery mode that fails no request
+/// because of it.
 fn quiesce(recovery: Recovery, features: Features) -> u64 {
     match recovery {
         Recovery::Reissue => features.bits() & feature::QUIESCE,
@@ -136,14 +139,14 @@ fn quiesce(recovery: Recovery, features: Features) -> u64 {
     }
 }
 
-/// Logs what went wrong where nothing can be done about it.
+/// Logs an error that cannot be handled.
 pub(super) fn complain(result: Result<(), Error>) {
     if let Err(error) = result {
         tracing::warn!(%error, "a disk does not end as it should");
     }
 }
 
-/// Takes device `id` over; None: it is to be made.
+/// Takes device `id` over. Returns `None` if it must be created.
 fn take_over(control: &mut Control, id: u32, wanted: &Wanted) -> Result<Option<DeviceInfo>, Error> {
     let deadline = Instant::now() + TAKEOVER_PATIENCE;
     loop {
@@ -168,18 +171,19 @@ fn take_over(control: &mut Control, id: u32, wanted: &Wanted) -> Result<Option<D
 fn look_at(device: DeviceInfo) -> Found {
     let is_server_alive = is_alive(device.info.ublksrv_pid);
     let is_dead = device.info.device_state() == DeviceState::Dead;
-    // Only the first to open it succeeds; closed again at once.
+    // Only the first process can open it; the file is closed again at once.
     let is_held = is_dead && try_open(device.id()).is_err();
     Found { device, is_server_alive, is_held }
 }
 
-/// Begins to take a device over. The kernel refuses while it still ends what the dead server had.
+/// Starts a takeover. The kernel refuses while it still releases the resources of the dead server.
 fn start_recovery(control: &mut Control, id: u32) -> Result<(), Error> {
     let deadline = Instant::now() + TAKEOVER_PATIENCE;
     loop {
         match control.start_recovery(id) {
             Ok(()) => return Ok(()),
-            // A successor that died before it had fetched has begun already; the device waits as it is.
+            // A successor died before it had fetched and has started the takeover already; the
+            // device waits.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
                 std::thread::sleep(STEP);
@@ -199,7 +203,7 @@ fn require(features: Features, bits: u64) -> Result<(), Error> {
     Err(Error::Config(format!("this kernel's ublk driver has no {missing}")))
 }
 
-/// What a disk was made with, for the log.
+/// The parameters of a disk, for the log.
 pub(super) fn describe(claim: &Claim) -> String {
     let info = &claim.device.info;
     let verb = if claim.is_recovered { "taken over" } else { "made" };

@@ -1,22 +1,22 @@
-//! The mark that a device carries: who made it, and of what.
+//! The mark of a device: its creator, and the name of the served device.
 //!
-//! The driver keeps 64 bits for the server that makes a device. A successor reads them before it takes a device over,
-//! so that nobody's disk goes on over another one's data.
+//! The driver stores 64 bits for the server that creates a device. A successor reads them before a
+//! takeover, so that a disk never continues over other data.
 
 /// The upper half of every mark.
 const OURS: u64 = 0x4672_5374; // "FrSt"
 
-/// The mark of a disk that is served from the device called `name`.
+/// The mark of a disk that serves the device called `name`.
 pub(super) fn mark(name: &str) -> u64 {
     OURS << 32 | u64::from(hash(name))
 }
 
-/// Whether Freestone made a device with this mark.
+/// Whether Freestone created a device with this mark.
 pub(super) fn is_ours(mark: u64) -> bool {
     mark >> 32 == OURS
 }
 
-/// FNV-1a: the same in every version, unlike the standard library's.
+/// FNV-1a: the same in every version, unlike the standard library's hash.
 fn hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

@@ -1,31 +1,34 @@
-//! A disk of this machine's own kernel: `/dev/ublkbN`.
+//! A disk of the local kernel: `/dev/ublkbN`.
 //!
 //! ```text
 //!   file system, container ─► /dev/ublkb0 ─► kernel: one queue a processor
 //!                                                │ io_uring commands, data copied by the kernel
-//!   who calls us ── control ─► cores: ◄──────────┴─ queue 0, 2  ─► channel ─► device
+//!   caller ──────── control ─► cores: ◄──────────┴─ queue 0, 2  ─► channel ─► device
 //!      (Control, Claim)                           └ queue 1, 3  ─► channel ─► device
 //! ```
 //!
-//! There is no thread of its own: starting and stopping happen on the caller's ([`control`], `device`), data on the
-//! cores (`queue`). Each queue of the disk is one io_uring on the core that serves it.
+//! The export has no thread of its own. Starting and stopping run on the caller's ([`control`],
+//! `device`), data on the cores (`queue`). Each queue of the disk is one io_uring on the core that
+//! serves it.
 //!
 //! # When the server leaves
-//! A server that ends in good order may leave its disk to the next one ([`Export::hand_over`]): the driver lets requests
-//! wait, those in flight are completed, and the rings are closed. A disk goes to other cores in the same way, from one
-//! process to itself. It takes a driver that can be asked for that (Linux 6.16); older ones lose their disks with the
-//! server unless it is killed.
+//! A server that is stopped may leave its disk to the next one ([`Export::hand_over`]). The driver
+//! makes new requests wait, those in flight are completed, and the rings are closed. A disk moves
+//! to other cores in the same way, from one process to itself. This requires a driver with the
+//! quiesce command (Linux 6.16). With older drivers a disk ends with its server, unless the server
+//! is killed.
 //!
 //! # When the server dies
-//! The driver keeps the disk, its requests wait, and the next server that asks for the same number takes it over
-//! (`takeover`). Those that the dead server had are handed out again, so a write may be carried out twice: first by the
-//! dead server, and then by its successor, before its first answer. Both write the same bytes to the same place and
-//! nobody has been told that either ended, so no reader can rely on what was there between; the same holds for discard
-//! and write zeroes, and a flush that is repeated covers no less. Two things must hold for that, and are others' to
-//! keep: a device carries a request out by its own bytes alone (no request adds to what is there), and it cannot be
-//! opened again before the last write of the dead server has ended: the lock of a file that is served lasts as long as
-//! anything in the kernel uses it, so a successor that gets the lock comes after.
+//! The driver keeps the disk, its requests wait, and the next server with the same number takes it
+//! over (`takeover`). It gets the requests of the dead server again, so a write may be executed
+//! twice. The successor repeats them before its first answer. Both write the same bytes to the same
+//! place, and neither write was acknowledged before. So no reader can rely on the data in between.
+//! The same holds for discard and write zeroes, and a repeated flush covers no less.
 //!
+//! This needs two guarantees of the layers below. A device executes a request by its own bytes
+//! alone: no request appends to existing data. And a device cannot be opened again before the last
+//! write of the dead server has ended. The lock of a served file lasts as long as the kernel uses
+//! the file, so a successor gets the lock afterwards.
 //! Source of truth: `Documentation/block/ublk.rst` and `include/uapi/linux/ublk_cmd.h` of Linux.
 
 mod config;
@@ -57,8 +60,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uapi::feature;
 
-/// A running export. Dropping it removes the disk, unless it was handed over: its users are asked to write what they have
-/// first.
+/// A running export. Dropping it asks the disk's users to write their cached data, then removes the
+/// disk, unless it was handed over.
 pub struct Ublk {
     device: Arc<dyn Device>,
     cores: Vec<CoreRef>,
@@ -68,22 +71,24 @@ pub struct Ublk {
     running: Mutex<Running>,
 }
 
-/// The queues of a disk on their cores.
+/// The running queues of a disk.
 struct Running {
     queues: Vec<Serving>,
     /// See [`Config::core_map`].
     map: Vec<usize>,
-    /// They have ended, or are about to: the disk's number may be another's.
+    /// Whether the queues have ended or are about to: another device may then have the disk's
+    /// number.
     is_ending: Arc<AtomicBool>,
 }
 
 impl Ublk {
-    /// Makes a disk over `device`, or takes one over whose server died; it can be used when this returns. Waits while
-    /// the kernel reads the partition table, which the cores serve: not to be called on one.
+    /// Creates a disk over `device`, or takes one over whose server died. The disk is usable once
+    /// this returns. Blocks while the kernel reads the partition table, which the cores serve: must
+    /// not be called on a core.
     ///
     /// # Errors
-    /// When the configuration is impossible, the kernel refuses something, or the disk that is there cannot be had.
-    /// Nothing of a new disk is left then, and one that was there waits as before.
+    /// When the configuration is invalid, the kernel refuses a step, or the existing disk cannot be
+    /// used. Then a new disk is deleted, and an existing one waits as before.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Ublk, Error> {
         config.check(cores.len())?;
         let mut control = Control::open()?;
@@ -104,12 +109,12 @@ impl Ublk {
         self.claim.id()
     }
 
-    /// Whether the disk was there and waited for a server.
+    /// Whether the disk existed and waited for a server.
     pub fn is_recovered(&self) -> bool {
         self.claim.is_recovered
     }
 
-    /// What the disk was made with: the kernel may have cut what was asked for.
+    /// The disk's parameters; the kernel may have reduced the configured values.
     pub fn info(&self) -> &DeviceInfo {
         &self.claim.device
     }
@@ -118,17 +123,17 @@ impl Ublk {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the disk again that was left, on the cores of `map`.
+    /// Serves a disk again after leaving it, on the cores of `map`.
     fn resume(&self, control: &mut Control, map: &[usize]) -> Result<Running, Error> {
         let claim = Claim { is_recovered: true, ..self.claim.clone() };
         serve(control, &self.device, &self.cores, map, &self.config, &claim, &self.stats)
     }
 }
 
-/// Serves the queues of a disk, and lets its requests come.
+/// Serves the queues of a disk and starts it.
 ///
 /// # Errors
-/// When something fails. Nothing of a new disk is left then, and one that was there waits as before.
+/// When a step fails. Then a new disk is deleted, and an existing one waits as before.
 fn serve(
     control: &mut Control,
     device: &Arc<dyn Device>,
@@ -151,14 +156,14 @@ fn serve(
     Err(error)
 }
 
-/// Leaves the disk to the next server, or to ourselves.
+/// Leaves the disk to the next server, or to this one.
 fn leave(control: &mut Control, claim: &Claim, running: &mut Running) {
     running.is_ending.store(true, Ordering::Relaxed);
     device::quiesce_for_successor(control, claim.id());
     running.queues.drain(..).for_each(Serving::leave);
 }
 
-/// Lets every core get ready for its queues.
+/// Prepares every core for its queues.
 fn prepare(
     running: &mut Running,
     device: &Arc<dyn Device>,
@@ -186,7 +191,8 @@ fn prepare(
     Ok(())
 }
 
-/// Lets every queue fetch. The file is theirs alone: the device's number is free when the last of them has let go.
+/// Fetches the first requests of every queue. Only the queues hold the file: the device's number is
+/// free when the last of them has closed it.
 fn fetch(control: &mut Control, queues: &[Serving], claim: &Claim) -> Result<(), Error> {
     let file = Arc::new(claim.open(control)?);
     queues.iter().try_for_each(|queue| queue.fetch(file.clone()))
@@ -197,7 +203,8 @@ impl Export for Ublk {
         &self.stats
     }
 
-    /// The disk changes its size where the kernel can (Linux 6.16); elsewhere its users find the old one.
+    /// Changes the size of the disk if the kernel supports it (Linux 6.16); otherwise its users
+    /// keep the old size.
     fn notify_resize(&self) -> Limits {
         let (limits, before) = (self.device.limits(), self.claim.device.capacity());
         let as_before = Limits { capacity: before, ..limits.clone() };
@@ -221,7 +228,8 @@ impl Export for Ublk {
         }
     }
 
-    /// The kernel takes a queue's commands from one thread only, so the disk is left and taken over: a pause of some 100 ms.
+    /// The kernel accepts a queue's commands from one thread only, so the disk is left and taken
+    /// over: a pause of about 100 ms.
     fn remap(&self, cores: &[usize]) -> Result<(), Error> {
         check_cores(cores, self.cores.len())?;
         let (id, mut running) = (self.id(), self.running());
@@ -236,7 +244,7 @@ impl Export for Ublk {
         leave(&mut control, &self.claim, &mut running);
         let moved = self.resume(&mut control, cores).map(|moved| *running = moved);
         if moved.is_err() {
-            // As before; or else its requests wait.
+            // Restores the previous cores; if that fails, the disk's requests wait.
             *running = self.resume(&mut control, &running.map)?;
         }
         moved
@@ -261,7 +269,7 @@ impl Export for Ublk {
 impl Drop for Ublk {
     fn drop(&mut self) {
         let mut running = self.running();
-        // Once the disk is gone, its number may be another's.
+        // Once the disk has been removed, another device may have its number.
         let has_ended = running.is_ending.swap(true, Ordering::Relaxed);
         let mut control = match Control::open() {
             Ok(control) => Some(control).filter(|_| !has_ended),

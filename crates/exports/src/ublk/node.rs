@@ -1,4 +1,5 @@
-//! The nodes `/dev/ublkcN`, over which a device is served and, if an ordinary user made it, commanded.
+//! The nodes `/dev/ublkcN`: a device is served over its node and, if it is unprivileged, controlled
+//! through it.
 
 use crate::Error;
 use std::ffi::CString;
@@ -8,9 +9,10 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// How long the node of a new device may take to appear, and to be given to the user who made the device.
+/// Timeout for the node of a new device to appear, and to be given to the user that created the
+/// device.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Poll interval.
 const STEP: Duration = Duration::from_millis(20);
 
 /// The node of device `id`.
@@ -18,17 +20,17 @@ pub(super) fn node(id: u32) -> PathBuf {
     PathBuf::from(format!("/dev/ublkc{id}"))
 }
 
-/// Opens the node, which only one process at a time can.
+/// Opens the node, which only one process at a time can do.
 pub(super) fn try_open(id: u32) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(node(id))
 }
 
-/// Opens the node, which may have to appear first.
+/// Opens the node, waiting for it to appear.
 pub(super) fn open_node(id: u32) -> Result<File, Error> {
     patiently(id, try_open, |error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Waits until this process may open the node: udev gives it to the user who made the device.
+/// Waits until this process may open the node: udev gives it to the user that created the device.
 pub(super) fn wait_for_node(id: u32) -> Result<(), Error> {
     let is_passing =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);

@@ -1,4 +1,4 @@
-//! What the kernel is told of the disk: the device's limits in the driver's units.
+//! The disk's parameters: the device's limits in the driver's units.
 
 use super::Config;
 use super::config::MIN_IO;
@@ -6,14 +6,14 @@ use super::uapi::{BasicParams, DiscardParams, Params, SECTOR_BYTES, attribute, p
 use crate::Error;
 use block::Limits;
 
-/// Largest logical block that the driver takes: a page.
+/// Largest logical block that the driver supports: a page.
 const MAX_BLOCK: u32 = 4096;
 
 /// The parameters of a disk over a device with these limits, whose requests are at most `max_io` bytes long.
 pub(super) fn of(limits: &Limits, config: &Config, max_io: u32) -> Params {
     let is_read_only = config.read_only || limits.read_only;
     let physical = limits.physical_block_size.max(limits.block_size);
-    // The driver takes powers of two: the largest that whole best requests are made of.
+    // The driver requires powers of two: the largest one that divides the device's optimal length.
     let optimal_shift =
         limits.optimal_io_size.checked_ilog2().map_or(0, |_| limits.optimal_io_size.trailing_zeros());
     let set = |is_set: bool, bit: u32| if is_set { bit } else { 0 };
@@ -56,7 +56,7 @@ fn discard(limits: &Limits) -> Option<DiscardParams> {
     (discard.max_discard_sectors > 0 || discard.max_write_zeroes_sectors > 0).then_some(discard)
 }
 
-/// The longest request: what was wished for, as far as the device takes it.
+/// The longest request: the configured value, as far as the device supports it.
 pub(super) fn max_io(limits: &Limits, config: &Config) -> Result<u32, Error> {
     let refuse = |fault: String| Err(Error::Config(fault));
     if limits.block_size > MAX_BLOCK {

@@ -6,14 +6,16 @@
 //!     └── flush: one io_uring_enter for all answers and fetches of a turn ◄── commit and fetch ◄──────┘
 //! ```
 //!
-//! Every *tag* has one command in the ring: it brings a request, and the command that commits the result fetches the
-//! tag's next one. A *slot* is a task that serves one request at a time and takes the next tag that is ready itself.
+//! Every *tag* has one command in the ring. It brings a request, and the command that commits the
+//! result fetches the tag's next one. A *slot* is a task that serves one request at a time and
+//! takes the next ready tag itself.
 //!
-//! Data is copied by the kernel, into and out of a buffer that is taken from the core's pool for as long as the
-//! request lasts: an idle disk has no buffers. For a read the commit carries the buffer; for a write the kernel first
-//! says that there is one, and copies when it gets a buffer (`UBLK_F_NEED_GET_DATA`). All of that travels in the
-//! ring, in batches. The other way (`UBLK_F_USER_COPY`) costs a system call for each request, and is not open to
-//! disks without privileges.
+//! The kernel copies data into and out of a buffer from the core's pool. The slot holds it only for
+//! the duration of the request, so an idle disk has no buffers. For a read, the commit carries the
+//! buffer. For a write, the kernel first announces it, and copies when it gets a buffer
+//! (`UBLK_F_NEED_GET_DATA`). All of that goes through the ring, in batches. The alternative
+//! (`UBLK_F_USER_COPY`) costs a system call per request, and is not available to unprivileged
+//! disks.
 
 use super::descriptors::Descriptors;
 use super::request;
@@ -39,16 +41,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
-/// Requests that one slot completes without waiting before it lets the core submit the answers and look elsewhere.
+/// Requests that one slot completes without waiting before it yields: the core then submits the
+/// answers and polls other sources.
 const BATCH: u32 = 64;
-/// Completions that are taken out of the ring at once.
+/// Completions reaped at once.
 const REAP: usize = 32;
-/// How long the kernel may take to end all commands of a disk that it has stopped.
+/// Timeout for the kernel to end all commands of a stopped disk.
 const DRAIN_NS: u64 = 5_000_000_000;
-/// Between two looks meanwhile.
+/// Poll interval during that time.
 const DRAIN_STEP_NS: u64 = 1_000_000;
 
-/// What a core needs to serve a queue.
+/// Everything a core needs to serve a queue.
 pub(super) struct QueueParts {
     pub(super) device: Arc<dyn Device>,
     pub(super) is_read_only: bool,
@@ -57,45 +60,46 @@ pub(super) struct QueueParts {
     /// Longest read or write.
     pub(super) max_io: u32,
     pub(super) stats: Arc<QueueStats>,
-    /// The disk has a server as long as one of its queues has this.
+    /// The disk counts as served while one of its queues holds this.
     pub(super) connected: Arc<Connected>,
-    /// The disk ends, or somebody has said that it has ended; one for all its queues.
+    /// Whether the disk is being removed or was removed; shared by all its queues.
     pub(super) is_ending: Arc<AtomicBool>,
     /// The export's name, for logs.
     pub(super) name: String,
 }
 
-/// What a queue has of the kernel.
+/// A queue's connection to the kernel.
 struct Link {
     ring: Ring,
     descriptors: Descriptors,
-    /// The ring's file 0, which the kernel holds for as long as it is registered.
+    /// The ring's fixed file 0, which the kernel holds while it is registered.
     _file: Arc<File>,
 }
 
-/// Where the data of a write is.
+/// The state of a write's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DataState {
-    /// Nobody waits for any.
+    /// Not requested.
     #[default]
     None,
     Asked,
     Copied,
-    /// The kernel found no memory to copy with. The tag has another request now, or the same from its start.
+    /// The kernel had no memory to copy with. The tag has another request now, or the same one from
+    /// its start.
     Replaced(Arrival),
     /// The disk is being stopped.
     Aborted,
 }
 
-/// A tag's request and how it was announced.
+/// A tag's request and its announcement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Arrival {
     tag: u16,
-    /// It is a write whose data has to be asked for.
+    /// Whether it is a write whose data must be requested.
     needs_data: bool,
 }
 
-/// A queue that this core serves.
+/// A queue of this core.
 pub(super) struct Served {
     index: u16,
     depth: u16,
@@ -104,21 +108,21 @@ pub(super) struct Served {
     name: String,
     target: Target,
     buffers: BufferPool,
-    /// None before the kernel knows us, and after the disk has ended.
+    /// `None` before the queue has fetched, and after the disk has ended.
     link: RefCell<Option<Link>>,
     event: OwnedFd,
     ready: RefCell<VecDeque<Arrival>>,
-    /// By tag: where the data of its write is, and who waits for it.
+    /// By tag: the state of its write's data, and the waiting task.
     data: Box<[Cell<DataState>]>,
     waiters: Box<[RefCell<Option<Waker>>]>,
     /// Buffers of reads whose commit has not been submitted yet.
     held: RefCell<Vec<Buffer>>,
-    /// Tags whose command in the ring has not failed for good.
+    /// Tags whose command has not failed for good.
     tags_left: Cell<u16>,
     connected: RefCell<Option<Arc<Connected>>>,
     is_ending: Arc<AtomicBool>,
     is_stopping: Cell<bool>,
-    /// The device has completed the last request at once: a single slot is enough.
+    /// Whether the device completed the last request at once: a single slot is enough.
     is_inline: Cell<bool>,
     slots: ServingSlots,
     handle: OnceCell<SourceHandle>,
@@ -126,7 +130,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// Gets everything ready that does not concern the kernel's driver.
+    /// Prepares everything but the connection to the driver.
     pub(super) fn prepare(core: &Core, parts: QueueParts) -> Result<Rc<Served>, Error> {
         let target = Target::open(parts.device, parts.is_read_only)?;
         let event = eventfd().map_err(|source| Error::System { action: "make an eventfd", source })?;
@@ -159,7 +163,7 @@ impl Served {
         Ok(served)
     }
 
-    /// Fetches the first request of every tag: the queue is this thread's from now on.
+    /// Fetches the first request of every tag: from now on the queue belongs to this thread.
     pub(super) fn fetch(&self, file: Arc<File>) -> Result<(), Error> {
         let Served { index, depth, .. } = *self;
         let refused = |source| Error::Ublk { what: format!("ublk: queue {index} cannot be served"), source };
@@ -173,7 +177,7 @@ impl Served {
         while ring.has_unsubmitted() {
             ring.submit();
         }
-        // No request can have come before the disk is started, so what has completed was refused.
+        // No request can arrive before the disk is started, so any completion is an error.
         let mut room = [const { MaybeUninit::uninit() }; 1];
         if let [refusal] = ring.take(&mut room) {
             let error = std::io::Error::from_raw_os_error(-refusal.result());
@@ -186,7 +190,7 @@ impl Served {
         Ok(())
     }
 
-    /// Ends the queue of a disk that was stopped. Requests in flight are completed.
+    /// Ends the queue of a stopped disk. Requests in flight are completed.
     pub(super) async fn stop(self: Rc<Self>) {
         let core = current();
         let deadline = core.now_ns().saturating_add(DRAIN_NS);
@@ -205,8 +209,8 @@ impl Served {
         self.unlink();
     }
 
-    /// Leaves the queue of a disk whose requests wait: the next server may have it. What is in flight is completed first;
-    /// what has only been announced is the next server's.
+    /// Leaves the queue of a quiesced disk to the next server. Requests in flight are completed
+    /// first; announced ones go to the next server.
     pub(super) async fn leave(self: Rc<Self>) {
         self.end_slots().await;
         if let Some(Link { ring, .. }) = self.link.borrow_mut().as_mut() {
@@ -214,7 +218,7 @@ impl Served {
                 ring.submit();
             }
         }
-        // Closing the ring takes its commands back, and the driver keeps whatever they would have brought.
+        // Closing the ring cancels its commands, and the driver keeps their requests.
         self.link.take();
         self.forget();
     }
@@ -225,7 +229,7 @@ impl Served {
         self.slots.all_ended().await;
     }
 
-    /// A slot's life.
+    /// The task of a slot.
     async fn serve(self: Rc<Self>, slot: u32) {
         let mut batch = 0;
         while let Some(arrival) = (Next { served: &self, slot, batch: &mut batch }).await {
@@ -234,7 +238,7 @@ impl Served {
         self.slots.end();
     }
 
-    /// Carries a request out, and notes whether the device lets us wait.
+    /// Executes a request, and records whether the device completed it at once.
     async fn execute(&self, arrival: Arrival, batch: &mut u32) {
         let mut request = std::pin::pin!(self.serve_request(arrival));
         let mut is_first_poll = true;
@@ -257,7 +261,7 @@ impl Served {
         }
     }
 
-    /// Answers a request; or returns what the kernel has put in its place.
+    /// Answers a request, or returns the request that the kernel has replaced it with.
     async fn serve_once(&self, Arrival { tag, needs_data }: Arrival) -> Option<Arrival> {
         let descriptor = self.descriptor(tag)?;
         let (result, bytes, read) = match descriptor.op() {
@@ -284,16 +288,16 @@ impl Served {
         None
     }
 
-    /// A buffer for all of the request; waits while the core's are in use.
+    /// A buffer for the whole request; waits while the core's buffers are in use.
     async fn buffer(&self, descriptor: &Descriptor) -> Buffer {
         let (len, most) = (descriptor.len(), u64::from(self.max_io));
-        // It was told so with the parameters, and cuts requests accordingly.
+        // The kernel knows this limit from the parameters and splits requests accordingly.
         assert!(len <= most, "the kernel sent a request of {len} bytes; at most {most} were allowed");
         self.buffers.take(len as usize).await
     }
 
-    /// Lets the kernel copy the data of the write in `tag`; then the request as it is now. An error: what has come in its
-    /// place, if anything has.
+    /// Requests the data of the write in `tag`. Returns the request's current descriptor, or as an
+    /// error the request that has replaced it, if any.
     async fn get_data(&self, tag: u16, buffer: &Buffer) -> Result<Descriptor, Option<Arrival>> {
         let state = &self.data[usize::from(tag)];
         state.set(DataState::Asked);
@@ -320,9 +324,9 @@ impl Served {
         }
     }
 
-    /// Answers the request in `tag` and fetches its next one. What was read is in `read`.
+    /// Answers the request in `tag` and fetches its next one. `read` holds the data of a read.
     fn commit(&self, tag: u16, result: i32, read: Option<Buffer>) {
-        // The kernel wants an address for every read, also where there is nothing to be copied.
+        // The kernel requires an address for every read, even without data to copy.
         let addr = read.as_ref().map_or(0, |buffer| buffer.segment().base.expose_provenance() as u64);
         let command = IoCommand { q_id: self.index, tag, result, addr };
         if self.push(io::COMMIT_AND_FETCH_REQ, command).is_some() {
@@ -330,7 +334,8 @@ impl Served {
         }
     }
 
-    /// Puts a command into the ring, for the end of the turn. None: the disk has ended.
+    /// Queues a command for submission at the end of the turn. Returns `None` when the disk has
+    /// ended.
     fn push(&self, op: u32, command: IoCommand) -> Option<()> {
         push(&mut self.link.borrow_mut().as_mut()?.ring, op, command);
         self.handle().activate();
@@ -350,7 +355,7 @@ impl Served {
         current().spawn(served.serve(slot));
     }
 
-    /// The kernel's word on the command of a tag.
+    /// Handles the completion of a tag's command.
     fn note(&self, tag: u16, result: i32) {
         let data = &self.data[usize::from(tag)];
         let is_awaited = data.get() == DataState::Asked;
@@ -377,7 +382,7 @@ impl Served {
         }
     }
 
-    /// Takes what has completed; how much it was.
+    /// Reaps completions. Returns their number.
     fn reap(&self) -> usize {
         let mut link = self.link.borrow_mut();
         let Some(link) = link.as_mut() else { return 0 };
@@ -395,8 +400,8 @@ impl Served {
         }
     }
 
-    /// The kernel has nothing more to say: the disk was stopped, by us or by somebody else. Its number is free only when
-    /// we have let go of it.
+    /// Releases the device: the disk was stopped, by this process or another. Its number is free
+    /// only after that.
     #[cold]
     fn unlink(&self) {
         if let Some(link) = self.link.take() {
@@ -464,11 +469,11 @@ impl Source for Served {
     }
 }
 
-/// Waits for the next request; None when the slot is to end.
+/// Waits for the next request; returns `None` when the slot is to end.
 struct Next<'a> {
     served: &'a Served,
     slot: u32,
-    /// Requests completed since the slot last waited for anything.
+    /// Requests completed since the slot last waited.
     batch: &'a mut u32,
 }
 

@@ -1,4 +1,4 @@
-//! One request of the kernel: what it asks of the device, and the answer.
+//! One request of the kernel: its execution and answer.
 
 use super::uapi::{Descriptor, op};
 use crate::stats::QueueStats;
@@ -6,7 +6,7 @@ use crate::target::Target;
 use block::{Data, Flags, IoError, IoResult, Op, Request};
 use reactor::Buffer;
 
-/// A request that moves no data: carries it out.
+/// Executes a request that moves no data.
 pub(super) async fn control(target: &Target, descriptor: &Descriptor, stats: &QueueStats) -> IoResult {
     let fua = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
     let offset = descriptor.offset().ok_or(IoError::OutOfRange);
@@ -50,7 +50,7 @@ pub(super) async fn read(
     result
 }
 
-/// Writes the first bytes of `buffer` to the device, as many as the request is long.
+/// Writes the request's data from the front of `buffer` to the device.
 pub(super) async fn write(
     target: &Target,
     descriptor: &Descriptor,
@@ -61,7 +61,7 @@ pub(super) async fn write(
     // SAFETY: as in `read`.
     let data = unsafe { Data::one(&segment) };
     let flags = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
-    // The kernel may have copied less than it had announced; it asks again for the rest.
+    // The kernel may have copied less than it had announced; it sends another request for the rest.
     let request = Request::write(data.part(0, data.len().min(descriptor.len() as usize)), flags);
     let result = match descriptor.offset() {
         Some(offset) => target.modify(&request, offset).await,
@@ -71,13 +71,13 @@ pub(super) async fn write(
     result
 }
 
-/// What the kernel is told of a request that ended: bytes, or a negative errno that its block layer has a status for.
+/// The result of a request for the kernel: bytes, or a negative errno that its block layer knows.
 #[inline]
 pub(super) fn answer(result: IoResult, bytes: u64) -> i32 {
     let errno = match result {
         Ok(()) => return bytes as i32, // no request is longer than 1 MiB
         Err(IoError::OutOfRange | IoError::Misaligned | IoError::Invalid) => libc::EINVAL,
-        // Programs wait for EIO where a medium fails, so it is not told apart (ENODATA).
+        // Programs expect EIO for a medium error, so ENODATA is not used.
         Err(IoError::ReadOnly | IoError::Medium) => libc::EIO,
         Err(IoError::Unsupported) => libc::EOPNOTSUPP,
         Err(IoError::NoSpace) => libc::ENOSPC,

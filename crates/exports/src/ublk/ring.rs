@@ -1,8 +1,9 @@
 //! The io_uring of one queue, on the core that serves it.
 //!
-//! Its completions wait for the core to enter the kernel (deferred task work), so a request never interrupts the
-//! core; a flag in shared memory says that there is something. Who polls such a ring's own descriptor is not woken,
-//! so the core watches an eventfd instead, which the kernel signals only while the ring is armed.
+//! Its completions wait for the core to enter the kernel (deferred task work), so a request never
+//! interrupts the core. A flag in shared memory shows that some are waiting. Polling such a ring's
+//! own descriptor does not wake the core. So the core watches an eventfd instead, which the kernel
+//! signals only while the ring is armed.
 
 use crate::Error;
 use io_uring::{IoUring, cqueue, squeue};
@@ -11,10 +12,10 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 
-/// `IORING_ENTER_GETEVENTS`: runs the work that waits for us, too.
+/// `IORING_ENTER_GETEVENTS`: also runs deferred task work.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// A ring that belongs to the thread that made it.
+/// A ring owned by the thread that created it.
 pub(super) struct Ring {
     uring: IoUring,
     /// Entries that wait for [`Ring::submit`].
@@ -22,7 +23,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A ring with room for `entries` commands, which signals `event` while it is armed.
+    /// Creates a ring for `entries` commands, which signals `event` while it is armed.
     pub(super) fn new(entries: u32, event: &OwnedFd) -> Result<Ring, Error> {
         let failed = |source| Error::System { action: "set an io_uring up", source };
         let uring = IoUring::builder()
@@ -39,20 +40,20 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Lets entries name `file` as fixed file 0.
+    /// Registers `file` as fixed file 0.
     pub(super) fn register(&self, file: RawFd) -> io::Result<()> {
         self.uring.submitter().register_files(&[file])
     }
 
-    /// Lets go of the file at once: a ring that is closed does so some time later.
+    /// Releases the file immediately: closing the ring would release it some time later.
     pub(super) fn unregister(&self) {
         let _ = self.uring.submitter().unregister_files(); // none is registered
     }
 
-    /// Puts an entry into the ring, for the next [`Ring::submit`].
+    /// Queues an entry for the next [`Ring::submit`].
     ///
     /// # Safety
-    /// What the entry points at stays valid until the kernel is done with it.
+    /// All memory that the entry points at must stay valid until the kernel has completed it.
     #[inline]
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: by contract.
@@ -61,14 +62,14 @@ impl Ring {
         self.unsubmitted += 1;
     }
 
-    /// Whether anything in the ring waits for [`Ring::submit`].
+    /// Whether an entry waits for [`Ring::submit`].
     #[inline]
     pub(super) fn has_unsubmitted(&self) -> bool {
         self.unsubmitted > 0
     }
 
-    /// Submits what is in the ring and lets the kernel post what it holds back. What could not be submitted now stays
-    /// for the next call.
+    /// Submits queued entries and lets the kernel post deferred completions. Entries that cannot be
+    /// submitted now stay for the next call.
     #[inline]
     pub(super) fn submit(&mut self) {
         // SAFETY: no mask is passed; what the entries point at is valid by the contract of `push`.
@@ -89,21 +90,22 @@ impl Ring {
         }
     }
 
-    /// Takes completions. Fewer than there is room for: there are no more.
+    /// Reaps completions. A result shorter than `room` means that no more are waiting.
     #[inline]
     pub(super) fn take<'a>(&mut self, room: &'a mut [MaybeUninit<cqueue::Entry>]) -> &'a [cqueue::Entry] {
         self.uring.completion().fill(room)
     }
 
-    /// Asks for an event; `false` when there may be a completion already.
+    /// Enables the event. Returns `false` when a completion may be waiting already.
     pub(super) fn arm(&mut self) -> bool {
         self.uring.completion().enable_eventfd();
-        // The kernel adds work and then looks at the flag; we set the flag and then look for work.
+        // The kernel adds work and then reads the flag; this side sets the flag and then looks for
+        // work.
         fence(Ordering::SeqCst);
         !self.is_held_back() && self.uring.completion().is_empty()
     }
 
-    /// Stops events: the ring is polled.
+    /// Disables the event: the ring is polled.
     pub(super) fn disarm(&mut self) {
         self.uring.completion().disable_eventfd();
     }
@@ -114,11 +116,11 @@ impl Ring {
     }
 }
 
-/// Interrupted, or short of something for the moment: the next turn tries again.
+/// Interrupted, or a temporary lack of resources: the next turn tries again.
 #[cold]
 fn check(error: &io::Error) {
     let is_passing =
         matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM));
-    // The ring is ours and every entry well-formed, so nothing else can be a property of one request.
+    // The ring is ours and every entry well-formed, so no request can cause any other error.
     assert!(is_passing, "io_uring_enter: {error}");
 }

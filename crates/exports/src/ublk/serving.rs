@@ -1,4 +1,4 @@
-//! The control side's hold on the queues that cores serve.
+//! The control side's handles of queues that cores serve.
 
 use super::queue::{QueueParts, Served};
 use crate::Error;
@@ -11,18 +11,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
-    /// The queues that this core serves, by number: how messages find them.
+    /// The queues of this core, by number, so that control messages find them.
     static SERVED: RefCell<HashMap<u64, Rc<Served>>> = RefCell::default();
 }
 
-/// A queue on its core. Not to be used on a core.
+/// A queue on its core. Must not be used on a core.
 pub(super) struct Serving {
     core: CoreRef,
     id: u64,
 }
 
 impl Serving {
-    /// Lets `core` get ready to serve the queue.
+    /// Prepares `core` to serve the queue.
     pub(super) fn prepare(core: &CoreRef, parts: QueueParts) -> Result<Serving, Error> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -34,7 +34,7 @@ impl Serving {
         Ok(Serving { core: core.clone(), id })
     }
 
-    /// Lets the core fetch requests from the kernel: see [`Served::fetch`].
+    /// Fetches requests from the kernel: see [`Served::fetch`].
     pub(super) fn fetch(&self, file: Arc<File>) -> Result<(), Error> {
         let id = self.id;
         self.core.call(move |_| {
@@ -44,7 +44,7 @@ impl Serving {
         })?
     }
 
-    /// Ends the queue of a disk that was stopped: see [`Served::stop`].
+    /// Ends the queue of a stopped disk: see [`Served::stop`].
     pub(super) fn stop(self) {
         self.end(async |served| served.stop().await);
     }

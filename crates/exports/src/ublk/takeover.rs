@@ -1,27 +1,22 @@
-//! What becomes of a device number: make the device, take it over, wait, or refuse. A decision without side effects.
-//!
-//! ```text
-//!                        server killed                      START/END_USER_RECOVERY
-//!   (no device) ─ADD─► dead ─START─► live ─────► quiesced ────────────────────────► live
-//!                                     └─STOP─► dead ─DEL─► (no device)
-//! ```
+//! Decides how a device number is used: create the device, take it over, wait, or refuse. Without
+//! side effects.
 
 use super::config::{Begin, MAX_IO, Recovery};
 use super::control::DeviceInfo;
 use super::identity;
 use super::uapi::{DeviceState, Params, attribute, feature};
 
-/// What is found under the number that was asked for.
+/// The existing device with the requested number.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) device: DeviceInfo,
-    /// The process that served it last is there (or another with its number).
+    /// Whether the process that served it last exists (or another one with its number).
     pub(super) is_server_alive: bool,
-    /// Somebody has `/dev/ublkcN` open, as every server has.
+    /// Whether `/dev/ublkcN` is open, as it is in every server.
     pub(super) is_held: bool,
 }
 
-/// What the device is to be.
+/// The requested device.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) begin: Begin,
@@ -32,22 +27,24 @@ pub(super) struct Wanted {
     pub(super) name: String,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Make the device.
+    /// Create the device.
     Add,
-    /// Delete what a server left that died without recovery, or before it had started, then make the device.
+    /// Delete a device whose server died without recovery, or before it had started. Then create
+    /// the device.
     Replace,
     /// Take the device over.
     Recover,
-    /// Look again soon: the kernel has not noticed the server's death yet. The reason to give up with.
+    /// Check again soon: the kernel has not noticed the server's death yet. On timeout this is the
+    /// reason.
     Wait(String),
-    /// Nothing can be done, for this reason.
+    /// Refuse, for this reason.
     Refuse(String),
 }
 
-/// Decides.
+/// Returns the next action.
 pub(super) fn next_step(found: Option<&Found>, wanted: &Wanted) -> Step {
     let Some(found) = found else {
         return match wanted.begin {
@@ -83,7 +80,8 @@ pub(super) fn next_step(found: Option<&Found>, wanted: &Wanted) -> Step {
     }
 }
 
-/// Why the disk cannot go on over the device: its users were promised what the device does not keep.
+/// The reason why the disk cannot continue over the device: it would break a promise to the disk's
+/// users.
 fn misfit(device: &DeviceInfo, wanted: &Wanted) -> Option<String> {
     let (info, had, has) = (&device.info, &device.params, &wanted.params);
     if info.ublksrv_flags != wanted.mark {
@@ -176,7 +174,7 @@ mod tests {
     fn a_disk_whose_server_died_is_taken_over() {
         for state in [QUIESCED, FAIL_IO] {
             assert_eq!(next_step(Some(&found(state)), &wanted()), Step::Recover);
-            // The number of the dead server may be another process's by now.
+            // Another process may have the number of the dead server by now.
             let reused = Found { is_server_alive: true, ..found(state) };
             assert_eq!(next_step(Some(&reused), &wanted()), Step::Recover);
         }

@@ -1,4 +1,4 @@
-//! What crosses the border to the kernel's ublk driver: commands, structures, numbers.
+//! The interface of the kernel's ublk driver: commands, structures, numbers.
 //!
 //! ```text
 //!   /dev/ublk-control  ◄─ uring_cmd, 32 bytes of ControlCommand in a large entry (add, start, stop, …)
@@ -6,19 +6,20 @@
 //!                      ─► mmap: one Descriptor for each tag of each queue
 //! ```
 //!
-//! Source of truth: `include/uapi/linux/ublk_cmd.h` of Linux 6.12; what later kernels added says so.
+//! Source of truth: `include/uapi/linux/ublk_cmd.h` of Linux 6.12; later additions name their
+//! kernel.
 
-/// Most requests of one queue in flight (`UBLK_MAX_QUEUE_DEPTH`).
+/// Maximum requests of one queue in flight (`UBLK_MAX_QUEUE_DEPTH`).
 pub const MAX_QUEUE_DEPTH: u16 = 4096;
 /// Device numbers are below this (the driver's `UBLK_MAX_UBLKS`).
 pub const MAX_DEVICES: u32 = 1 << 20;
-/// What asks for any free device number.
+/// The device number that requests any free one.
 pub const ANY_DEVICE: u32 = u32::MAX;
-/// Bytes in which the driver counts.
+/// Bytes of a sector, the driver's unit.
 pub const SECTOR_BYTES: u64 = 512;
-/// Result of a fetch: a request is there (`UBLK_IO_RES_OK`).
+/// Result of a fetch: a request (`UBLK_IO_RES_OK`).
 pub const RESULT_OK: i32 = 0;
-/// Result of a fetch: a write is there, whose data must be asked for (`UBLK_IO_RES_NEED_GET_DATA`).
+/// Result of a fetch: a write whose data must be requested (`UBLK_IO_RES_NEED_GET_DATA`).
 pub const RESULT_NEED_GET_DATA: i32 = 1;
 /// Result of a fetch: the device is being stopped (`UBLK_IO_RES_ABORT`).
 pub const RESULT_ABORT: i32 = -libc::ENODEV;
@@ -62,7 +63,7 @@ pub mod io {
     pub const NEED_GET_DATA: u32 = encode(READ_WRITE, 0x22, BYTES);
 }
 
-/// What a driver can do and a device was made with (`UBLK_F_*`).
+/// Features of a driver or device (`UBLK_F_*`).
 pub mod feature {
     pub const NEED_GET_DATA: u64 = 1 << 2;
     pub const USER_RECOVERY: u64 = 1 << 3;
@@ -109,7 +110,7 @@ pub mod attribute {
     pub const FUA: u32 = 1 << 3;
 }
 
-/// Which parts of [`Params`] are meant (`UBLK_PARAM_TYPE_*`).
+/// The valid parts of [`Params`] (`UBLK_PARAM_TYPE_*`).
 pub mod param {
     pub const BASIC: u32 = 1 << 0;
     pub const DISCARD: u32 = 1 << 1;
@@ -144,12 +145,12 @@ pub struct ControlCommand {
 impl ControlCommand {
     pub const BYTES: usize = 32;
 
-    /// A command to device `dev_id` that concerns no queue.
+    /// A command to device `dev_id` that does not concern a queue.
     pub fn new(dev_id: u32) -> ControlCommand {
         ControlCommand { dev_id, queue_id: u16::MAX, ..ControlCommand::default() }
     }
 
-    /// As a large submission entry carries it: 32 bytes, the rest of the 80 is unused.
+    /// The command in a large submission entry: 32 bytes; the rest of the 80 is unused.
     pub fn to_bytes(self) -> [u8; 80] {
         let mut bytes = [0; 80];
         bytes[0..4].copy_from_slice(&self.dev_id.to_ne_bytes());
@@ -162,7 +163,7 @@ impl ControlCommand {
     }
 }
 
-/// `struct ublksrv_ctrl_dev_info`: what a device was made with, and how it is.
+/// `struct ublksrv_ctrl_dev_info`: a device's parameters and state.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DevInfo {
@@ -174,12 +175,12 @@ pub struct DevInfo {
     /// Longest read or write in bytes.
     pub max_io_buf_bytes: u32,
     pub dev_id: u32,
-    /// The process that serves it, or -1.
+    /// The server process, or -1.
     pub ublksrv_pid: i32,
     pub pad1: u32,
     /// Bits of [`feature`].
     pub flags: u64,
-    /// The server's own: the driver only keeps it.
+    /// For the server's use: the driver only stores it.
     pub ublksrv_flags: u64,
     pub owner_uid: u32,
     pub owner_gid: u32,
@@ -187,10 +188,10 @@ pub struct DevInfo {
     pub reserved2: u64,
 }
 
-/// How a device is (`UBLK_S_DEV_*`).
+/// The state of a device (`UBLK_S_DEV_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
-    /// There is no disk: not started, or stopped.
+    /// No disk: not started, or stopped.
     Dead,
     /// Started, with a server.
     Live,
@@ -198,12 +199,12 @@ pub enum DeviceState {
     Quiesced,
     /// The server died; requests fail until there is a successor (Linux 6.14).
     FailIo,
-    /// What later kernels may say.
+    /// A state of a later kernel.
     Unknown(u16),
 }
 
 impl DeviceState {
-    /// The state's name, in words of the driver's documentation.
+    /// The state's name in the driver's documentation.
     pub fn name(self) -> &'static str {
         match self {
             DeviceState::Dead => "dead",
@@ -247,7 +248,7 @@ pub struct BasicParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiscardParams {
-    /// Where the first aligned discard starts, in bytes.
+    /// Offset of the first aligned discard, in bytes.
     pub discard_alignment: u32,
     pub discard_granularity: u32,
     pub max_discard_sectors: u32,
@@ -256,7 +257,7 @@ pub struct DiscardParams {
     pub reserved0: u16,
 }
 
-/// `struct ublk_params`, as far as it is used here; the driver takes the length from `len`.
+/// `struct ublk_params`, as far as it is used here; the driver reads the length from `len`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Params {
@@ -266,7 +267,7 @@ pub struct Params {
     pub types: u32,
     pub basic: BasicParams,
     pub discard: DiscardParams,
-    /// `struct ublk_param_devt`, which only the driver fills.
+    /// `struct ublk_param_devt`, filled in by the driver.
     pub devt: [u32; 4],
     pub pad: u32,
 }
@@ -274,7 +275,7 @@ pub struct Params {
 impl Params {
     pub const BYTES: usize = size_of::<Params>();
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub fn capacity(&self) -> u64 {
         self.basic.dev_sectors.saturating_mul(SECTOR_BYTES)
     }
@@ -285,16 +286,16 @@ impl Params {
 pub struct IoCommand {
     pub q_id: u16,
     pub tag: u16,
-    /// Of the request that ends: bytes, or a negative errno.
+    /// The result of the completed request: bytes, or a negative errno.
     pub result: i32,
-    /// Memory of the request: what was read, or where data to be written goes.
+    /// Memory of the request: data of a read, or the buffer for that of a write.
     pub addr: u64,
 }
 
 impl IoCommand {
     pub const BYTES: usize = 16;
 
-    /// As a submission entry carries it.
+    /// The command in a submission entry.
     #[inline]
     pub fn to_bytes(self) -> [u8; IoCommand::BYTES] {
         let mut bytes = [0; IoCommand::BYTES];
@@ -324,13 +325,13 @@ impl Descriptor {
         (self.op_flags & 0xff) as u8
     }
 
-    /// Bytes of the device that are concerned.
+    /// Length of the request in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
         u64::from(self.nr_sectors) * SECTOR_BYTES
     }
 
-    /// The byte of the device where the request starts; `None` beyond what can be counted.
+    /// Byte offset of the request; `None` if it overflows.
     #[inline]
     pub fn offset(&self) -> Option<u64> {
         self.start_sector.checked_mul(SECTOR_BYTES)

@@ -1,7 +1,8 @@
-//! Those who use a disk when it is about to go away.
+//! Flushes the caches of a disk's users before the disk is removed.
 //!
-//! With user recovery the driver fails every request from the moment that a device is told to stop, so whatever file
-//! systems and the page cache have not written by then would be lost. They are asked to write it first.
+//! With user recovery the driver fails every request from the moment that a device is stopping.
+//! Data that file systems and the page cache have not written by then would be lost. So they are
+//! asked to write it first.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -9,13 +10,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-/// `BLKFLSBUF`: writes what a mounted file system, or else the page cache, has for a block device.
+/// `BLKFLSBUF`: writes the cached data of a mounted file system, or else of the page cache, to a
+/// block device.
 const BLKFLSBUF: libc::c_ulong = 0x1261;
 
-/// Lets users of disk `id` and of its partitions write what they have in their caches.
+/// Makes the users of disk `id` and of its partitions write their cached data.
 pub(super) fn flush(id: u32) {
     for node in nodes(id) {
-        // Nobody made a node (a container): then nobody has it mounted by that name either.
+        // Without a node (in a container) the disk cannot be mounted by that name either.
         let Ok(file) = open(&node, 0) else { continue };
         // SAFETY: the command takes no pointer.
         if unsafe { libc::ioctl(file.as_raw_fd(), BLKFLSBUF, 0) } != 0 {

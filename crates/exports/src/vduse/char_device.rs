@@ -1,4 +1,4 @@
-//! `/dev/vduse/control` and `/dev/vduse/NAME`: what the kernel lets a VDUSE server do, as functions.
+//! The operations of a VDUSE server on `/dev/vduse/control` and `/dev/vduse/NAME`.
 
 use super::uapi::{self, ConfigData, DevConfig, IotlbEntry, Message, VqConfig, VqEventfd, VqInfo};
 use crate::virtio_blk::signal::Interrupt;
@@ -13,21 +13,21 @@ use virtio::memory::RegionSpec;
 const CONTROL: &str = "/dev/vduse/control";
 /// The virtio device id of block devices: virtio 1.3, 5.
 const BLOCK_DEVICE: u32 = 2;
-/// What Linux aligns virtqueues to.
+/// Alignment of virtqueues that Linux uses.
 const VQ_ALIGN: u32 = 4096;
-/// How long the node of a new device may take to appear.
+/// Time within which the node of a new device must appear.
 const NODE_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the kernel asks of a server.
+/// A request kind of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// How far a virtqueue has come.
+    /// Report the position of a virtqueue.
     QueueState(u32),
     /// The driver has set the device's status.
     Status(u8),
-    /// What addresses mean has changed somewhere.
+    /// An address mapping has changed.
     Iotlb,
-    /// Something that this server does not know.
+    /// A kind that this server does not know.
     Unknown(u32),
 }
 
@@ -42,7 +42,7 @@ impl Ask {
     }
 }
 
-/// A request of the kernel; it waits for an answer.
+/// A request of the kernel, which waits for an answer.
 #[derive(Debug)]
 pub(super) struct KernelRequest {
     id: u32,
@@ -68,10 +68,10 @@ impl Control {
         Ok(Control(file))
     }
 
-    /// Makes a block device.
+    /// Creates a block device.
     ///
     /// # Errors
-    /// `AlreadyExists` when there is one of that name; else what the kernel says.
+    /// `AlreadyExists` when the name is in use; else the error of the kernel.
     pub(super) fn create(&self, name: &str, features: u64, num_queues: u16, space: &[u8]) -> io::Result<()> {
         let config = DevConfig {
             name: name_bytes(name),
@@ -110,12 +110,12 @@ fn name_bytes(name: &str) -> [u8; uapi::NAME_MAX] {
     bytes
 }
 
-/// A device of ours. One process has it open at a time.
+/// A device of this server. One process can have it open at a time.
 #[derive(Debug)]
 pub(super) struct CharDevice(File);
 
 impl CharDevice {
-    /// Opens it; waits a little for its node.
+    /// Opens the device and waits briefly for its node.
     ///
     /// # Errors
     /// `ResourceBusy` when another process serves it.
@@ -137,13 +137,13 @@ impl CharDevice {
         }
     }
 
-    /// Declares a virtqueue. Only before the device is on the bus.
+    /// Declares a virtqueue. Only allowed before the device is on the bus.
     pub(super) fn set_up_queue(&self, index: u16, max_size: u16) -> io::Result<()> {
         let config = VqConfig { index: index.into(), max_size, reserved: [0; 13] };
         self.ioctl(uapi::VQ_SETUP, &config)
     }
 
-    /// What the driver has said about a virtqueue.
+    /// The driver's settings of a virtqueue.
     pub(super) fn queue(&self, index: u16) -> io::Result<VqInfo> {
         let mut info = VqInfo { index: index.into(), ..VqInfo::default() };
         // SAFETY: the kernel reads and fills in the structure.
@@ -151,12 +151,12 @@ impl CharDevice {
         Ok(info)
     }
 
-    /// Has an eventfd signalled when there is something in a virtqueue.
+    /// Sets the eventfd that signals new entries of a virtqueue.
     pub(super) fn set_kick(&self, index: u16, kick: &OwnedFd) -> io::Result<()> {
         self.ioctl(uapi::VQ_SETUP_KICKFD, &VqEventfd { index: index.into(), fd: kick.as_raw_fd() })
     }
 
-    /// The features that were negotiated.
+    /// The negotiated features.
     pub(super) fn features(&self) -> io::Result<u64> {
         let mut features = 0u64;
         // SAFETY: the kernel fills in the number.
@@ -164,7 +164,7 @@ impl CharDevice {
         Ok(features)
     }
 
-    /// Changes the configuration space, and tells the driver.
+    /// Changes the configuration space and notifies the driver.
     pub(super) fn set_config(&self, space: &[u8]) -> io::Result<()> {
         let head = ConfigData { offset: 0, length: space.len() as u32 };
         let mut bytes = Vec::new();
@@ -173,13 +173,13 @@ impl CharDevice {
         bytes.extend_from_slice(space);
         // SAFETY: the kernel reads the structure and the `length` bytes behind it.
         unsafe { ioctl(self.fd(), uapi::DEV_SET_CONFIG, bytes.as_ptr() as usize) }?;
-        // Refused while no driver runs: one that starts reads the space anyway.
+        // Refused while no driver runs: a driver reads the space when it starts.
         // SAFETY: nothing is passed.
         let _ = unsafe { ioctl(self.fd(), uapi::DEV_INJECT_CONFIG_IRQ, 0) };
         Ok(())
     }
 
-    /// All memory that the driver lets the device reach, by rising address.
+    /// All memory that the driver has mapped for the device, by rising address.
     pub(super) fn regions(&self) -> io::Result<Vec<RegionSpec>> {
         let mut regions = Vec::new();
         let mut start = 0;
@@ -219,14 +219,14 @@ impl CharDevice {
         Ok(Some(KernelRequest { id: message.words[1], ask: Ask::of(&message) }))
     }
 
-    /// Whether the kernel waits for an answer to something that has not been read.
+    /// Whether the kernel waits for the answer to an unread request.
     pub(super) fn is_asking(&self) -> bool {
         let mut fd = libc::pollfd { fd: self.fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: works on a live local variable.
         unsafe { libc::poll(&raw mut fd, 1, 0) == 1 && fd.revents & libc::POLLIN != 0 }
     }
 
-    /// Answers a request; `state` is the answer to [`Ask::QueueState`].
+    /// Answers a request. `state` is the answer to [`Ask::QueueState`].
     pub(super) fn answer(&self, request: KernelRequest, is_ok: bool, state: uapi::VqState) -> io::Result<()> {
         let mut words = [0u32; Message::BYTES / 4];
         words[0] = request.id;
@@ -245,7 +245,7 @@ impl CharDevice {
         (&self.0).write_all(&bytes)
     }
 
-    /// What becomes readable when the kernel asks something.
+    /// The descriptor that becomes readable with the next request.
     pub(super) fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -264,7 +264,7 @@ pub(super) struct InjectIrq {
 
 impl Interrupt for InjectIrq {
     fn raise(&mut self) {
-        // Refused while the driver does not run: then nobody waits for it.
+        // Refused while the driver does not run: then it needs no interrupt.
         let _ = self.device.ioctl(uapi::VQ_INJECT_IRQ, &u32::from(self.queue));
     }
 }

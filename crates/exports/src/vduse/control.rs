@@ -1,4 +1,4 @@
-//! The control thread: answers what the kernel asks.
+//! The control thread, which answers requests of the kernel.
 
 use super::lock;
 use super::session::Session;
@@ -8,10 +8,10 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// The thread handles small messages; exports are many.
+/// The thread handles small messages, and a process may have many exports.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The thread, and what ends it.
+/// The running control thread and its stop signal.
 pub(super) struct Control {
     stop: Arc<StopSignal>,
     thread: JoinHandle<()>,
@@ -32,7 +32,7 @@ impl Control {
         Ok(Control { stop, thread })
     }
 
-    /// Ends the thread; virtqueues go on.
+    /// Ends the thread; virtqueues keep running.
     pub(super) fn stop(self) {
         self.stop.raise();
         if self.thread.join().is_err() {
@@ -51,7 +51,7 @@ fn serve(stop: &StopSignal, session: &Mutex<Session>, name: &str) {
         let handled = if place == 0 {
             match session.kernel().next_request() {
                 Ok(Some(request)) => session.handle(request),
-                // Readable, and nothing to be read: the kernel has given the device up.
+                // Readable without a request: the kernel has marked the device as broken.
                 Ok(None) => {
                     tracing::error!(
                         export = name,

@@ -1,15 +1,15 @@
-//! The file that remembers what is in flight, so that a server can go on where another one died.
+//! The file that records requests in flight, so that a server can continue after another one died.
 //!
-//! The kernel keeps the device and its virtqueues, but not what was taken out of them: that stands in an in-flight
-//! region as vhost-user has it, in a file of the server's. It lives as long as the device: a file of a device that was
-//! made anew is emptied first. Whoever serves has it locked.
+//! The kernel keeps the device and its virtqueues, but not which requests were in flight. These are
+//! in an in-flight region in the format of vhost-user, in a file of the server. The file belongs to
+//! one device: for a new device it is emptied first. The server holds a lock on it.
 //!
 //! ```text
-//!   0     magic, version, length of the name, capacity, name: what is served; zeroes behind
+//!   0     magic, version, length of the name, capacity, name of the served device; then zeroes
 //!   4096  the in-flight region
 //! ```
 //!
-//! So no successor serves another disk to a driver that is at work.
+//! So a successor never serves another disk to a running driver.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -20,12 +20,12 @@ use virtio::inflight::InflightRegion;
 
 const MAGIC: [u8; 8] = *b"FrstVdus";
 const VERSION: u32 = 1;
-/// Where the in-flight region begins.
+/// Offset of the in-flight region.
 const REGION: u64 = 4096;
-/// Where the name begins.
+/// Offset of the name.
 const NAME: usize = 24;
 
-/// What a driver was given: the device's name and its size in bytes.
+/// The device that the driver uses: its name and size.
 #[derive(Clone, Copy, Debug)]
 pub struct Served<'a> {
     /// Its name.
@@ -35,16 +35,17 @@ pub struct Served<'a> {
 }
 
 impl Served<'_> {
-    /// Names that differ only behind this length are taken for the same.
+    /// Names that differ only beyond this length count as equal.
     fn name(&self) -> &[u8] {
         &self.name.as_bytes()[..self.name.len().min(REGION as usize - NAME)]
     }
 }
 
-/// Opens and locks the file, and makes it if need be. It may be there and belong to a device of another shape.
+/// Opens and locks the file; creates it if needed. An existing file may belong to a device of
+/// another shape.
 ///
 /// # Errors
-/// When the system refuses that, or another process uses the file.
+/// When the system refuses a step, or another process uses the file.
 pub fn open(path: &Path) -> io::Result<File> {
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Some(folder) = path.parent() {
@@ -68,10 +69,10 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The region for a driver that is new: nothing is in flight.
+/// Creates the region of a new driver, with no request in flight.
 ///
 /// # Errors
-/// When the shape is none, or the file cannot be written.
+/// When the shape is invalid, or the file cannot be written.
 pub fn start(
     file: &File,
     served: Served<'_>,
@@ -85,7 +86,7 @@ pub fn start(
     region(file, num_queues, queue_size, is_packed)
 }
 
-/// Remembers what is served.
+/// Records the served device.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -100,10 +101,10 @@ pub fn note(file: &File, served: Served<'_>) -> io::Result<()> {
     file.write_all_at(&head, 0)
 }
 
-/// The region that a predecessor has left.
+/// Returns the region of a predecessor.
 ///
 /// # Errors
-/// When it served something else, or more of it; when the file is too short for this shape, or none was there.
+/// When it served another device or a larger one, or the file is empty or too short for this shape.
 pub fn take_over(
     file: &File,
     served: Served<'_>,

@@ -8,13 +8,14 @@
 //!        └── virtqueues and data, mapped (IOTLB) ──────────────────────┘
 //! ```
 //!
-//! The virtqueues are those of virtio-blk, so everything from there on is shared with vhost-user-blk
-//! (`crate::virtio_blk`); here is only what the kernel asks of a server ([`session`]) and how it is asked
-//! ([`char_device`], [`uapi`]).
+//! The virtqueues are those of virtio-blk, so that part is shared with vhost-user-blk
+//! (`crate::virtio_blk`). This module has only the kernel's requests ([`session`]) and its
+//! interface ([`char_device`], [`uapi`]).
 //!
-//! The kernel keeps device and virtqueues when their server dies. The next one of the same name takes them over: what was
-//! in flight stands in a file ([`journal`]), and is done again. A server that stops in order leaves the device, too, as
-//! long as it is on the bus; `vdpa dev del` takes it from there.
+//! The kernel keeps device and virtqueues when their server dies. The next server of the same name
+//! takes them over. It repeats the requests that were in flight, which a file records
+//! ([`journal`]). A server that is stopped also leaves the device while it is on the bus; `vdpa dev
+//! del` removes it from there.
 //!
 //! Source of truth: Linux, include/uapi/linux/vduse.h and Documentation/userspace-api/vduse.rst; virtio 1.3, 5.2.
 
@@ -35,28 +36,29 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Most virtqueues of one export.
+/// Maximum virtqueues of one export.
 pub const MAX_QUEUES: u16 = 64;
-/// Largest ring that is served.
+/// Largest supported ring.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
-/// How an export looks to its driver and which cores serve it.
+/// Configuration of a VDUSE export.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Name of the device: `/dev/vduse/NAME`, and what `vdpa dev add` is told.
+    /// The device's name: `/dev/vduse/NAME`, and the argument of `vdpa dev add`.
     pub name: String,
     /// Virtqueues, up to [`MAX_QUEUES`].
     pub num_queues: u16,
-    /// Largest ring that the driver may use, up to [`MAX_QUEUE_SIZE`].
+    /// Largest ring offered to the driver, up to [`MAX_QUEUE_SIZE`].
     pub queue_size: u16,
-    /// What GET_ID answers: at most 20 bytes.
+    /// The reply to GET_ID: at most 20 bytes.
     pub serial: String,
-    /// Refuse writes even where the device takes them.
+    /// Refuse writes even if the device accepts them.
     pub read_only: bool,
-    /// The file that remembers what is in flight. It must outlive this process, but not the host.
+    /// The file that records requests in flight. It must outlive this process, but not a reboot of
+    /// the host.
     pub journal: Option<PathBuf>,
-    /// The core (index into the list given to [`Vduse::start`]) that serves each queue; queues beyond the end start over.
-    /// Empty: every core in turn.
+    /// The core of each queue (index into the list given to [`Vduse::start`]); further queues
+    /// repeat the list. Empty: every core in turn.
     pub core_map: Vec<usize>,
 }
 
@@ -74,7 +76,7 @@ impl Config {
         }
     }
 
-    /// The file that remembers what is in flight: the one that was chosen, or one for the name.
+    /// The path of the journal: the configured one, or one derived from the name.
     pub fn journal(&self) -> PathBuf {
         let named = || PathBuf::from(format!("/dev/shm/freestone/vduse-{}", self.name));
         self.journal.clone().unwrap_or_else(named)
@@ -106,7 +108,8 @@ impl Config {
     }
 }
 
-/// A running export. Dropping it removes the device, unless it is on the bus: then a successor may take it over.
+/// A running export. Dropping it removes the device. A device on the bus stays, and a successor may
+/// take it over.
 pub struct Vduse {
     config: Config,
     device: Arc<dyn Device>,
@@ -115,16 +118,16 @@ pub struct Vduse {
 }
 
 impl Vduse {
-    /// Starts to export `device`; when this returns it can be added to the bus (`vdpa dev add name NAME mgmtdev vduse`),
-    /// or its driver goes on if it is there already.
+    /// Starts to export `device`. Once this returns it can be added to the bus (`vdpa dev add name
+    /// NAME mgmtdev vduse`). If its driver already runs, it continues.
     ///
     /// # Errors
-    /// When the configuration is impossible, the kernel has no VDUSE or refuses something, another process serves the
-    /// name, or the device that is there is another.
+    /// When the configuration is invalid, the kernel has no VDUSE or refuses a step, another
+    /// process serves the name, or the existing device differs.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Vduse, Error> {
         config.check(cores.len())?;
         let failed = |action| move |source| Error::System { action, source };
-        // Locked first: whoever has the file serves the device.
+        // Locked first: the owner of the file serves the device.
         let journal = journal::open(&config.journal()).map_err(failed("open the journal"))?;
         let control = char_device::Control::open().map_err(failed("open"))?;
         let (limits, offer) = (device.limits(), config.offer());
@@ -182,7 +185,7 @@ impl Drop for Vduse {
         let Some((control, session)) = self.running.take() else { return };
         control.stop();
         lock(&session).end();
-        // The device can go only when nobody has it open.
+        // The kernel removes the device only after it has been closed.
         drop(session);
         let name = &self.config.name;
         match char_device::Control::open().and_then(|control| control.destroy(name)) {

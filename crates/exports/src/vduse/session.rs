@@ -1,11 +1,13 @@
-//! What the driver has set up, and the cores that serve it.
+//! The state that the driver has set up, and the cores that serve it.
 //!
-//! Everything here runs under the session's lock, by the control thread or whoever tells of a new size; nothing here is
-//! on the data path. Virtqueues are looked at when the driver is ready (`DRIVER_OK`), and once at the start: the device
-//! may have had another server before, which died.
+//! All methods run under the session's lock, on the control thread or on a thread that reports a
+//! new size. Nothing here is on the data path. The session reads the virtqueues when the driver is
+//! ready (`DRIVER_OK`). It also reads them once at the start, since a server that died may have
+//! served the device before.
 //!
-//! The kernel tells of memory that goes, not of memory that comes: the bounce buffers of `virtio_vdpa` are there with the
-//! first request only. A queue that meets an address that is not known stops, and goes on when the kernel knows it.
+//! The kernel reports memory that is unmapped, not memory that is mapped: the bounce buffers of
+//! `virtio_vdpa` appear with the first request. A queue that meets an unmapped address stops, and
+//! restarts once the kernel has mapped it.
 
 use super::Config;
 use super::char_device::{Ask, CharDevice, InjectIrq, KernelRequest};
@@ -32,7 +34,8 @@ use virtio::inflight::InflightRegion;
 use virtio::memory::{GuestMemory, RegionSpec};
 use virtio::{VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_RING_PACKED, status};
 
-/// Feature bits for a driver to choose from. The kernel translates addresses, and takes no writes to the configuration.
+/// The offered feature bits. The kernel translates addresses, and accepts no writes to the
+/// configuration.
 pub(super) fn offered_features(offer: Offer, limits: &Limits) -> u64 {
     config::features(offer, limits) & !VIRTIO_BLK_F_CONFIG_WCE | VIRTIO_F_ACCESS_PLATFORM
 }
@@ -51,25 +54,26 @@ pub(super) struct Session {
     config: Config,
     stats: Arc<Stats>,
     kernel: Arc<CharDevice>,
-    /// Where it stands what is in flight.
+    /// The file that records requests in flight.
     journal: File,
     inflight: Option<Arc<InflightRegion>>,
     queues: Vec<Queue>,
-    /// Signalled by a queue that has met an address that is not known.
+    /// Signalled by a queue that met an unmapped address.
     misses: Arc<OwnedFd>,
     memory: SharedMemory,
     features: u64,
-    /// The driver is ready: virtqueues are served.
+    /// The ready driver, whose virtqueues are served.
     driver: Option<Connected>,
-    /// Whether writes must be durable when they complete; every queue looks at it.
+    /// Whether writes must be durable when they complete; every queue reads it.
     is_write_through: Arc<AtomicBool>,
 }
 
 impl Session {
-    /// A session with the driver of `kernel`, which may be at work already if `is_taken_over`.
+    /// Creates a session with the driver of `kernel`, which may run already if `is_taken_over`.
     ///
     /// # Errors
-    /// When the device is not the one that the configuration means, or what a predecessor has left cannot be used.
+    /// When the device does not match the configuration, or the predecessor's journal cannot be
+    /// used.
     pub(super) fn new(
         device: Arc<dyn Device>,
         cores: Vec<CoreRef>,
@@ -116,12 +120,12 @@ impl Session {
         &self.kernel
     }
 
-    /// What becomes readable when a queue has met an address that is not known.
+    /// The descriptor that becomes readable when a queue has met an unmapped address.
     pub(super) fn misses(&self) -> Arc<OwnedFd> {
         self.misses.clone()
     }
 
-    /// A queue has met an address that is not known, or was broken.
+    /// Handles a queue that met an unmapped address or was corrupted.
     pub(super) fn look_for_memory(&mut self) -> Result<(), Error> {
         let mut count = [0u8; 8];
         // SAFETY: reads up to 8 bytes into a live local variable.
@@ -143,7 +147,7 @@ impl Session {
         regions.map_err(|source| Error::System { action: "ask for the driver's memory", source })
     }
 
-    /// Goes on where a predecessor has died or was stopped.
+    /// Continues after a predecessor that died or was stopped.
     fn take_over(&mut self) -> Result<(), Error> {
         if self.kernel.queue(self.config.num_queues).is_ok() {
             return Err(Error::Config(format!(
@@ -174,7 +178,8 @@ impl Session {
                 self.update_space()?;
                 self.run()
             }
-            // The predecessor died before it answered that the driver is ready: the kernel asks again.
+            // The predecessor died before it confirmed that the driver is ready: the kernel asks
+            // again.
             Err(_) if self.kernel.is_asking() => Ok(()),
             Err(error) => {
                 let path = self.config.journal().display().to_string();
@@ -184,7 +189,7 @@ impl Session {
         }
     }
 
-    /// Does what the kernel asks, and answers.
+    /// Handles a request of the kernel and answers it.
     pub(super) fn handle(&mut self, request: KernelRequest) -> Result<(), Error> {
         let mut state = VqState::default();
         let done = match request.ask {
@@ -199,7 +204,7 @@ impl Session {
         done.and(answered.map_err(|source| Error::System { action: "answer the kernel", source }))
     }
 
-    /// The driver is ready.
+    /// Starts serving: the driver is ready.
     fn start(&mut self) -> Result<(), Error> {
         self.read_features()?;
         let (queues, size) = (self.config.num_queues, self.config.queue_size);
@@ -209,14 +214,14 @@ impl Session {
         self.run()
     }
 
-    /// Serves every virtqueue that the driver has made ready.
+    /// Serves every virtqueue that the driver has enabled.
     fn run(&mut self) -> Result<(), Error> {
         self.driver = Some(self.stats.connect());
         tracing::info!(export = self.config.name, features = self.features, "driver ready");
         self.remap()
     }
 
-    /// The driver starts over: nothing of what it had set up counts any more.
+    /// Resets the device: the driver's settings become void.
     fn reset(&mut self) -> Result<(), Error> {
         self.pause();
         if self.driver.take().is_some() {
@@ -227,12 +232,12 @@ impl Session {
         self.memory.replace(GuestMemory::default())
     }
 
-    /// Nothing is in flight, and no queue runs.
+    /// Empties the journal: no request is in flight, and no queue runs.
     fn empty_journal(&self) -> Result<(), Error> {
         self.journal.set_len(0).map_err(|source| Error::System { action: "empty the journal", source })
     }
 
-    /// The export ends: requests in flight are completed. The driver may be served again by a successor.
+    /// Ends the session and completes requests in flight. A successor may serve the driver again.
     pub(super) fn end(&mut self) {
         self.pause();
         self.driver = None;
@@ -241,7 +246,7 @@ impl Session {
         }
     }
 
-    /// Tells the driver about the device's size.
+    /// Notifies the driver of the device's size.
     pub(super) fn notify_resize(&mut self) -> Limits {
         if let Err(error) = self.update_space() {
             tracing::warn!(export = self.config.name, %error, "driver not told about the device's new size");
@@ -250,7 +255,7 @@ impl Session {
     }
 
     fn update_space(&self) -> Result<(), Error> {
-        // Before the driver knows: it may use what it is told of at once.
+        // Before the driver is notified: it may use the new range at once.
         if self.inflight.is_some() {
             let noted = journal::note(&self.journal, self.served());
             noted.map_err(|source| Error::System { action: "write the journal", source })?;
@@ -271,7 +276,7 @@ impl Session {
     fn read_features(&mut self) -> Result<(), Error> {
         let features = self.kernel.features();
         self.features = features.map_err(|source| Error::System { action: "read the features", source })?;
-        // Virtio 1.3, 5.2.6.2: the cache may be used when the driver can flush it.
+        // Virtio 1.3, 5.2.6.2: the cache may be used if the driver can flush it.
         self.is_write_through.store(self.features & VIRTIO_BLK_F_FLUSH == 0, Ordering::Release);
         Ok(())
     }
@@ -280,7 +285,7 @@ impl Session {
         self.features & VIRTIO_F_RING_PACKED != 0
     }
 
-    /// Takes every virtqueue back, drained; it keeps its place.
+    /// Takes back every virtqueue, drained. It keeps its position.
     fn pause(&mut self) {
         for (index, queue) in self.queues.iter_mut().enumerate() {
             if let Some(Err(error)) = queue.serving.take().map(Serving::stop) {
@@ -289,7 +294,7 @@ impl Session {
         }
     }
 
-    /// Addresses mean something else from now on: virtqueues go on in the memory that there is now.
+    /// Restarts the virtqueues with the current address mappings.
     fn remap(&mut self) -> Result<(), Error> {
         if self.driver.is_none() {
             return Ok(());
@@ -301,7 +306,7 @@ impl Session {
         (0..self.config.num_queues).try_for_each(|index| self.serve(index))
     }
 
-    /// Serves the virtqueues on these cores in turn from now on; none: on all.
+    /// Distributes the virtqueues over these cores in turn; empty: over all.
     pub(super) fn serve_on(&mut self, map: &[usize]) -> Result<(), Error> {
         crate::check_cores(map, self.cores.len())?;
         self.pause();
@@ -339,7 +344,7 @@ impl Session {
             Err(error) => return Err(Error::client(format!("queue {index} refused"), error)),
         };
         let place = usize::from(index);
-        // The kernel forgets it with every reset.
+        // The kernel forgets the eventfd with every reset.
         let watched = self.kernel.set_kick(index, &self.queues[place].kick);
         watched.map_err(|source| Error::System { action: "watch a virtqueue", source })?;
         let parts = self.parts(index, ring, info.num as u16);
@@ -387,7 +392,7 @@ impl Session {
         }
     }
 
-    /// How far a virtqueue has come.
+    /// The position of a virtqueue.
     fn queue_state(&self, index: u32) -> Result<VqState, Error> {
         let queue = self.queues.get(index as usize);
         let queue = queue
@@ -404,7 +409,7 @@ pub(super) fn space(offer: Offer, limits: &Limits) -> [u8; ConfigSpace::BYTES] {
     config::space(offer, limits, true).to_bytes()
 }
 
-/// A place in a ring, as the kernel writes it: wrap counter and index.
+/// A ring position in the kernel's format: wrap counter and index.
 fn ring_state(state: VqState, is_packed: bool) -> RingState {
     let [avail_wrap, avail, used_wrap, used] = state;
     let base = match is_packed {

@@ -1,10 +1,11 @@
-//! What the kernel and a VDUSE server say to each other. Source: Linux, include/uapi/linux/vduse.h.
+//! The interface between the kernel and a VDUSE server. Source: Linux, include/uapi/linux/vduse.h.
 //!
-//! Structures have the kernel's layout, with every gap a field, so that nothing uninitialised is handed over.
+//! Structures have the kernel's layout, with a field for every gap, so that no uninitialised byte
+//! is passed.
 
-/// The version of the interface that is spoken here.
+/// The version of the interface that this server uses.
 pub(super) const API_VERSION: u64 = 0;
-/// Longest name of a device, with the zero at its end.
+/// Longest device name, including the zero at its end.
 pub(super) const NAME_MAX: usize = 256;
 
 const BASE: u64 = 0x81;

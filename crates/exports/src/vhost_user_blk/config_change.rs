@@ -1,8 +1,8 @@
-//! The way back to the VMM: telling it that the configuration space has changed.
+//! The channel to the VMM: notifies it that the configuration space has changed.
 //!
-//! The `vhost` crate takes the socket of SET_BACKEND_REQ_FD but cannot send this message over it and does not
-//! give the socket out. So the control thread looks at each message before the crate reads it, and keeps a
-//! duplicate of that one socket.
+//! The `vhost` crate receives the socket of SET_BACKEND_REQ_FD. But it cannot send this message
+//! over it, and does not expose the socket. So the control thread inspects each message before the
+//! crate reads it, and keeps a duplicate of that one socket.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,19 +12,19 @@ use std::os::unix::net::UnixStream;
 const SET_BACKEND_REQ_FD: u32 = 21;
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG of the vhost-user specification.
 const CONFIG_CHANGE_MSG: u32 = 2;
-/// Message flags: version 1, no reply wanted.
+/// Message flags: version 1, no reply requested.
 const VERSION: u32 = 1;
 /// Request, flags and payload size: 4 bytes each.
 const HEADER: usize = 12;
 
-/// A socket that the VMM listens on for messages of ours.
+/// A socket on which the VMM receives messages of the export.
 pub(super) struct BackendChannel {
     socket: UnixStream,
 }
 
 impl BackendChannel {
-    /// The channel that the next message on `main` brings, if it is one that brings it. The message stays in
-    /// the socket.
+    /// Returns the channel that the next message on `main` brings, if it brings one. The message
+    /// stays in the socket.
     pub(super) fn peek(main: &UnixStream) -> Option<BackendChannel> {
         let (header, _) = peek(main, false)?;
         if u32::from_ne_bytes(header[..4].try_into().expect("four bytes")) != SET_BACKEND_REQ_FD {
@@ -34,7 +34,7 @@ impl BackendChannel {
         Some(BackendChannel { socket: UnixStream::from(fd?) })
     }
 
-    /// Sends the configuration change message, without waiting for anything: the VMM answers by reading the
+    /// Sends the configuration change message without blocking. The VMM reacts by reading the
     /// configuration space through the control thread, which may be the caller.
     pub(super) fn notify_config_change(&self) -> io::Result<()> {
         let mut message = [0u8; HEADER];
@@ -51,7 +51,7 @@ impl BackendChannel {
     }
 }
 
-/// The header of the next message, and with `take_fd` a duplicate of the first descriptor that comes with it.
+/// Returns the header of the next message. `take_fd`: also a duplicate of its first descriptor.
 fn peek(main: &UnixStream, take_fd: bool) -> Option<([u8; HEADER], Option<OwnedFd>)> {
     #[repr(C, align(8))]
     struct Control([u8; 24]); // CMSG_SPACE of one descriptor
@@ -65,8 +65,7 @@ fn peek(main: &UnixStream, take_fd: bool) -> Option<([u8; HEADER], Option<OwnedF
     message.msg_iovlen = 1;
     if take_fd {
         message.msg_control = (&raw mut control).cast();
-        // Without the padding at its end: there a second descriptor would fit, which nobody would close.
-        // SAFETY: plain arithmetic.
+        // Without the padding at its end: a second descriptor would fit there and leak.
         message.msg_controllen = unsafe { libc::CMSG_LEN(size_of::<i32>() as u32) } as usize;
     }
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;

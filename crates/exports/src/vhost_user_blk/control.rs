@@ -1,4 +1,4 @@
-//! The control thread: one client after the other.
+//! The control thread, which serves one client at a time.
 
 use super::config_change::BackendChannel;
 use super::session::Session;
@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
-/// The thread parses small messages; exports are many.
+/// The thread parses small messages, and a process may have many exports.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The thread, and what ends it.
+/// The running control thread and its stop signal.
 pub(super) struct Control {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
@@ -24,7 +24,7 @@ pub(super) struct Control {
 
 struct Shared {
     stop: StopSignal,
-    /// The client's socket: to be shut down when the thread waits for the rest of a message.
+    /// The client's socket, to be shut down while the thread waits for the rest of a message.
     client: Mutex<Option<UnixStream>>,
 }
 
@@ -48,7 +48,7 @@ impl Control {
         Ok(Control { shared, thread })
     }
 
-    /// Ends the session and the thread; returns when nothing of the export is left on any core.
+    /// Ends the session and the thread. Returns once no core serves the export any more.
     pub(super) fn stop(self) {
         self.shared.stop.raise();
         self.shared.hang_up();
@@ -75,7 +75,7 @@ impl Shared {
         }
     }
 
-    /// Speaks with one client until it leaves (an error) or the export ends.
+    /// Serves one client until it disconnects (an error) or the export ends.
     fn serve(&self, client: UnixStream, session: &Arc<Mutex<Session>>) -> Result<(), ProtocolError> {
         let own = client.try_clone().map_err(ProtocolError::SocketError)?;
         *self.client.lock().unwrap_or_else(PoisonError::into_inner) =

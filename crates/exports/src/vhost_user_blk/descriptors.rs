@@ -1,8 +1,8 @@
-//! Which descriptors of a VMM are taken: eventfds for events, files in memory for what is mapped.
+//! Checks the descriptors of a VMM: eventfds for events, memory files for mappings.
 //!
-//! A descriptor of a file system in user space (FUSE) stands for calls to a process that may be the VMM itself. It is
-//! recognized without any call that asks the file system, and it is closed by a thread of its own: `close(2)` waits for
-//! the file system too.
+//! Calls on a file of a user-space file system (FUSE) wait for a process that may be the VMM
+//! itself. Such a descriptor is recognized without a call to the file system. A separate thread
+//! closes it, since `close(2)` also waits for the file system.
 
 use super::MemoryFiles;
 use crate::Error;
@@ -12,18 +12,18 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Descriptors of all clients that threads of their own close at a time.
+/// Maximum number of descriptors, of all clients, that separate threads close at the same time.
 const MAX_CLOSING: usize = 64;
 
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
-/// An event descriptor of a ring. Anything but an eventfd is refused.
+/// Checks an event descriptor of a ring. Anything but an eventfd is refused.
 pub(super) fn event(index: u8, what: &str, file: Option<File>) -> Result<Option<Arc<OwnedFd>>, Error> {
     let Some(file) = file else { return Ok(None) };
     let fault = match std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())) {
         Ok(link) if link.as_os_str().as_encoded_bytes().starts_with(b"anon_inode:[eventfd") => None,
         Ok(link) => Some(link.display().to_string()),
-        // No /proc here: the kernel says what it takes for an eventfd.
+        // Without /proc the kernel's own check of an eventfd decides.
         Err(_) => PeerEvent::new(file.as_fd()).err().map(|error| error.to_string()),
     };
     match fault {
@@ -35,10 +35,11 @@ pub(super) fn event(index: u8, what: &str, file: Option<File>) -> Result<Option<
     }
 }
 
-/// A descriptor that is to be mapped. A page of any other file than one in memory may take its file system as long as
-/// it likes, and the core that touches the page waits for that.
+/// Checks a descriptor to be mapped. A page fault on a file that is not in memory may block the
+/// core for as long as its file system likes.
 pub(super) fn memory(what: &str, file: File, allowed: MemoryFiles) -> Result<File, Error> {
-    // Files of memfd, tmpfs and hugetlbfs have seals, no other file has. The call asks no file system.
+    // Only files of memfd, tmpfs and hugetlbfs have seals. The call does not reach a user-space
+    // file system.
     // SAFETY: a plain call on a descriptor of ours.
     let is_memory = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } >= 0;
     if is_memory || allowed == MemoryFiles::Any {
@@ -52,8 +53,8 @@ pub(super) fn memory(what: &str, file: File, allowed: MemoryFiles) -> Result<Fil
     )))
 }
 
-/// Closes a descriptor of unknown kind without waiting for that. Beyond [`MAX_CLOSING`] the client's own control thread
-/// waits.
+/// Closes a descriptor of unknown kind on another thread. Beyond [`MAX_CLOSING`] the client's own
+/// control thread closes it and may block.
 fn close_apart(file: File) {
     if CLOSING.fetch_add(1, Ordering::Relaxed) >= MAX_CLOSING {
         CLOSING.fetch_sub(1, Ordering::Relaxed);
@@ -64,7 +65,7 @@ fn close_apart(file: File) {
         CLOSING.fetch_sub(1, Ordering::Relaxed);
     };
     if std::thread::Builder::new().name("close".into()).stack_size(64 << 10).spawn(close).is_err() {
-        // The closure is gone, and the file with it.
+        // The closure has been dropped, and the file with it.
         CLOSING.fetch_sub(1, Ordering::Relaxed);
     }
 }

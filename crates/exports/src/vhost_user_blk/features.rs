@@ -1,11 +1,11 @@
-//! What a VMM is told about this export beyond the disk itself: features of the protocol and of its transport.
+//! Features of the vhost-user protocol and transport that the export offers.
 
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 
-/// Feature bits of the transport that a driver or VMM may choose from.
+/// Transport feature bits offered to drivers and VMMs.
 pub(super) const TRANSPORT_FEATURES: u64 = virtio::VHOST_F_LOG_ALL | virtio::VHOST_USER_F_PROTOCOL_FEATURES;
 
-/// Protocol features that a VMM may choose from.
+/// Protocol features offered to VMMs.
 pub(super) fn protocol_features() -> Protocol {
     Protocol::MQ
         | Protocol::LOG_SHMFD

@@ -6,12 +6,13 @@
 //!   guest memory ◄────────────────────── data, in place ──────────────────────────────┘
 //! ```
 //!
-//! One control thread an export accepts one client at a time, speaks the protocol with it and keeps what it
-//! said about each ring ([`rings`]); a ring that is complete is handed to the core it is mapped to, which
-//! serves it until it is taken back (`virtio_blk`). The mapping changes at any time: a queue is drained, moved
-//! and goes on.
+//! The export has one control thread, which accepts one client at a time and serves its messages.
+//! It keeps the state of each ring ([`rings`]). A complete ring is handed to the core that it is
+//! mapped to, which serves it until the thread takes it back (`virtio_blk`). The mapping may change
+//! at any time: the queue is drained, moved and restarted.
 //!
-//! What a guest does wrong ends its ring, what a VMM does wrong ends its connection; others notice nothing.
+//! An error of a guest stops its ring; an error of a VMM ends its connection. Other clients are not
+//! affected.
 //!
 //! Source of truth: the vhost-user specification (QEMU docs/interop/vhost-user.rst) and virtio 1.3, 5.2.
 
@@ -34,59 +35,60 @@ use session::Session;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Most virtqueues of one export.
+/// Maximum virtqueues of one export.
 pub const MAX_QUEUES: u16 = 64;
 
-/// Who makes the connection.
+/// The side that connects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SocketMode {
     /// The export listens and VMMs connect.
     #[default]
     Listen,
-    /// A VMM listens; the export connects, and connects again whenever the connection ends.
+    /// A VMM listens; the export connects, and reconnects whenever the connection ends.
     Connect,
 }
 
-/// Which files may hold the memory that a VMM shares.
+/// Files that a VMM may share as memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryFiles {
     /// Files in memory: memfd, tmpfs, hugetlbfs.
     #[default]
     Ram,
-    /// Any file that can be mapped. A VMM whose file system answers no page fault stops the core that serves it.
+    /// Any file that can be mapped. A VMM whose file system does not answer a page fault blocks the
+    /// core that serves it.
     Any,
 }
 
-/// How an export looks to its clients and which cores serve it.
+/// Configuration of a vhost-user-blk export.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Path of the Unix socket.
     pub socket: PathBuf,
-    /// Who makes the connection.
+    /// The side that connects.
     pub mode: SocketMode,
     /// Permission bits of a socket that the export listens on.
     pub permissions: u32,
-    /// Virtqueues offered, up to [`MAX_QUEUES`].
+    /// Number of virtqueues, up to [`MAX_QUEUES`].
     pub num_queues: u16,
-    /// Largest ring that the guest is expected to use, up to [`MAX_QUEUE_SIZE`]: bounds the segments of a
-    /// request that the guest is told of.
+    /// Largest expected ring, up to [`MAX_QUEUE_SIZE`]: bounds the segments of a request that the
+    /// guest is offered.
     pub queue_size: u16,
-    /// What GET_ID answers: at most 20 bytes.
+    /// The reply to GET_ID: at most 20 bytes.
     pub serial: String,
-    /// Refuse writes even where the device takes them.
+    /// Refuse writes even if the device accepts them.
     pub read_only: bool,
-    /// Whether the write cache is on at first. A guest may switch it; while it is off, every write is made
+    /// Initial state of the write cache. A guest may switch it; while it is off, every write is
     /// durable before it completes.
     pub writeback: bool,
-    /// Which files may hold guest memory, in-flight region and dirty log.
+    /// Files that may hold guest memory, in-flight region and dirty log.
     pub memory: MemoryFiles,
-    /// The core (index into the list given to [`VhostUserBlk::start`]) that serves each queue; queues beyond
-    /// the end start over. Empty: every core in turn.
+    /// The core of each queue (index into the list given to [`VhostUserBlk::start`]); further
+    /// queues repeat the list. Empty: every core in turn.
     pub core_map: Vec<usize>,
 }
 
 impl Config {
-    /// One queue on a socket that is listened on, cache on.
+    /// A listening socket, one queue, cache on.
     pub fn new(socket: impl Into<PathBuf>) -> Config {
         Config {
             socket: socket.into(),
@@ -124,10 +126,10 @@ pub struct VhostUserBlk {
 }
 
 impl VhostUserBlk {
-    /// Starts to export `device`; clients may connect when this returns.
+    /// Starts to export `device`. Clients may connect once this returns.
     ///
     /// # Errors
-    /// When the configuration is impossible, or socket or thread are refused.
+    /// When the configuration is invalid, or the system refuses the socket or the thread.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<VhostUserBlk, Error> {
         config.check(cores.len())?;
         let stats = Arc::new(Stats::new(config.num_queues.into()));
@@ -137,11 +139,11 @@ impl VhostUserBlk {
         Ok(VhostUserBlk { session, stats, control: Some(control) })
     }
 
-    /// Serves `queue` on another core from now on, with I/O running or not. Returns when it has moved; not to be
-    /// called on a core.
+    /// Moves `queue` to another core, with or without I/O in flight. Returns when it has moved.
+    /// Must not be called on a core.
     ///
     /// # Errors
-    /// When there is no such queue or core, or the core cannot open the device.
+    /// When the queue or core does not exist, or the core cannot open the device.
     pub fn remap_queue(&self, queue: u16, core: usize) -> Result<(), Error> {
         lock(&self.session).remap(queue, core)
     }

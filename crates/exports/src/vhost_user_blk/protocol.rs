@@ -1,8 +1,8 @@
-//! The vhost-user messages, each turned into one operation of the [`Session`].
+//! Maps each vhost-user message to one operation of the [`Session`].
 //!
-//! The `vhost` crate has checked sizes, flags and file counts when a method is called, and that the protocol
-//! feature a message needs was negotiated; it has not checked any index, address or length. An error ends the
-//! connection.
+//! The `vhost` crate checks sizes, flags and file counts before it calls a method, and that the
+//! protocol feature of a message was negotiated. It checks no index, address or length. An error
+//! ends the connection.
 
 use super::descriptors::{event, memory};
 use super::features;
@@ -24,7 +24,7 @@ use virtio::dirty_log::DirtyLog;
 use virtio::inflight::InflightRegion;
 use virtio::memory::{GuestMemory, MAX_REGIONS, RegionSpec};
 
-/// What `set_mem_table` and `add_mem_region` return: nothing, without postcopy.
+/// The result of `set_mem_table` and `add_mem_region`: nothing, without postcopy.
 type NoBases<T> = ProtocolResult<Option<T>>;
 
 impl VhostUserBackendReqHandlerMut for Session {
@@ -69,7 +69,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         _postcopy: Option<bool>,
     ) -> NoBases<Vec<u64>> {
         let specs = regions.iter().zip(files).map(|(region, file)| self.spec(region, file));
-        // Every file is judged before the first refusal counts: what is refused is closed with care.
+        // Every file is checked before the first error returns: refused ones must be closed by
+        // another thread.
         let specs: Vec<Result<RegionSpec, Error>> = specs.collect();
         let specs = specs.into_iter().collect::<Result<_, _>>()?;
         let memory = GuestMemory::map(specs).map_err(|error| Error::client("memory table refused", error))?;

@@ -1,8 +1,8 @@
-//! What the VMM has said about each virtqueue: a state machine without side effects.
+//! The state of each virtqueue as the VMM sets it: a state machine without side effects.
 //!
-//! A ring runs when its size, addresses and kick are known and it is enabled; GET_VRING_BASE takes the kick
-//! back. The session compares that with what the cores do after every message. Source of truth: the
-//! vhost-user specification, "Ring states".
+//! A ring runs when its size, addresses and kick are known and it is enabled. GET_VRING_BASE
+//! removes the kick. After every message the session compares this state with the rings on the
+//! cores. Source of truth: the vhost-user specification, "Ring states".
 
 use crate::Error;
 use std::os::fd::OwnedFd;
@@ -21,22 +21,22 @@ pub(super) struct Addresses {
     pub(super) used_log: Option<u64>,
 }
 
-/// How the VMM says that it has put something into the ring.
+/// How the VMM signals new entries in the ring.
 #[derive(Clone, Debug)]
 pub(super) enum Kick {
-    /// It writes to an eventfd.
+    /// Through an eventfd.
     Event(Arc<OwnedFd>),
-    /// It does not say: the ring is to be polled.
+    /// Not at all: the ring must be polled.
     Polled,
 }
 
-/// One virtqueue as the VMM has described it so far.
+/// The known state of one virtqueue.
 #[derive(Debug, Default)]
 pub(super) struct Ring {
-    /// Descriptors in the ring; 0 while unknown.
+    /// Entries of the ring; 0 while unknown.
     pub(super) size: u16,
     pub(super) addresses: Option<Addresses>,
-    /// Where the ring goes on, as SET_VRING_BASE and GET_VRING_BASE encode it.
+    /// The ring's position, as SET_VRING_BASE and GET_VRING_BASE encode it.
     pub(super) base: u32,
     pub(super) kick: Option<Kick>,
     pub(super) call: Option<Arc<OwnedFd>>,

@@ -1,8 +1,8 @@
-//! One client's session: what it negotiated, its memory, its rings, and the cores that serve them.
+//! A client's session: negotiated features, memory, rings, and the cores that serve them.
 //!
-//! Everything here runs under the session's lock, by the control thread or whoever remaps a queue; nothing
-//! here is on the data path. A change to a ring that runs (memory, log, addresses, core) is always the same
-//! three steps: take the ring back drained, change, start it again where it left off.
+//! All methods run under the session's lock, on the control thread or on a thread that remaps a
+//! queue. Nothing here is on the data path. A change to a running ring (memory, log, addresses,
+//! core) always takes three steps: drain and take it back, change, restart it at its position.
 
 use super::config_change::BackendChannel;
 use super::rings::{Addresses, Kick, Ring};
@@ -36,15 +36,15 @@ pub(super) struct Session {
     features: u64,
     protocol_features: u64,
     rings: Vec<Ring>,
-    /// What serves each ring now.
+    /// The running rings.
     serving: Vec<Option<Serving>>,
     memory: SharedMemory,
     inflight: Option<Arc<InflightRegion>>,
     log: Option<Arc<DirtyLog>>,
     backend_channel: Option<BackendChannel>,
-    /// What the guest has set the write cache to.
+    /// The write cache state that the guest has set.
     is_writeback: bool,
-    /// Whether writes must be durable when they complete; every queue looks at it.
+    /// Whether writes must be durable when they complete; every queue reads it.
     is_write_through: Arc<AtomicBool>,
 }
 
@@ -82,9 +82,11 @@ impl Session {
         self.config.socket.display().to_string()
     }
 
-    /// The client is gone: rings are drained, its memory is given back, the next client finds nothing of it.
+    /// Ends the session: drains the rings and releases the memory. The next client starts from
+    /// scratch.
     pub(super) fn end(&mut self) {
-        // The in-flight region stays as it is: whoever comes back with it goes on from there.
+        // The in-flight region stays as it is: a client that reconnects with it continues from
+        // there.
         self.pause_all();
         self.rings.fill_with(Ring::default);
         self.memory.replace(GuestMemory::default()).unwrap_or_else(|error| {
@@ -99,7 +101,7 @@ impl Session {
         self.update_write_through();
     }
 
-    /// RESET_OWNER and RESET_DEVICE: every ring as a new client finds it.
+    /// RESET_OWNER and RESET_DEVICE: resets every ring to its initial state.
     pub(super) fn reset_rings(&mut self) {
         for index in 0..self.rings.len() {
             self.stop_at(index);
@@ -128,7 +130,7 @@ impl Session {
         features::TRANSPORT_FEATURES | config::features(self.offer(), &self.limits())
     }
 
-    /// SET_FEATURES. While rings run, only logging may change.
+    /// SET_FEATURES. While a ring runs, only logging may change.
     pub(super) fn set_features(&mut self, features: u64) -> Result<(), Error> {
         let unknown = features & !self.offered_features();
         if unknown != 0 {
@@ -173,7 +175,7 @@ impl Session {
             .ok_or_else(|| Error::protocol(format!("queue {index}: the export has {count}")))
     }
 
-    /// Changes what is known of a ring, and lets it run, go on or stop accordingly.
+    /// Changes a ring's state, then starts, restarts or stops it accordingly.
     pub(super) fn change_ring(
         &mut self,
         index: u32,
@@ -186,7 +188,8 @@ impl Session {
         self.settle(index)
     }
 
-    /// SET_VRING_CALL: VMMs do this to a running ring often (they mask interrupts so), so it is not drained.
+    /// SET_VRING_CALL. VMMs often change it on a running ring to mask interrupts, so the ring is
+    /// not drained.
     pub(super) fn set_call(
         &mut self,
         index: u32,
@@ -199,7 +202,7 @@ impl Session {
         Ok(())
     }
 
-    /// GET_VRING_BASE: stops the ring; where it would go on.
+    /// GET_VRING_BASE: stops the ring. Returns its position.
     pub(super) fn stop_ring(&mut self, index: u32) -> Result<u32, Error> {
         self.ring(index)?;
         self.stop_at(index as usize);
@@ -209,13 +212,14 @@ impl Session {
     fn stop_at(&mut self, index: usize) {
         self.take_back(index);
         self.rings[index].stop();
-        // Nothing is in flight now, and the VMM knows where the ring stopped. It may start it anew elsewhere.
+        // No request is in flight and the VMM knows the position, so it may restart the ring at
+        // another one.
         if let Some(mut part) = self.inflight.as_ref().and_then(|region| region.queue(index as u16)) {
             part.reset();
         }
     }
 
-    /// SET_CONFIG: the guest switches the write cache, the one thing it may write.
+    /// SET_CONFIG: the guest switches the write cache, the only writable field.
     pub(super) fn write_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
         let [value] = bytes else {
             return Err(Error::protocol(format!(
@@ -231,7 +235,8 @@ impl Session {
         Ok(())
     }
 
-    /// Virtio 1.3, 5.2.6.2: the cache may be used when the driver can flush it and has not switched it off.
+    /// Virtio 1.3, 5.2.6.2: the cache may be used if the driver can flush it and has not switched
+    /// it off.
     fn update_write_through(&mut self) {
         let may_cache = self.has(VIRTIO_BLK_F_FLUSH)
             && if self.has(VIRTIO_BLK_F_CONFIG_WCE) { self.is_writeback } else { true };
@@ -242,7 +247,7 @@ impl Session {
         self.memory.get()
     }
 
-    /// Rings pause, and go on in the new memory.
+    /// Pauses the rings and restarts them in the new memory.
     pub(super) fn change_memory(&mut self, memory: GuestMemory) -> Result<(), Error> {
         self.pause_all();
         self.memory.replace(memory)?;
@@ -267,7 +272,8 @@ impl Session {
         self.backend_channel = Some(channel);
     }
 
-    /// Tells the client that the configuration space has changed; returns the limits it will find.
+    /// Notifies the client that the configuration space has changed. Returns the limits that the
+    /// client will see.
     pub(super) fn notify_resize(&mut self) -> Limits {
         let is_negotiated = self.protocol_features & Protocol::BACKEND_REQ.bits() != 0;
         if let Some(channel) = self.backend_channel.as_ref().filter(|_| is_negotiated)
@@ -278,7 +284,7 @@ impl Session {
         self.limits()
     }
 
-    /// Serves a queue on another core from now on.
+    /// Moves a queue to another core.
     pub(super) fn remap(&mut self, queue: u16, core: usize) -> Result<(), Error> {
         let index = usize::from(queue);
         if index >= self.rings.len() || core >= self.cores.len() {
@@ -296,7 +302,7 @@ impl Session {
         moved
     }
 
-    /// Serves the queues on these cores in turn from now on; none: on all.
+    /// Distributes the queues over these cores in turn; empty: over all.
     pub(super) fn remap_all(&mut self, map: &[usize]) -> Result<(), Error> {
         crate::check_cores(map, self.cores.len())?;
         let queue_cores = crate::queue_cores(map, self.rings.len() as u16, self.cores.len());
@@ -308,17 +314,17 @@ impl Session {
         Ok(())
     }
 
-    /// Takes every running ring back, drained.
+    /// Takes back every running ring, drained.
     fn pause_all(&mut self) {
         (0..self.rings.len()).for_each(|index| self.take_back(index));
     }
 
-    /// Lets every ring run that should, those too that had to wait for memory before.
+    /// Restarts every ring that should run, including those that waited for memory.
     fn resume_all(&mut self) -> Result<(), Error> {
         (0..self.rings.len()).try_for_each(|index| self.settle(index))
     }
 
-    /// Takes a ring back from its core, drained; it keeps its place.
+    /// Takes a ring back from its core, drained. It keeps its position.
     fn take_back(&mut self, index: usize) {
         let Some(serving) = self.serving[index].take() else { return };
         match serving.stop() {
@@ -327,14 +333,14 @@ impl Session {
         }
     }
 
-    /// Lets a ring run if it should and does not.
+    /// Starts a ring that should run and does not.
     fn settle(&mut self, index: usize) -> Result<(), Error> {
         if !self.rings[index].wants_to_run() || self.serving[index].is_some() {
             return Ok(());
         }
         let ring = match VirtQueue::new(self.queue_config(index)) {
             Ok(ring) => ring,
-            // Its memory is about to come back, e.g. when a region is replaced by a larger one.
+            // Its memory may return soon, for example when a larger region replaces one.
             Err(error @ RingError::BadArea { .. }) => {
                 tracing::warn!(export = self.name(), queue = index, %error, "ring has to wait for its memory");
                 return Ok(());

@@ -1,4 +1,4 @@
-//! The export's Unix socket: waiting for clients, connecting to a VMM.
+//! The export's Unix socket: accepts clients or connects to a VMM.
 
 use super::{Config, SocketMode};
 use crate::Error;
@@ -10,12 +10,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// First pause before the next attempt to connect; it doubles up to [`MAX_PAUSE`].
+/// Initial pause between attempts to connect; doubles up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(20);
-/// A VMM that came back is found within a second.
+/// Maximum pause: a VMM that restarted is found within a second.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// Where clients come from.
+/// The source of clients.
 pub(super) enum Endpoint {
     Listen(UnixSocket),
     Connect { path: PathBuf, pause: Duration },
@@ -29,7 +29,7 @@ impl Endpoint {
         })
     }
 
-    /// The next client; `None` once `stop` has been raised.
+    /// Returns the next client, or `None` once `stop` has been raised.
     pub(super) fn next_client(&mut self, stop: &StopSignal) -> Option<UnixStream> {
         match self {
             Endpoint::Listen(listener) => accept(listener, stop),
@@ -39,7 +39,7 @@ impl Endpoint {
 }
 
 fn connect(path: &Path, pause: &mut Duration, stop: &StopSignal) -> Option<UnixStream> {
-    // A VMM that accepts and hangs up at once must not be asked in a tight loop either.
+    // A VMM that accepts and disconnects at once must not cause a busy loop either.
     while !stop.wait(*pause) {
         match UnixStream::connect(path) {
             Ok(stream) => {
@@ -55,7 +55,7 @@ fn connect(path: &Path, pause: &mut Duration, stop: &StopSignal) -> Option<UnixS
     None
 }
 
-/// Waits for the next client of a socket that is listened on.
+/// Waits for the next client of a listening socket.
 fn accept(listener: &UnixSocket, stop: &StopSignal) -> Option<UnixStream> {
     while stop.wait_readable(listener.socket().as_raw_fd()) {
         match listener.socket().accept() {
@@ -65,7 +65,7 @@ fn accept(listener: &UnixSocket, stop: &StopSignal) -> Option<UnixStream> {
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                // Out of descriptors, most likely: others may give some back.
+                // Most likely the process is out of descriptors, and others may be closed soon.
                 tracing::warn!(socket = %listener.path().display(), %error, "cannot accept a client");
                 stop.wait(MAX_PAUSE);
             }

@@ -1,4 +1,4 @@
-//! What the guest is told about the device: feature bits and the configuration space.
+//! The device information that a guest reads: feature bits and the configuration space.
 
 use block::Limits;
 use virtio::blk::{
@@ -7,31 +7,31 @@ use virtio::blk::{
     VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 
-/// Segments of a request at most: what fits a ring of 128 entries beside header and status. The size of the
-/// guest's ring is not known when it asks, and 128 is what VMMs give it by default.
+/// Maximum segments of a request: fits a ring of 128 entries with header and status. The size of
+/// the guest's ring is unknown when it asks, and 128 is the default of VMMs.
 const MAX_SEGMENTS: u16 = 126;
-/// Descriptors of a request that are not data.
+/// Descriptors of a request that carry no data.
 const FRAME_DESCRIPTORS: u16 = 2;
-/// Shortest segment that a guest may be limited to: Linux wants a page.
+/// Minimum segment size offered to a guest: Linux requires a page.
 const LEAST_SEGMENT_BYTES: u32 = 4096;
-/// Ranges in one discard or write zeroes; they are run one after the other.
+/// Maximum ranges of one discard or write zeroes; they are executed one after the other.
 const MAX_RANGES: u32 = 32;
 
-/// Bytes of configuration space that may be asked for; what is beyond the fields reads as 0.
+/// Size of the readable configuration space; bytes beyond the fields read as 0.
 pub(crate) const SPACE_BYTES: usize = 256;
 
-/// How a disk looks beyond what its device says.
+/// Properties of a disk that do not come from its device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     /// Virtqueues.
     pub(crate) num_queues: u16,
-    /// Largest ring that the guest is expected to use.
+    /// Largest expected ring.
     pub(crate) queue_size: u16,
-    /// Writes are refused even where the device takes them.
+    /// Refuse writes even if the device accepts them.
     pub(crate) read_only: bool,
 }
 
-/// Feature bits that a driver may choose from, but for those of the transport.
+/// The offered feature bits, without those of the transport.
 pub(crate) fn features(offer: Offer, limits: &Limits) -> u64 {
     let mut bits = virtio::VIRTIO_F_VERSION_1
         | virtio::VIRTIO_F_INDIRECT_DESC
@@ -56,12 +56,12 @@ pub(crate) fn features(offer: Offer, limits: &Limits) -> u64 {
     bits
 }
 
-/// Whether writes are refused, by the device or by the export.
+/// Whether device or export refuse writes.
 pub(crate) fn is_read_only(offer: Offer, limits: &Limits) -> bool {
     offer.read_only || limits.read_only
 }
 
-/// The configuration space as a guest reads it now.
+/// The current configuration space.
 pub(crate) fn space(offer: Offer, limits: &Limits, is_writeback: bool) -> ConfigSpace {
     let block = u64::from(limits.block_size);
     let physical = u64::from(limits.physical_block_size).max(block);
@@ -95,8 +95,8 @@ pub(crate) fn space(offer: Offer, limits: &Limits, is_writeback: bool) -> Config
     space
 }
 
-/// How many segments a request may have, and how long each: together never more than the device transfers at
-/// once.
+/// Maximum number and size of the segments of a request: together at most the longest transfer of
+/// the device.
 fn segment_limits(offer: Offer, limits: &Limits) -> (u32, u32) {
     let most = limits.max_segments.min(offer.queue_size - FRAME_DESCRIPTORS).clamp(1, MAX_SEGMENTS);
     let seg_max = u32::from(most).min(limits.max_transfer / LEAST_SEGMENT_BYTES).max(1);
@@ -104,13 +104,13 @@ fn segment_limits(offer: Offer, limits: &Limits) -> (u32, u32) {
     (seg_max, size_max.max(LEAST_SEGMENT_BYTES))
 }
 
-/// Longest range in sectors, whole blocks of it.
+/// Longest range in 512-byte sectors, a multiple of the block size.
 fn range_sectors(max_bytes: u64, block: u64) -> u32 {
     let max_bytes = max_bytes.min(u64::from(u32::MAX) * SECTOR_BYTES);
     (max_bytes / block * block / SECTOR_BYTES) as u32
 }
 
-/// `size` bytes of the configuration space from `offset`; `None` beyond [`SPACE_BYTES`].
+/// `size` bytes of the configuration space from `offset` on; `None` beyond [`SPACE_BYTES`].
 pub(crate) fn read_space(space: &ConfigSpace, offset: u32, size: u32) -> Option<Vec<u8>> {
     let end = offset.checked_add(size).filter(|&end| end as usize <= SPACE_BYTES)?;
     let mut bytes = [0; SPACE_BYTES];

@@ -1,18 +1,18 @@
-//! A guest's memory, and what the device under the disk was told of it.
+//! A guest's memory, and its registration with the device.
 
 use crate::Error;
 use block::Device;
 use std::sync::Arc;
 use virtio::memory::{GuestMemory, Region};
 
-/// The memory that requests point into now. The device knows its regions.
+/// The current memory of a guest, registered with the device.
 pub(crate) struct SharedMemory {
     device: Arc<dyn Device>,
     memory: Arc<GuestMemory>,
 }
 
 impl SharedMemory {
-    /// No memory yet.
+    /// Creates an empty memory.
     pub(crate) fn new(device: Arc<dyn Device>) -> SharedMemory {
         SharedMemory { device, memory: Arc::default() }
     }
@@ -21,10 +21,11 @@ impl SharedMemory {
         &self.memory
     }
 
-    /// Tells the device about regions that come and go. No ring runs.
+    /// Replaces the memory and updates the device's registrations. No ring may run.
     ///
     /// # Errors
-    /// When the device cannot take a region: then it knows none, and there is no memory.
+    /// When the device cannot register a region. Then no region is registered, and the memory is
+    /// empty.
     pub(crate) fn replace(&mut self, memory: GuestMemory) -> Result<(), Error> {
         let old = std::mem::take(&mut self.memory);
         let is_in = |memory: &GuestMemory, region: &Arc<Region>| {

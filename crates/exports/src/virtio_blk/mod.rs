@@ -1,6 +1,5 @@
-//! A virtio-blk disk, whoever brings its virtqueues: what it offers ([`config`]), its virtqueues on the cores that serve
-//! them ([`queue`]), the requests in them ([`request`]), the memory that those point into ([`memory`]), and how the driver
-//! is interrupted ([`signal`]).
+//! A virtio-blk disk behind any transport: its features ([`config`]), its virtqueues on the cores
+//! ([`queue`]), requests ([`request`]), guest memory ([`memory`]) and interrupts ([`signal`]).
 //!
 //! Source of truth: virtio 1.3, 2.7, 2.8 and 5.2.
 
@@ -12,7 +11,7 @@ pub(crate) mod signal;
 
 use virtio::blk::ID_BYTES;
 
-/// A serial number as GET_ID answers it: padded with zeroes, cut where it is too long.
+/// A serial number in the format of GET_ID: truncated or padded with zeroes.
 pub(crate) fn virtio_id(serial: &str) -> [u8; ID_BYTES] {
     let mut id = [0; ID_BYTES];
     let len = serial.len().min(ID_BYTES);

@@ -1,14 +1,14 @@
 //! A virtqueue on the core that serves it.
 //!
 //! ```text
-//!   kick fd ─► poll: wake as many slots as there is work ─► slot: pop ─► execute ─► push_used ┐
-//!                                                             ▲───────────────────────────────┘
-//!   call fd ◄─ flush: publish everything that was used since the last time
+//!   kick fd ─► poll: wake a slot per request ─► slot: pop ─► execute ─► push_used ┐
+//!                                                       ▲─────────────────────────┘
+//!   call fd ◄─ flush: publish all used entries since the last time
 //! ```
 //!
-//! A *slot* is a task that serves one request at a time and pops the next one itself. Slots are made when
-//! they are first needed and then wait for work for ever. Over a device that completes at once, one slot serves
-//! whole batches; over others, one slot is woken for each request that waits.
+//! A *slot* is a task that serves one request at a time and pops the next one itself. Slots are
+//! created on demand and never destroyed while the ring runs. Over a device that completes at once,
+//! one slot serves whole batches. Over others, one slot is woken for each request that waits.
 
 use super::request::{Disk, DiskConfig};
 use super::signal::{Call, ErrorEvent, Interrupt};
@@ -27,19 +27,21 @@ use std::task::{Context, Poll};
 use virtio::blk::ParseError;
 use virtio::device::{Chain, RingError, RingState, VirtQueue};
 
-/// Requests that one slot completes without waiting before it lets the core publish them and look elsewhere.
+/// Requests that one slot completes without waiting before it yields: the core then publishes them
+/// and polls other sources.
 const BATCH: u32 = 64;
 
-/// What a core needs to serve a ring.
+/// Everything a core needs to serve a ring.
 pub(crate) struct RingParts {
     pub(crate) ring: VirtQueue,
     pub(crate) size: u16,
     pub(crate) disk: DiskConfig,
     pub(crate) kick: Option<Arc<OwnedFd>>,
     pub(crate) call: Option<Call>,
-    /// Signalled when the ring cannot be served any more.
+    /// Signalled when the ring stops because of an error.
     pub(crate) err: Option<ErrorEvent>,
-    /// There may be more memory than is known here: who watches `err` looks again.
+    /// The guest may have more memory than is mapped: the owner of `err` maps it and restarts the
+    /// ring.
     pub(crate) may_have_more_memory: bool,
     pub(crate) stats: Arc<QueueStats>,
     /// The export's name and the queue's number, for logs.
@@ -48,18 +50,18 @@ pub(crate) struct RingParts {
 }
 
 thread_local! {
-    /// The rings that this core serves, by number: how messages find them.
+    /// The rings of this core, by number, so that control messages find them.
     static SERVED: RefCell<HashMap<u64, Rc<Served>>> = RefCell::default();
 }
 
-/// The control side's hold on a ring that a core serves.
+/// The control side's handle of a ring that a core serves.
 pub(crate) struct Serving {
     core: CoreRef,
     id: u64,
 }
 
 impl Serving {
-    /// Lets `core` serve the ring.
+    /// Starts the ring on `core`.
     pub(crate) fn start(core: &CoreRef, parts: RingParts) -> Result<Serving, Error> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +73,7 @@ impl Serving {
         Ok(Serving { core: core.clone(), id })
     }
 
-    /// Takes the ring back: no further request is taken, those in flight are completed and published.
+    /// Stops the ring: no new request is popped, and those in flight are completed and published.
     pub(crate) fn stop(self) -> Result<RingState, Error> {
         let id = self.id;
         Ok(self.core.block_on(move |_| async move {
@@ -80,23 +82,23 @@ impl Serving {
         })?)
     }
 
-    /// How far the ring has come; it goes on meanwhile.
+    /// The ring's current position; it keeps running.
     pub(crate) fn state(&self) -> Result<RingState, Error> {
         let id = self.id;
         let state = move |served: &HashMap<u64, Rc<Served>>| served[&id].ring.borrow().state();
         Ok(self.core.call(move |_| SERVED.with_borrow(state))?)
     }
 
-    /// Interrupts in another way from now on, once at once: an interrupt that the old one got may be lost.
+    /// Replaces the interrupt, and raises it once: an interrupt through the old one may be lost.
     ///
     /// # Errors
-    /// When the core cannot signal the new one: then the ring has none.
+    /// When the core cannot open the new one. Then the ring has none.
     pub(crate) fn set_call(&self, call: Option<Call>) -> Result<(), Error> {
         let id = self.id;
         self.core.call(move |_| {
             let served = SERVED.with_borrow(|all| all.get(&id).cloned());
             let Some(served) = served else { return Ok(()) };
-            // The old one goes first: the new one takes its ring.
+            // The old one is dropped first: the new one takes its ring.
             served.call.take();
             served.call.replace(open_call(call)?);
             served.interrupt();
@@ -108,24 +110,24 @@ impl Serving {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// No further request is taken; slots end when they are done.
+    /// No new request is popped; slots end when they are done.
     Stopping,
-    /// The guest broke the ring: nothing is taken until it is set up again.
+    /// The guest corrupted the ring: it stops until it is set up again.
     Broken,
 }
 
-/// A ring that this core serves.
+/// A ring of this core.
 struct Served {
     ring: RefCell<VirtQueue>,
     disk: Disk,
     state: Cell<State>,
-    /// Used entries wait to be published.
+    /// Whether used entries wait to be published.
     is_dirty: Cell<bool>,
-    /// Losses of guest memory in this process that were looked at.
+    /// Losses of guest memory in this process that were checked.
     losses: Cell<usize>,
-    /// Memory of this guest was lost.
+    /// Whether this guest has lost memory.
     has_lost: Cell<bool>,
-    /// The device has completed the last request at once: a single slot is enough.
+    /// Whether the device completed the last request at once: a single slot is enough.
     is_inline: Cell<bool>,
     slots: ServingSlots,
     max_slots: usize,
@@ -148,7 +150,7 @@ impl Served {
             ring: RefCell::new(parts.ring),
             disk,
             state: Cell::new(State::Running),
-            // The first look publishes: a predecessor may have died before it could interrupt.
+            // The first poll publishes: a predecessor may have died before it could interrupt.
             is_dirty: Cell::new(true),
             losses: Cell::new(0),
             has_lost: Cell::new(false),
@@ -178,7 +180,7 @@ impl Served {
         self.ring.borrow().state()
     }
 
-    /// A slot's life.
+    /// The task of a slot.
     async fn serve(self: Rc<Self>, slot: u32) {
         let mut chain = Chain::default();
         let mut batch = 0;
@@ -203,7 +205,7 @@ impl Served {
         self.slots.end();
     }
 
-    /// Carries a request out, and notes whether the device lets us wait.
+    /// Executes a request, and records whether the device completed it at once.
     async fn execute(&self, chain: &Chain, batch: &mut u32) -> Result<u32, ParseError> {
         let mut request = std::pin::pin!(self.disk.execute(chain, &self.stats));
         let mut is_first_poll = true;
@@ -229,7 +231,7 @@ impl Served {
         current().spawn(served.serve(slot));
     }
 
-    /// The guest broke its ring: it is left alone from now on, and whoever watches is told.
+    /// Stops a ring that the guest corrupted, and signals its error event.
     #[cold]
     fn break_ring(&self, error: &dyn std::error::Error) {
         if self.state.replace(State::Broken) == State::Running {
@@ -238,7 +240,8 @@ impl Served {
         }
     }
 
-    /// A chain cannot be popped: the guest broke its ring, or the chain lies in memory that is not known yet.
+    /// Handles a chain that cannot be popped: either the guest corrupted the ring, or the chain
+    /// lies in unmapped memory.
     #[cold]
     fn fail_pop(&self, error: &RingError) {
         if !(self.may_have_more_memory && matches!(error, RingError::OutsideMemory { .. })) {
@@ -262,8 +265,8 @@ impl Served {
         }
     }
 
-    /// Whether memory of the guest was lost: then data may have gone to zeroes that the guest does not have, and no
-    /// request of it is reported as done any more.
+    /// Whether memory of the guest was lost. Data may then have been written to zero pages that the
+    /// guest does not have, so no request may be reported as completed any more.
     fn has_lost_memory(&self) -> bool {
         let losses = virtio::memory_losses();
         if self.losses.replace(losses) != losses && self.ring.borrow().memory().is_lost() {
@@ -302,7 +305,7 @@ impl Source for Served {
 
     fn arm(&self) -> bool {
         match self.state.get() {
-            // A ring without a kick can only be polled.
+            // A ring without a kick must be polled.
             State::Running => self.kick.is_some() && !self.ring.borrow_mut().enable_notifications(),
             State::Stopping | State::Broken => true,
         }
@@ -313,12 +316,12 @@ impl Source for Served {
     }
 }
 
-/// Waits for the next chain; `false` when the slot is to end.
+/// Waits for the next chain; returns `false` when the slot is to end.
 struct Next<'a> {
     served: &'a Served,
     slot: u32,
     chain: &'a mut Chain,
-    /// Requests completed since the slot last waited for anything.
+    /// Requests completed since the slot last waited.
     batch: &'a mut u32,
 }
 
@@ -361,7 +364,7 @@ impl Served {
     }
 }
 
-/// Prepares the calling core to interrupt a driver.
+/// Opens an interrupt on the calling core.
 fn open_call(call: Option<Call>) -> Result<Option<Box<dyn Interrupt>>, Error> {
     let failed = |source| Error::System { action: "prepare a queue's call event", source };
     call.map(Call::open).transpose().map_err(failed)

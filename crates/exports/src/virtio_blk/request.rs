@@ -1,4 +1,4 @@
-//! One request of a guest: what it asks of the device, and the answer.
+//! One request of a guest: parsing, execution, status.
 
 use crate::stats::QueueStats;
 use crate::{Error, Target};
@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use virtio::blk::{self, Command, ID_BYTES, ParseError, RANGE_F_UNMAP, Range, SECTOR_BYTES};
 use virtio::device::Chain;
 
-/// What requests are for, as the control thread hands it over.
+/// The parameters of a disk, as the control thread hands them over.
 pub(crate) struct DiskConfig {
     pub(crate) device: Arc<dyn Device>,
-    /// What GET_ID answers.
+    /// The reply to GET_ID.
     pub(crate) id: [u8; ID_BYTES],
     pub(crate) is_read_only: bool,
-    /// Whether writes must be durable when they complete; changes at any time.
+    /// Whether writes must be durable when they complete; may change at any time.
     pub(crate) is_write_through: Arc<AtomicBool>,
 }
 
-/// What requests of a queue are for, on the queue's core.
+/// The disk of a queue, on the queue's core.
 pub(super) struct Disk {
     target: Target,
     id: [u8; ID_BYTES],
@@ -26,16 +26,17 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Opens the device on the calling core, or shares what is open there.
+    /// Opens the device on the calling core, or shares an open channel.
     pub(super) fn open(config: DiskConfig) -> Result<Disk, Error> {
         let DiskConfig { device, id, is_read_only, is_write_through } = config;
         Ok(Disk { target: Target::open(device, is_read_only)?, id, is_write_through })
     }
 
-    /// Carries out the request in `chain` and writes its status; how many bytes the guest finds written.
+    /// Executes the request in `chain` and writes its status. Returns the number of bytes written
+    /// for the guest.
     ///
     /// # Errors
-    /// When the request has no place for a status.
+    /// When the request has no space for a status.
     #[inline]
     pub(super) async fn execute(&self, chain: &Chain, stats: &QueueStats) -> Result<u32, ParseError> {
         let request = blk::parse(chain)?;
@@ -56,8 +57,8 @@ impl Disk {
             stats.count_failure();
         }
         request.status.set(blk::status(result));
-        // A failed request has filled in the status alone, for all that the guest may rely on. A guest may offer
-        // more memory than the used ring can count.
+        // A guest may rely only on the status of a failed request. Its buffers may be longer than
+        // the used ring can count.
         Ok(if result.is_ok() { request.writable_len.saturating_add(1) } else { 1 })
     }
 
@@ -98,7 +99,7 @@ impl Disk {
         }
     }
 
-    /// Runs every range, whatever becomes of the others; the first error counts.
+    /// Executes every range, even after an error. Returns the first error.
     async fn run_ranges(
         &self,
         ranges: blk::Ranges<'_>,
@@ -131,7 +132,7 @@ impl Disk {
         }
     }
 
-    /// How durable a write must be when it completes.
+    /// The durability flags of a write.
     #[inline]
     fn durability(&self) -> Flags {
         if self.is_write_through.load(Ordering::Relaxed) { self.target.durable() } else { Flags::NONE }

@@ -1,4 +1,4 @@
-//! How a core tells the other side of a ring something. None of it waits for the other side.
+//! Signals from a core to the other side of a ring. None of them blocks.
 
 use reactor::PeerEvent;
 use std::io;
@@ -7,23 +7,23 @@ use std::sync::Arc;
 
 /// Interrupts a driver.
 pub(crate) trait Interrupt {
-    /// Tells the driver that something was used. Does not block.
+    /// Signals used entries to the driver. Does not block.
     fn raise(&mut self);
 }
 
-/// How a driver wants to be interrupted, as the control side hands it to a core.
+/// An interrupt as the control side hands it to a core.
 pub(crate) enum Call {
-    /// By an eventfd of its VMM's, which shares counter and flags with us.
+    /// An eventfd of the VMM, whose counter and flags it shares.
     Event(Arc<OwnedFd>),
-    /// By a call of the kernel.
+    /// A system call.
     Kernel(Box<dyn Interrupt + Send>),
 }
 
 impl Call {
-    /// Prepares to interrupt the driver from the calling core.
+    /// Opens the interrupt on the calling core.
     ///
     /// # Errors
-    /// When the kernel refuses what an eventfd needs ([`PeerEvent::new`]).
+    /// When the kernel refuses to set up an eventfd ([`PeerEvent::new`]).
     pub(crate) fn open(self) -> io::Result<Box<dyn Interrupt>> {
         Ok(match self {
             Call::Event(event) => Box::new(PeerEvent::new(event.as_fd())?),
@@ -38,19 +38,19 @@ impl Interrupt for PeerEvent {
     }
 }
 
-/// What is signalled when a ring is served no more.
+/// The event signalled when a ring stops.
 pub(crate) enum ErrorEvent {
-    /// A non-blocking eventfd that this process shares with no other.
+    /// A non-blocking eventfd that no other process shares.
     Own(Arc<OwnedFd>),
-    /// An eventfd of the VMM's.
+    /// An eventfd of the VMM.
     Peer(Arc<OwnedFd>),
 }
 
 impl ErrorEvent {
-    /// Signals it. Does not block.
+    /// Signals the event. Does not block.
     ///
     /// # Errors
-    /// When the kernel refuses what a peer's eventfd needs.
+    /// When the kernel refuses to set up a peer's eventfd.
     pub(crate) fn signal(&self) -> io::Result<()> {
         match self {
             ErrorEvent::Own(event) => {
