@@ -316,10 +316,10 @@ def _nobody_else_gets_the_disk(guest):
     disk = ublk(guest, "list")[0]
     assert disk["state"] == "quiesced", disk
     refusals = {
-        "--device mem:size=96M --export ublk:id=0": "was served from another device",
+        "--device mem:size=96M --export ublk:id=0": "it was not served from",
         f"{SLOW_FILE.replace(DISK, DISK + ',readonly=on')} --export ublk:id=0": "read-only",
-        f"{SLOW_FILE} --export ublk:id=0,begin=add": "it is there already, quiesced",
-        f"{SLOW_FILE} --export ublk:id=3,begin=recover": "there is no such device",
+        f"{SLOW_FILE} --export ublk:id=0,begin=add": "it already exists, quiesced",
+        f"{SLOW_FILE} --export ublk:id=3,begin=recover": "the device does not exist",
     }
     for arguments, words in refusals.items():
         output = ublk_fails(guest, arguments, "serve")

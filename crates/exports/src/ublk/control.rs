@@ -164,7 +164,7 @@ impl Control {
         let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|source| {
             let hint = match source.raw_os_error() {
                 Some(libc::ENOENT) => " (is the module ublk_drv loaded?)",
-                Some(libc::EACCES | libc::EPERM) => " (it needs root, or a udev rule that lets you)",
+                Some(libc::EACCES | libc::EPERM) => " (needs root or a udev rule that grants access)",
                 _ => "",
             };
             Error::Ublk { what: format!("cannot open {PATH}{hint}"), source }
@@ -182,10 +182,8 @@ impl Control {
     /// Before Linux 6.5, and without permission.
     pub fn features(&mut self) -> Result<Features, Error> {
         let mut bits = 0u64;
-        self.run_with(control::GET_FEATURES, uapi::ANY_DEVICE, &mut bits).map_err(|source| Error::Ublk {
-            what: "cannot ask the driver for its features".into(),
-            source,
-        })?;
+        self.run_with(control::GET_FEATURES, uapi::ANY_DEVICE, &mut bits)
+            .map_err(|source| Error::Ublk { what: "cannot read the driver's features".into(), source })?;
         Ok(Features(bits))
     }
 
@@ -220,13 +218,13 @@ impl Control {
         match asked {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
-            Err(source) => return Err(refused(id, "cannot be asked what it is", source)),
+            Err(source) => return Err(refused(id, "cannot be queried", source)),
         }
         let mut params = Params { len: Params::BYTES as u32, ..Params::default() };
         match self.run_with(control::GET_PARAMS, id, &mut params) {
             Ok(()) => Ok(Some(DeviceInfo { info, params })),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-            Err(source) => Err(refused(id, "cannot be asked for its parameters", source)),
+            Err(source) => Err(refused(id, "cannot be queried for its parameters", source)),
         }
     }
 
@@ -249,7 +247,7 @@ impl Control {
     /// device it creates an unprivileged one.
     pub(super) fn add(&mut self, info: &mut DevInfo) -> Result<(), Error> {
         let id = info.dev_id;
-        self.unprivileged.remove(&id); // that of an earlier device
+        self.unprivileged.remove(&id); // of an earlier device with this number
         let mut added = self.run_with(control::ADD_DEV, id, info);
         if added.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) {
             info.flags |= feature::UNPRIVILEGED_DEV;
@@ -257,7 +255,7 @@ impl Control {
         }
         added.map_err(|source| {
             let name = if id == uapi::ANY_DEVICE { "a device".into() } else { format!("device {id}") };
-            Error::Ublk { what: format!("ublk: {name} cannot be made"), source }
+            Error::Ublk { what: format!("ublk: {name} cannot be created"), source }
         })?;
         if info.flags & feature::UNPRIVILEGED_DEV != 0 {
             self.unprivileged.insert(info.dev_id);
@@ -270,7 +268,7 @@ impl Control {
     pub(super) fn set_params(&mut self, id: u32, params: &Params) -> Result<(), Error> {
         let mut params = *params;
         self.run_with(control::SET_PARAMS, id, &mut params)
-            .map_err(|source| refused(id, "does not take its parameters", source))
+            .map_err(|source| refused(id, "refuses its parameters", source))
     }
 
     /// Starts the disk. Returns when the kernel has read its partition table.
@@ -287,7 +285,7 @@ impl Control {
     /// Deletes a stopped device and waits until its number is free.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), Error> {
         self.remove_within(id, DELETE_PATIENCE).map_err(|source| {
-            let hint = if is_late(&source) { " (its server or its users do not let go of it)" } else { "" };
+            let hint = if is_late(&source) { " (its server or a user still has it open)" } else { "" };
             refused(id, &format!("cannot be deleted{hint}"), source)
         })
     }
@@ -299,7 +297,7 @@ impl Control {
             Err(source) if is_late(&source) => {
                 tracing::warn!(
                     id,
-                    "a disk ends while it is used; its number is free when its users let go of it"
+                    "disk stopped while in use: its number is free once its users have closed it"
                 );
                 Ok(())
             }
@@ -330,14 +328,13 @@ impl Control {
     /// Changes the size of the disk.
     pub(super) fn update_size(&mut self, id: u32, capacity: u64) -> Result<(), Error> {
         let command = ControlCommand { data: capacity / uapi::SECTOR_BYTES, ..ControlCommand::new(id) };
-        self.run(control::UPDATE_SIZE, command)
-            .map_err(|source| refused(id, "does not take its new size", source))
+        self.run(control::UPDATE_SIZE, command).map_err(|source| refused(id, "refuses its new size", source))
     }
 
     /// Makes requests to a live disk wait for its next server.
     pub(super) fn quiesce(&mut self, id: u32, patience: Duration) -> Result<(), Error> {
         let command = ControlCommand { data: patience.as_millis() as u64, ..ControlCommand::new(id) };
-        self.run(control::QUIESCE_DEV, command).map_err(|source| refused(id, "does not rest", source))
+        self.run(control::QUIESCE_DEV, command).map_err(|source| refused(id, "cannot be quiesced", source))
     }
 
     fn with_pid(&mut self, op: u32, id: u32) -> io::Result<()> {
@@ -383,7 +380,7 @@ impl Control {
         // SAFETY: `with_memory` names a variable of the caller, which waits here until the command has ended, or never
         // frees it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        pushed.map_err(|_| io::Error::other("too many commands were given up"))?;
+        pushed.map_err(|_| io::Error::other("too many earlier commands timed out"))?;
         let deadline = patience.map(|patience| Instant::now() + patience);
         loop {
             while let Some(completion) = self.ring.completion().next() {

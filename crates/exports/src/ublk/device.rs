@@ -60,10 +60,7 @@ impl Claim {
         control.add(&mut info)?;
         if config.recovery != Recovery::of_flags(info.flags) {
             let id = info.dev_id;
-            tracing::warn!(
-                id,
-                "the disk of an ordinary user ends with its server: the kernel has no recovery for it"
-            );
+            tracing::warn!(id, "unprivileged disk: no recovery, it ends with its server");
         }
         let claim =
             Claim { device: DeviceInfo { info, params: wanted.params }, is_recovered: false, features };
@@ -142,7 +139,7 @@ fn quiesce(recovery: Recovery, features: Features) -> u64 {
 /// Logs an error that cannot be handled.
 pub(super) fn complain(result: Result<(), Error>) {
     if let Err(error) = result {
-        tracing::warn!(%error, "a disk does not end as it should");
+        tracing::warn!(%error, "disk could not be stopped cleanly");
     }
 }
 
@@ -155,13 +152,13 @@ fn take_over(control: &mut Control, id: u32, wanted: &Wanted) -> Result<Option<D
             (Step::Recover, Some(found)) => return Ok(Some(found.device)),
             (Step::Add | Step::Recover, _) => return Ok(None),
             (Step::Replace, _) => {
-                tracing::info!(id, "a device that its server left behind is deleted");
+                tracing::info!(id, "deleting a device that its server left behind");
                 control.remove(id)?;
                 return Ok(None);
             }
             (Step::Wait(_), _) if Instant::now() < deadline => std::thread::sleep(STEP),
             (Step::Wait(reason) | Step::Refuse(reason), _) => {
-                let what = format!("ublk: device {id} cannot be had");
+                let what = format!("ublk: device {id} cannot be used");
                 return Err(Error::Ublk { what, source: io::Error::other(reason) });
             }
         }
@@ -200,13 +197,13 @@ fn require(features: Features, bits: u64) -> Result<(), Error> {
         return Ok(());
     }
     let missing = Features(bits & !features.bits()).names().join(" and ");
-    Err(Error::Config(format!("this kernel's ublk driver has no {missing}")))
+    Err(Error::Config(format!("this kernel's ublk driver does not support {missing}")))
 }
 
 /// The parameters of a disk, for the log.
 pub(super) fn describe(claim: &Claim) -> String {
     let info = &claim.device.info;
-    let verb = if claim.is_recovered { "taken over" } else { "made" };
+    let verb = if claim.is_recovered { "taken over" } else { "created" };
     format!(
         "/dev/ublkb{}: {verb}, {} × {} requests, recovery {}",
         info.dev_id,

@@ -209,12 +209,17 @@ impl Export for Ublk {
         let (limits, before) = (self.device.limits(), self.claim.device.capacity());
         let as_before = Limits { capacity: before, ..limits.clone() };
         if self.running().is_ending.load(Ordering::Relaxed) {
-            return as_before; // its number may be another's by now
+            return as_before; // another device may have its number by now
         }
         if !self.claim.features.has(feature::UPDATE_SIZE) {
             if limits.capacity != before {
                 let (id, now) = (self.id(), limits.capacity);
-                tracing::warn!(id, before, now, "the kernel cannot change the size of a disk that is in use");
+                tracing::warn!(
+                    id,
+                    before,
+                    now,
+                    "disk size unchanged: the kernel cannot resize a disk in use"
+                );
             }
             return as_before;
         }
@@ -222,7 +227,7 @@ impl Export for Ublk {
         match updated {
             Ok(()) => limits,
             Err(error) => {
-                tracing::warn!(%error, "a disk keeps its size");
+                tracing::warn!(%error, "disk size unchanged");
                 as_before
             }
         }
@@ -234,11 +239,11 @@ impl Export for Ublk {
         check_cores(cores, self.cores.len())?;
         let (id, mut running) = (self.id(), self.running());
         if running.is_ending.load(Ordering::Relaxed) {
-            return Err(Error::Config(format!("ublk: /dev/ublkb{id} has ended")));
+            return Err(Error::Config(format!("ublk: /dev/ublkb{id} has been removed")));
         }
         if !self.claim.can_be_left() {
             let why = "which takes Linux 6.16 and recovery=reissue";
-            return Err(Error::Config(format!("ublk: /dev/ublkb{id} cannot leave its cores, {why}")));
+            return Err(Error::Config(format!("ublk: /dev/ublkb{id} cannot move to other cores, {why}")));
         }
         let mut control = Control::open()?;
         leave(&mut control, &self.claim, &mut running);
@@ -274,7 +279,7 @@ impl Drop for Ublk {
         let mut control = match Control::open() {
             Ok(control) => Some(control).filter(|_| !has_ended),
             Err(error) => {
-                tracing::warn!(%error, "a disk is left behind");
+                tracing::warn!(%error, "disk left behind: it could not be removed");
                 None
             }
         };

@@ -59,7 +59,7 @@ fn patiently<T>(
             Err(error) if is_passing(&error) && Instant::now() < deadline => std::thread::sleep(STEP),
             Err(source) => {
                 let is_denied = source.kind() == io::ErrorKind::PermissionDenied;
-                let hint = if is_denied { " (no udev rule has given it to you)" } else { "" };
+                let hint = if is_denied { " (no udev rule grants access to it)" } else { "" };
                 return Err(Error::Ublk {
                     what: format!("cannot open {}{hint}", node(id).display()),
                     source,

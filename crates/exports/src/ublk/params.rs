@@ -60,11 +60,11 @@ fn discard(limits: &Limits) -> Option<DiscardParams> {
 pub(super) fn max_io(limits: &Limits, config: &Config) -> Result<u32, Error> {
     let refuse = |fault: String| Err(Error::Config(fault));
     if limits.block_size > MAX_BLOCK {
-        return refuse(format!("blocks of {} bytes: ublk takes at most {MAX_BLOCK}", limits.block_size));
+        return refuse(format!("block size {} bytes: ublk supports at most {MAX_BLOCK}", limits.block_size));
     }
     if limits.max_transfer < MIN_IO {
         return refuse(format!(
-            "the device takes at most {} bytes at once: ublk needs {MIN_IO}",
+            "the device supports requests of at most {} bytes: ublk needs {MIN_IO}",
             limits.max_transfer
         ));
     }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_cannot_do_is_not_offered() {
+    fn an_unsupported_operation_is_not_offered() {
         let limits =
             Limits { max_discard: 0, native_fua: false, volatile_cache: true, ..Limits::new(1 << 20) };
         let params = of(&limits, &Config::default(), 4096);

@@ -133,7 +133,7 @@ impl Served {
     /// Prepares everything but the connection to the driver.
     pub(super) fn prepare(core: &Core, parts: QueueParts) -> Result<Rc<Served>, Error> {
         let target = Target::open(parts.device, parts.is_read_only)?;
-        let event = eventfd().map_err(|source| Error::System { action: "make an eventfd", source })?;
+        let event = eventfd().map_err(|source| Error::System { action: "create an eventfd", source })?;
         let depth = usize::from(parts.depth);
         let served = Rc::new_cyclic(|weak| Served {
             index: parts.index,
@@ -203,7 +203,7 @@ impl Served {
             tracing::warn!(
                 export = name,
                 queue = index,
-                "a queue ends although its disk could not be stopped"
+                "queue ended although its disk could not be stopped"
             );
         }
         self.unlink();
@@ -351,7 +351,7 @@ impl Served {
     }
 
     fn start_slot(&self, slot: u32) {
-        let served = self.weak.upgrade().expect("somebody calls us");
+        let served = self.weak.upgrade().expect("the caller holds a reference");
         current().spawn(served.serve(slot));
     }
 
@@ -369,7 +369,7 @@ impl Served {
             error => {
                 if error != RESULT_ABORT {
                     let (error, queue) = (std::io::Error::from_raw_os_error(-error), self.index);
-                    tracing::error!(export = self.name, queue, tag, %error, "the kernel refused a command");
+                    tracing::error!(export = self.name, queue, tag, %error, "the kernel refused a queue command");
                 }
                 self.tags_left.set(self.tags_left.get() - 1);
                 if is_awaited {
@@ -441,10 +441,7 @@ impl Source for Served {
         let completed = self.reap();
         if completed > 0 && self.tags_left.get() == 0 {
             if !self.is_ending.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    export = self.name,
-                    "somebody else has removed the disk: the export has ended"
-                );
+                tracing::warn!(export = self.name, "disk removed by another process: the export has ended");
             }
             self.unlink();
         }

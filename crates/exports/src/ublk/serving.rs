@@ -39,7 +39,7 @@ impl Serving {
         let id = self.id;
         self.core.call(move |_| {
             let served =
-                SERVED.with_borrow(|all| all.get(&id).cloned()).expect("it is stopped at the end only");
+                SERVED.with_borrow(|all| all.get(&id).cloned()).expect("the queue has not been stopped");
             served.fetch(file)
         })?
     }
@@ -61,7 +61,7 @@ impl Serving {
             how(served).await;
         });
         if ended.is_err() {
-            tracing::warn!("a core ended before the queues that it served");
+            tracing::warn!("core stopped before the queues that it served");
         }
     }
 }

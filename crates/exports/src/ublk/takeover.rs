@@ -48,7 +48,7 @@ pub(super) enum Step {
 pub(super) fn next_step(found: Option<&Found>, wanted: &Wanted) -> Step {
     let Some(found) = found else {
         return match wanted.begin {
-            Begin::Recover => Step::Refuse("there is no such device".into()),
+            Begin::Recover => Step::Refuse("the device does not exist".into()),
             Begin::Add | Begin::AddOrRecover => Step::Add,
         };
     };
@@ -58,25 +58,25 @@ pub(super) fn next_step(found: Option<&Found>, wanted: &Wanted) -> Step {
         return Step::Refuse(format!("process {} serves it", info.ublksrv_pid));
     }
     if wanted.begin == Begin::Add {
-        return Step::Refuse(format!("it is there already, {}", state.name()));
+        return Step::Refuse(format!("it already exists, {}", state.name()));
     }
     if !identity::is_ours(info.ublksrv_flags) {
-        return Step::Refuse(format!("another program made it; it is {}", state.name()));
+        return Step::Refuse(format!("another program created it; it is {}", state.name()));
     }
     match state {
         DeviceState::Dead if found.is_held => {
             Step::Refuse("another process is about to start or end it".into())
         }
         DeviceState::Dead if wanted.begin == Begin::Recover => {
-            Step::Refuse("it is dead: there is no disk to be taken over".into())
+            Step::Refuse("it is dead: there is no disk to take over".into())
         }
         DeviceState::Dead => Step::Replace,
-        DeviceState::Live => Step::Wait(format!("its server, process {}, is gone", info.ublksrv_pid)),
+        DeviceState::Live => Step::Wait(format!("its server, process {}, has ended", info.ublksrv_pid)),
         DeviceState::Quiesced | DeviceState::FailIo => match misfit(&found.device, wanted) {
             Some(reason) => Step::Refuse(reason),
             None => Step::Recover,
         },
-        DeviceState::Unknown(state) => Step::Refuse(format!("its state {state} is not known here")),
+        DeviceState::Unknown(state) => Step::Refuse(format!("unknown state {state}")),
     }
 }
 
@@ -85,36 +85,36 @@ pub(super) fn next_step(found: Option<&Found>, wanted: &Wanted) -> Step {
 fn misfit(device: &DeviceInfo, wanted: &Wanted) -> Option<String> {
     let (info, had, has) = (&device.info, &device.params, &wanted.params);
     if info.ublksrv_flags != wanted.mark {
-        return Some(format!("it was served from another device than {}", wanted.name));
+        return Some(format!("it was not served from {}", wanted.name));
     }
     if info.flags & feature::NEED_GET_DATA == 0 || Recovery::of_flags(info.flags) == Recovery::Off {
-        return Some(format!("it was made in another way (flags {:#x})", info.flags));
+        return Some(format!("it was created with other features (flags {:#x})", info.flags));
     }
     if info.max_io_buf_bytes > MAX_IO {
         return Some(format!(
-            "its requests have up to {} bytes, here at most {MAX_IO}",
+            "its requests have up to {} bytes, more than the supported {MAX_IO}",
             info.max_io_buf_bytes
         ));
     }
     if had.capacity() > has.capacity() {
-        return Some(format!("it has {} bytes, the device only {}", had.capacity(), has.capacity()));
+        return Some(format!("it has {} bytes, but the device only {}", had.capacity(), has.capacity()));
     }
     if had.basic.logical_bs_shift != has.basic.logical_bs_shift {
         let bytes = |shift: u8| 1u64.checked_shl(shift.into()).unwrap_or(0);
         let (had, has) = (bytes(had.basic.logical_bs_shift), bytes(has.basic.logical_bs_shift));
-        return Some(format!("it has blocks of {had} bytes, the device of {has}"));
+        return Some(format!("its block size is {had} bytes, that of the device {has}"));
     }
     let gained = |bit: u32| has.basic.attrs & bit != 0 && had.basic.attrs & bit == 0;
     if gained(attribute::READ_ONLY) {
-        return Some("it takes writes, the device is read-only".into());
+        return Some("it accepts writes, but the device is read-only".into());
     }
     if gained(attribute::VOLATILE_CACHE) {
-        return Some("it was served without a volatile cache, the device has one".into());
+        return Some("it was served without a volatile cache, but the device has one".into());
     }
     if had.discard.max_discard_sectors > has.discard.max_discard_sectors
         || had.discard.max_write_zeroes_sectors > has.discard.max_write_zeroes_sectors
     {
-        return Some("it was served with longer discards or write zeroes than the device has".into());
+        return Some("it was served with longer discards or write zeroes than the device supports".into());
     }
     None
 }
@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(next_step(None, &Wanted { begin, ..wanted() }), step);
         }
         let only = Wanted { begin: Begin::Recover, ..wanted() };
-        assert_eq!(next_step(None, &only), Step::Refuse("there is no such device".into()));
+        assert_eq!(next_step(None, &only), Step::Refuse("the device does not exist".into()));
     }
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
         }
         assert!(matches!(next_step(Some(&found(LIVE)), &wanted()), Step::Wait(_)));
         let only_new = Wanted { begin: Begin::Add, ..wanted() };
-        assert_eq!(refusal(&found(QUIESCED), &only_new), "it is there already, quiesced");
+        assert_eq!(refusal(&found(QUIESCED), &only_new), "it already exists, quiesced");
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         for state in [DEAD, LIVE, QUIESCED, FAIL_IO] {
             let mut foreign = found(state);
             foreign.device.info.ublksrv_flags = 0;
-            assert!(refusal(&foreign, &wanted()).starts_with("another program made it"));
+            assert!(refusal(&foreign, &wanted()).starts_with("another program created it"));
         }
         assert!(refusal(&found(9), &wanted()).contains("state 9"));
     }
@@ -213,13 +213,13 @@ mod tests {
         };
         assert_eq!(
             refuse(&|f| f.device.info.ublksrv_flags = identity::mark("other")),
-            "it was served from another device than mem"
+            "it was not served from mem"
         );
-        assert!(refuse(&|f| f.device.info.flags = Recovery::Reissue.flags()).contains("another way"));
+        assert!(refuse(&|f| f.device.info.flags = Recovery::Reissue.flags()).contains("other features"));
         assert!(refuse(&|f| f.device.info.max_io_buf_bytes = 32 << 20).contains("33554432"));
         let larger = refuse(&|f| f.device.params.basic.dev_sectors += 1);
-        assert_eq!(larger, "it has 1073742336 bytes, the device only 1073741824");
-        assert!(refuse(&|f| f.device.params.basic.logical_bs_shift = 12).contains("blocks of 4096"));
+        assert_eq!(larger, "it has 1073742336 bytes, but the device only 1073741824");
+        assert!(refuse(&|f| f.device.params.basic.logical_bs_shift = 12).contains("block size is 4096"));
         assert!(refuse(&|f| f.device.params.basic.attrs = 0).contains("volatile cache"));
         assert!(
             refuse(&|f| f.device.params.discard.max_discard_sectors = u32::MAX).contains("longer discards")

@@ -22,13 +22,13 @@ pub(super) fn flush(id: u32) {
         // SAFETY: the command takes no pointer.
         if unsafe { libc::ioctl(file.as_raw_fd(), BLKFLSBUF, 0) } != 0 {
             let error = std::io::Error::last_os_error();
-            tracing::warn!(node = %node.display(), %error, "what is cached of a disk that ends cannot be written");
+            tracing::warn!(node = %node.display(), %error, "cached data of a disk that is being removed could not be written");
         }
         drop(file);
         if let Err(error) = open(&node, libc::O_EXCL)
             && error.raw_os_error() == Some(libc::EBUSY)
         {
-            tracing::warn!(node = %node.display(), "a disk ends that is in use: mounted, or claimed by another program");
+            tracing::warn!(node = %node.display(), "disk removed while in use: mounted, or claimed by another program");
         }
     }
 }

@@ -209,7 +209,7 @@ impl CharDevice {
         let mut bytes = [0u8; Message::BYTES];
         match (&self.0).read(&mut bytes) {
             Ok(Message::BYTES) => {}
-            Ok(len) => return Err(io::Error::other(format!("a request of {len} bytes"))),
+            Ok(len) => return Err(io::Error::other(format!("request of {len} bytes: invalid length"))),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error),
         }

@@ -55,7 +55,7 @@ fn serve(stop: &StopSignal, session: &Mutex<Session>, name: &str) {
                 Ok(None) => {
                     tracing::error!(
                         export = name,
-                        "an answer came too late for the kernel: the device is broken"
+                        "device broken: the kernel's request was answered too late"
                     );
                     return;
                 }
@@ -65,7 +65,7 @@ fn serve(stop: &StopSignal, session: &Mutex<Session>, name: &str) {
             session.look_for_memory()
         };
         if let Err(error) = handled {
-            tracing::error!(export = name, %error, "request of the kernel failed");
+            tracing::error!(export = name, %error, "kernel request failed");
         }
     }
 }

@@ -62,7 +62,7 @@ pub fn open(path: &Path) -> io::Result<File> {
         .map_err(failed)?;
     file.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => {
-            failed(io::Error::new(io::ErrorKind::ResourceBusy, "another process uses it"))
+            failed(io::Error::new(io::ErrorKind::ResourceBusy, "another process uses this file"))
         }
         TryLockError::Error(error) => failed(error),
     })?;
@@ -115,19 +115,19 @@ pub fn take_over(
     let refused = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
     let mut head = vec![0; REGION as usize];
     if file.metadata()?.len() < REGION {
-        return refused("it is empty".into());
+        return refused("the journal is empty".into());
     }
     file.read_exact_at(&mut head, 0)?;
     let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
     if head[..8] != MAGIC || word(8) != VERSION {
-        return refused("it is no journal of this version".into());
+        return refused("not a journal of this version".into());
     }
     let len = (word(12) as usize).min(head.len() - NAME);
     let (name, capacity) =
         (&head[NAME..NAME + len], u64::from_le_bytes(std::array::from_fn(|i| head[16 + i])));
     if name != served.name() || served.capacity < capacity {
         return refused(format!(
-            "its driver was given {} of {capacity} bytes, and this is {} of {}",
+            "the driver uses {} of {capacity} bytes, but the export serves {} of {}",
             String::from_utf8_lossy(name),
             served.name,
             served.capacity
@@ -157,7 +157,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let file = open(&path).unwrap();
-        assert_eq!(refusal(&file, DISK, 2), "it is empty");
+        assert_eq!(refusal(&file, DISK, 2), "the journal is empty");
         start(&file, DISK, 2, 64, false).unwrap();
         take_over(&file, DISK, 2, 64, false).unwrap();
         assert!(refusal(&file, DISK, 4).contains("are needed"));
@@ -172,11 +172,11 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         start(&file, DISK, 1, 64, false).unwrap();
         let said = refusal(&file, Served { name: "mem:b", ..DISK }, 1);
-        assert_eq!(said, "its driver was given mem:a of 1048576 bytes, and this is mem:b of 1048576");
+        assert_eq!(said, "the driver uses mem:a of 1048576 bytes, but the export serves mem:b of 1048576");
         take_over(&file, Served { capacity: 2 << 20, ..DISK }, 1, 64, false).unwrap();
         note(&file, Served { capacity: 2 << 20, ..DISK }).unwrap();
         assert!(refusal(&file, DISK, 1).contains("2097152"));
         file.write_all_at(b"x", 0).unwrap();
-        assert!(refusal(&file, DISK, 1).contains("no journal"));
+        assert!(refusal(&file, DISK, 1).contains("not a journal"));
     }
 }

@@ -191,15 +191,15 @@ impl Drop for Vduse {
         match char_device::Control::open().and_then(|control| control.destroy(name)) {
             Ok(()) => drop(std::fs::remove_file(self.config.journal())),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                tracing::info!(export = name, "device left on the bus, for the next server of this name");
+                tracing::info!(export = name, "device left on the bus for the next server of this name");
             }
-            Err(error) => tracing::warn!(export = name, %error, "device not removed"),
+            Err(error) => tracing::warn!(export = name, %error, "device could not be removed"),
         }
     }
 }
 
 fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
-    session.lock().expect("nobody panics with it")
+    session.lock().expect("no holder panics")
 }
 
 #[cfg(test)]

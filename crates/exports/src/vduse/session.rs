@@ -87,11 +87,11 @@ impl Session {
         let failed = |action| move |source| Error::System { action, source };
         let queues =
             queue_cores.into_iter().map(|core| Ok(Queue { kick: Arc::new(eventfd()?), core, serving: None }));
-        let queues = queues.collect::<std::io::Result<Vec<_>>>().map_err(failed("make an eventfd"))?;
-        let misses = Arc::new(eventfd().map_err(failed("make an eventfd"))?);
+        let queues = queues.collect::<std::io::Result<Vec<_>>>().map_err(failed("create an eventfd"))?;
+        let misses = Arc::new(eventfd().map_err(failed("create an eventfd"))?);
         if !is_taken_over {
             for index in 0..config.num_queues {
-                kernel.set_up_queue(index, config.queue_size).map_err(failed("set a virtqueue up"))?;
+                kernel.set_up_queue(index, config.queue_size).map_err(failed("set up a virtqueue"))?;
             }
         }
         let mut session = Session {
@@ -133,10 +133,7 @@ impl Session {
         let known: Vec<_> =
             self.memory.get().regions().map(|region| (region.guest_addr(), region.len())).collect();
         if self.regions()?.iter().map(|region| (region.guest_addr, region.len)).eq(known) {
-            tracing::warn!(
-                export = self.config.name,
-                "a queue has stopped, and no memory has come: not served"
-            );
+            tracing::warn!(export = self.config.name, "queue stopped: its memory is not mapped");
             return Ok(());
         }
         self.remap()
@@ -144,14 +141,14 @@ impl Session {
 
     fn regions(&self) -> Result<Vec<RegionSpec>, Error> {
         let regions = self.kernel.regions();
-        regions.map_err(|source| Error::System { action: "ask for the driver's memory", source })
+        regions.map_err(|source| Error::System { action: "read the driver's memory map", source })
     }
 
     /// Continues after a predecessor that died or was stopped.
     fn take_over(&mut self) -> Result<(), Error> {
         if self.kernel.queue(self.config.num_queues).is_ok() {
             return Err(Error::Config(format!(
-                "{}: the device that is there has more queues than {}",
+                "{}: the existing device has more queues than {}",
                 self.config.name, self.config.num_queues
             )));
         }
@@ -183,7 +180,8 @@ impl Session {
             Err(_) if self.kernel.is_asking() => Ok(()),
             Err(error) => {
                 let path = self.config.journal().display().to_string();
-                let what = format!("a driver is at work, and {path} does not let us go on; unbind it");
+                let what =
+                    format!("a driver uses the device and {path} cannot be taken over; unbind the driver");
                 Err(Error::client(what, error))
             }
         }
@@ -198,7 +196,7 @@ impl Session {
             Ask::Status(_) => Ok(()),
             Ask::QueueState(index) => self.queue_state(index).map(|found| state = found),
             Ask::Iotlb => self.remap(),
-            Ask::Unknown(kind) => Err(Error::protocol(format!("request of kind {kind}"))),
+            Ask::Unknown(kind) => Err(Error::protocol(format!("unknown kernel request {kind}"))),
         };
         let answered = self.kernel.answer(request, done.is_ok(), state);
         done.and(answered.map_err(|source| Error::System { action: "answer the kernel", source }))
@@ -209,7 +207,7 @@ impl Session {
         self.read_features()?;
         let (queues, size) = (self.config.num_queues, self.config.queue_size);
         let inflight = journal::start(&self.journal, self.served(), queues, size, self.is_packed())
-            .map_err(|source| Error::System { action: "make the journal", source })?;
+            .map_err(|source| Error::System { action: "create the journal", source })?;
         self.inflight = Some(Arc::new(inflight));
         self.run()
     }
@@ -242,14 +240,14 @@ impl Session {
         self.pause();
         self.driver = None;
         if let Err(error) = self.memory.replace(GuestMemory::default()) {
-            tracing::error!(export = self.config.name, %error, "cannot give memory back");
+            tracing::error!(export = self.config.name, %error, "cannot unregister the driver's memory from the device");
         }
     }
 
     /// Notifies the driver of the device's size.
     pub(super) fn notify_resize(&mut self) -> Limits {
         if let Err(error) = self.update_space() {
-            tracing::warn!(export = self.config.name, %error, "driver not told about the device's new size");
+            tracing::warn!(export = self.config.name, %error, "driver not notified of the device's new size");
         }
         self.device.limits()
     }
@@ -270,7 +268,9 @@ impl Session {
     }
 
     fn info(&self, index: u16) -> Result<VqInfo, Error> {
-        self.kernel.queue(index).map_err(|source| Error::System { action: "look at a virtqueue", source })
+        self.kernel
+            .queue(index)
+            .map_err(|source| Error::System { action: "read the state of a virtqueue", source })
     }
 
     fn read_features(&mut self) -> Result<(), Error> {
@@ -289,7 +289,7 @@ impl Session {
     fn pause(&mut self) {
         for (index, queue) in self.queues.iter_mut().enumerate() {
             if let Some(Err(error)) = queue.serving.take().map(Serving::stop) {
-                tracing::error!(export = self.config.name, queue = index, %error, "queue lost");
+                tracing::error!(export = self.config.name, queue = index, %error, "queue lost: its core did not return it");
             }
         }
     }
@@ -338,7 +338,7 @@ impl Session {
         let ring = match VirtQueue::new(self.queue_config(index, &info)?) {
             Ok(ring) => ring,
             Err(error @ RingError::BadArea { .. }) => {
-                tracing::warn!(export = self.config.name, queue = index, %error, "ring has to wait for its memory");
+                tracing::warn!(export = self.config.name, queue = index, %error, "ring waits for its memory");
                 return Ok(());
             }
             Err(error) => return Err(Error::client(format!("queue {index} refused"), error)),
@@ -354,7 +354,8 @@ impl Session {
 
     fn queue_config(&self, index: u16, info: &VqInfo) -> Result<QueueConfig, Error> {
         let size = u16::try_from(info.num).ok().filter(|size| *size <= self.config.queue_size);
-        let size = size.ok_or_else(|| Error::protocol(format!("queue {index} has {} entries", info.num)))?;
+        let size = size
+            .ok_or_else(|| Error::protocol(format!("queue {index}: invalid size of {} entries", info.num)))?;
         Ok(QueueConfig {
             size,
             areas: RingAreas {
@@ -395,8 +396,12 @@ impl Session {
     /// The position of a virtqueue.
     fn queue_state(&self, index: u32) -> Result<VqState, Error> {
         let queue = self.queues.get(index as usize);
-        let queue = queue
-            .ok_or_else(|| Error::protocol(format!("queue {index}: there are {}", self.queues.len())))?;
+        let queue = queue.ok_or_else(|| {
+            Error::protocol(format!(
+                "queue {index} does not exist: the device has {} queues",
+                self.queues.len()
+            ))
+        })?;
         match &queue.serving {
             Some(serving) => Ok(vq_state(serving.state()?)),
             None => Ok(self.info(index as u16)?.state),

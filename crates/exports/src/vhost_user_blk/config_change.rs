@@ -144,7 +144,7 @@ mod tests {
         send_with_fds(&vmm, SET_BACKEND_REQ_FD, &[&forth, &other]);
         assert!(BackendChannel::peek(&ours).is_some());
         drop((vmm, ours, other));
-        assert_eq!(end.read(&mut [0]).unwrap(), 0, "somebody holds the other end");
+        assert_eq!(end.read(&mut [0]).unwrap(), 0, "the other end is still open");
     }
 
     #[test]
@@ -164,6 +164,6 @@ mod tests {
         let (_back, socket) = UnixStream::pair().unwrap();
         let channel = BackendChannel { socket };
         let failed = (0..1_000_000).find_map(|_| channel.notify_config_change().err());
-        assert_eq!(failed.expect("it is full at some time").kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(failed.expect("the socket becomes full").kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -65,7 +65,7 @@ impl Shared {
             tracing::info!(export = name, "client connected");
             let _connected = stats.connect();
             match self.serve(client, session) {
-                Ok(()) => tracing::info!(export = name, "export stops: client disconnected"),
+                Ok(()) => tracing::info!(export = name, "client disconnected: the export stops"),
                 Err(ProtocolError::Disconnected | ProtocolError::SocketBroken(_)) => {
                     tracing::info!(export = name, "client disconnected");
                 }

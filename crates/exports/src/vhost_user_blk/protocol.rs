@@ -213,11 +213,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> ProtocolResult<()> {
-        Err(ProtocolError::InvalidOperation("a disk has no display"))
+        Err(ProtocolError::InvalidOperation("the device has no display"))
     }
 
     fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> ProtocolResult<File> {
-        Err(ProtocolError::InvalidOperation("no shared objects"))
+        Err(ProtocolError::InvalidOperation("the device has no shared objects"))
     }
 
     fn set_device_state_fd(
@@ -226,15 +226,15 @@ impl VhostUserBackendReqHandlerMut for Session {
         _: VhostTransferStatePhase,
         _: File,
     ) -> ProtocolResult<Option<File>> {
-        Err(ProtocolError::InvalidOperation("no device state beyond the rings"))
+        Err(ProtocolError::InvalidOperation("the device has no state beyond its rings"))
     }
 
     fn check_device_state(&mut self) -> ProtocolResult<()> {
-        Err(ProtocolError::InvalidOperation("no device state beyond the rings"))
+        Err(ProtocolError::InvalidOperation("the device has no state beyond its rings"))
     }
 
     fn get_shmem_config(&mut self) -> ProtocolResult<VhostUserShMemConfig> {
-        Err(ProtocolError::InvalidOperation("no shared memory regions"))
+        Err(ProtocolError::InvalidOperation("the device has no shared memory regions"))
     }
 }
 

@@ -90,7 +90,7 @@ impl Session {
         self.pause_all();
         self.rings.fill_with(Ring::default);
         self.memory.replace(GuestMemory::default()).unwrap_or_else(|error| {
-            tracing::error!(export = self.name(), %error, "cannot give memory back");
+            tracing::error!(export = self.name(), %error, "cannot unregister guest memory from the device");
         });
         self.inflight = None;
         self.log = None;
@@ -170,9 +170,9 @@ impl Session {
 
     pub(super) fn ring(&mut self, index: u32) -> Result<&mut Ring, Error> {
         let count = self.rings.len();
-        self.rings
-            .get_mut(index as usize)
-            .ok_or_else(|| Error::protocol(format!("queue {index}: the export has {count}")))
+        self.rings.get_mut(index as usize).ok_or_else(|| {
+            Error::protocol(format!("queue {index} does not exist: the export has {count} queues"))
+        })
     }
 
     /// Changes a ring's state, then starts, restarts or stops it accordingly.
@@ -279,7 +279,7 @@ impl Session {
         if let Some(channel) = self.backend_channel.as_ref().filter(|_| is_negotiated)
             && let Err(error) = channel.notify_config_change()
         {
-            tracing::warn!(export = self.name(), %error, "client not told about the device's new size");
+            tracing::warn!(export = self.name(), %error, "client not notified of the device's new size");
         }
         self.limits()
     }
@@ -289,7 +289,8 @@ impl Session {
         let index = usize::from(queue);
         if index >= self.rings.len() || core >= self.cores.len() {
             let (queues, cores) = (self.rings.len(), self.cores.len());
-            let text = format!("queue {queue} to core {core}: there are {queues} queues and {cores} cores");
+            let text =
+                format!("queue {queue} to core {core}: the export has {queues} queues and {cores} cores");
             return Err(Error::Config(text));
         }
         let before = std::mem::replace(&mut self.queue_cores[index], core);
@@ -329,7 +330,9 @@ impl Session {
         let Some(serving) = self.serving[index].take() else { return };
         match serving.stop() {
             Ok(state) => self.rings[index].base = state.to_vring_base(),
-            Err(error) => tracing::error!(export = self.name(), queue = index, %error, "queue lost"),
+            Err(error) => {
+                tracing::error!(export = self.name(), queue = index, %error, "queue lost: its core did not return it")
+            }
         }
     }
 
@@ -342,7 +345,7 @@ impl Session {
             Ok(ring) => ring,
             // Its memory may return soon, for example when a larger region replaces one.
             Err(error @ RingError::BadArea { .. }) => {
-                tracing::warn!(export = self.name(), queue = index, %error, "ring has to wait for its memory");
+                tracing::warn!(export = self.name(), queue = index, %error, "ring waits for its memory");
                 return Ok(());
             }
             Err(error) => return Err(Error::client(format!("queue {index} refused"), error)),

@@ -47,7 +47,7 @@ fn connect(path: &Path, pause: &mut Duration, stop: &StopSignal) -> Option<UnixS
                 return Some(stream);
             }
             Err(error) => {
-                tracing::debug!(socket = %path.display(), %error, "nobody listens yet");
+                tracing::debug!(socket = %path.display(), %error, "cannot connect to the VMM yet");
                 *pause = (*pause * 2).min(MAX_PAUSE);
             }
         }
@@ -61,7 +61,9 @@ fn accept(listener: &UnixSocket, stop: &StopSignal) -> Option<UnixStream> {
         match listener.socket().accept() {
             Ok((stream, _)) => match stream.set_nonblocking(false) {
                 Ok(()) => return Some(stream),
-                Err(error) => tracing::warn!(socket = %listener.path().display(), %error, "client dropped"),
+                Err(error) => {
+                    tracing::warn!(socket = %listener.path().display(), %error, "cannot set up the client's socket")
+                }
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {

@@ -227,7 +227,7 @@ impl Served {
     }
 
     fn start_slot(&self, slot: u32) {
-        let served = self.weak.upgrade().expect("somebody calls us");
+        let served = self.weak.upgrade().expect("the caller holds a reference");
         current().spawn(served.serve(slot));
     }
 
@@ -235,7 +235,7 @@ impl Served {
     #[cold]
     fn break_ring(&self, error: &dyn std::error::Error) {
         if self.state.replace(State::Broken) == State::Running {
-            tracing::warn!(export = self.name, queue = self.index, %error, "ring broken by the guest: not served");
+            tracing::warn!(export = self.name, queue = self.index, %error, "ring stopped by an error");
             self.signal_error();
         }
     }

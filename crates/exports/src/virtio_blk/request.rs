@@ -64,7 +64,7 @@ impl Disk {
 
     async fn execute_rare(&self, command: Command<'_>, stats: &QueueStats) -> IoResult {
         match command {
-            Command::Read { .. } | Command::Write { .. } => Err(IoError::Invalid), // not rare
+            Command::Read { .. } | Command::Write { .. } => Err(IoError::Invalid), // handled by the caller
             Command::Flush => {
                 let result = self.target.flush().await;
                 stats.count_request(Op::Flush, 0);
