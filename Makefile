@@ -20,13 +20,14 @@ run: ## The main job: freestoned with an array, a volume and its page; a guest l
 	$(MAKE) build
 	tests/lab/demo $(if $(ONCE),--once)
 
-check: ## Fast part: format, lints, structure, dependencies, unit and conformance tests (under 10 minutes)
+check: ## Fast part: format, lints, structure, prose, dependencies, unit and conformance tests (under 10 minutes)
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo fmt --manifest-path python/Cargo.toml --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/check-structure
 	tests/check-dependencies
+	tests/check-prose
 	$(MAKE) unit
 	$(MAKE) simulate
 
