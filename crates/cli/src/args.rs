@@ -20,15 +20,15 @@ use reactor::{CoreConfig, PollWindow};
 use serving::export;
 use std::path::PathBuf;
 
-/// Block devices for virtual machines, served fast.
+/// Block storage for virtual machines, networks and programs.
 #[derive(Debug, Parser)]
 #[command(name = "freestone", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// The socket of freestoned, for commands that ask it; they take it behind their name, too
+    /// Socket of freestoned, for commands that use the daemon; also accepted after the command
     // An id of its own: clap hands values down by id.
     #[arg(id = "daemon-socket", long = "socket", value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -55,51 +55,51 @@ impl Cli {
     }
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve devices to clients until SIGTERM or SIGINT
     Serve(ServeArgs),
     /// Measure a device, or an export through its socket
     Bench(BenchArgs),
-    /// Say what a device is and can do
+    /// Print the properties and limits of a device
     Info(InfoArgs),
-    /// Ask a discovery service what there is to connect to
+    /// List the subsystems that a discovery service reports
     Discover(DiscoverArgs),
-    /// Make RAID arrays, look after them, look into them
+    /// Create, manage and inspect RAID arrays
     Array(ArrayArgs),
-    /// Check and repair the table of a pool of volumes, while no daemon has it open
+    /// Check and repair the table of a pool of volumes
     Pool(PoolArgs),
-    /// Volumes of a daemon: make, grow, limit, remove them
+    /// Manage volumes of the daemon: create, grow, limit, move, delete
     Volume(VolumeArgs),
-    /// Exports of a daemon: what clients attach to
+    /// Manage exports of the daemon, to which clients attach
     Export(ExportArgs),
-    /// Devices of a daemon: files, drives, network storage
+    /// Manage devices of the daemon: files, drives, network storage
     Device(DeviceArgs),
-    /// Groups of a daemon's volumes that share limits
+    /// Manage groups of volumes that share limits
     Group(GroupArgs),
-    /// Jobs of a daemon: rebuilds, scrubs
+    /// Manage jobs of the daemon, such as rebuilds, scrubs and moves
     Job(JobArgs),
-    /// Cores of a daemon
+    /// List the cores of the daemon
     Core(CoreArgs),
-    /// Events of a daemon: what has happened
+    /// List events of the daemon
     Event(EventArgs),
-    /// Readiness of a daemon; waits for it with --wait
+    /// Print the readiness of the daemon, or wait for it with --wait
     Status(StatusArgs),
-    /// Collect what somebody who is to help wants to know of a daemon
+    /// Collect a support bundle
     Support(SupportArgs),
-    /// Watch a daemon's volumes
+    /// Watch the volumes of the daemon
     Top(TopArgs),
-    /// Print what a shell needs to complete these commands
+    /// Print the completion script of a shell
     Completion(CompletionArgs),
     /// Write manual pages
     Man(ManArgs),
-    /// Disks of this machine's kernel, /dev/ublkbN: make, list, remove them
+    /// Manage disks of this machine's kernel, /dev/ublkbN
     Ublk(UblkArgs),
 }
 
 impl Command {
-    /// Names the daemon that the command asks; `false` when it asks none.
+    /// Sets the socket of the daemon; `false` when the command uses no daemon.
     fn set_socket(&mut self, socket: PathBuf) -> bool {
         match self {
             Command::Array(args) => args.socket = Some(socket),
@@ -126,23 +126,23 @@ impl Command {
     }
 }
 
-/// What every command takes.
+/// Options of every command.
 #[derive(clap::Args, Debug)]
 pub struct CommonArgs {
-    /// One JSON object a line on standard output, JSON logs on standard error
+    /// Print one JSON object per line, and log in JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to log on standard error: error, warn, info, debug, trace, off, or a list such as
+    /// Log level on standard error: error, warn, info, debug, trace, off, or a list such as
     /// warn,exports=debug [default: FREESTONE_LOG]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log: Option<String>,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 the command line makes no sense.";
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 failure, 2 invalid command line.";
 
 const SPECS: &str = "\
-Devices, layers and exports are written KIND:KEY=VALUE,KEY=VALUE. A comma inside a value is doubled. A key alone \
-means on. Sizes take K, M, G or T (powers of 1024); on is also true or yes, off is also false or no.";
+Devices, layers and exports are written KIND:KEY=VALUE,KEY=VALUE. A comma inside a value is doubled. A key without \
+a value means on. Sizes take K, M, G or T (powers of 1024); on is also true or yes, off is also false or no.";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:
@@ -154,7 +154,7 @@ Examples:
     -chardev socket,id=disk,path=/tmp/disk.sock,reconnect=1 \\
     -device vhost-user-blk-pci,chardev=disk,num-queues=4
   (reconnect=1 is for QEMU before 9.2; newer versions take reconnect-ms=100)
-  Two disks, one of them slow now and then:
+  Two disks, one of them sometimes slow:
     freestone serve --device mem:size=1G,id=a --device mem:size=1G,id=b \\
         --layer fault:device=b,op=read,probability=0.001,delay-us=50000 \\
         --export vhost-user-blk:socket=a.sock,device=a --export vhost-user-blk:socket=b.sock,device=b
@@ -162,10 +162,10 @@ Examples:
     freestone serve --device io_uring:path=disk.img --export nbd:listen=127.0.0.1:10809
 
 Signals:
-  SIGTERM, SIGINT   stop accepting, finish what is in flight, flush every device, remove the sockets, exit with 0;
-                    a second one ends the program at once
-  SIGHUP            ask every device for its size again and tell clients
-  SIGUSR1           print what the stats layers and the exports have counted";
+  SIGTERM, SIGINT   stop accepting, complete requests in flight, flush every device, remove the sockets, exit with 0;
+                    a second signal ends the program immediately
+  SIGHUP            read the size of every device again and announce changes to clients
+  SIGUSR1           print the counters of stats layers and exports";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
@@ -173,15 +173,15 @@ Examples:
     freestone bench --device io_uring:path=disk.img,direct=on --rw randread --bs 4K --qd 32 --time 5
   An export through its socket, polling from processor 1:
     freestone bench --device virtio-blk-vhost-user:path=/tmp/disk.sock --cores 1
-  Every operation at random places, checking whatever is read:
+  Every operation at random offsets, with verification of all reads:
     freestone bench --device virtio-blk-vhost-user:path=/tmp/disk.sock --rw randall --verify --queues 4
 
-Latency is from submission to completion. The clock is read once for all completions that are found together, which \
-costs some nanoseconds a request; --no-latency saves them.";
+Latency is measured from submission to completion. The clock is read once per batch of completions, which costs some \
+nanoseconds a request; --no-latency avoids that.";
 
 const DISCOVER_EXAMPLES: &str = "\
 Examples:
-  What a target has for this host, and then a namespace of it:
+  The subsystems of a target, then a namespace of one:
     freestone discover nvme-tcp:address=10.0.0.1:4420
     freestone info --device nvme-tcp:address=10.0.0.1:4420,nqn=nqn.2014-08.org.example:disks";
 
@@ -196,27 +196,27 @@ Examples:
     freestone array remove data /dev/sdc
     freestone array add data /dev/sdh
     freestone array set data --scrub-every 30d --scrub-window 22:00-06:00
-  When it does not:
+  While it is stopped:
     freestone array examine /dev/sdb
     freestone array check /dev/sd[b-g]
 
-An array that runs is reached through its control socket, in $XDG_RUNTIME_DIR/freestone or /run/freestone; one that \
-does not is worked on directly, its members locked meanwhile. Each command says which of the two it did.";
+Commands reach a running array through its control socket in $XDG_RUNTIME_DIR/freestone or /run/freestone. They work \
+on a stopped array directly and lock its members meanwhile. Each command reports which of the two it did.";
 
 const UBLK_EXAMPLES: &str = "\
 Examples:
   A file as a disk of this machine with two queues, until Ctrl-C:
     freestone ublk add -n 0 -q 2 --device io_uring:path=disk.img,direct=on
     freestone serve --device io_uring:path=disk.img,direct=on --export ublk:id=0,queues=2
-  What there is, and away with it:
+  List and remove disks:
     freestone ublk list
     freestone ublk del -n 0
-  After the server was killed: the disk waits, and goes on with either of
+  Continue a disk whose server was killed, with either of:
     freestone ublk recover -n 0 --device io_uring:path=disk.img,direct=on
     freestone serve --device io_uring:path=disk.img,direct=on --export ublk:id=0
 
-add and recover stay in the foreground, as freestone serve does, whose help lists devices and layers. All of it needs \
-root and the module ublk_drv.";
+add and recover stay in the foreground, as freestone serve does, whose help lists devices and layers. All commands \
+need root and the module ublk_drv.";
 
 /// The command, with help that lists every kind and key.
 pub fn command() -> clap::Command {
@@ -290,7 +290,7 @@ impl Value for PollUs {
     }
 }
 
-/// What the cores look like: one a processor, or a single one that the scheduler places.
+/// One core for each processor, or a single one that the scheduler places.
 pub fn core_configs(cpus: Option<&CpuList>, poll: PollWindow) -> Vec<CoreConfig> {
     match cpus {
         Some(CpuList(cpus)) => {
@@ -300,7 +300,7 @@ pub fn core_configs(cpus: Option<&CpuList>, poll: PollWindow) -> Vec<CoreConfig>
     }
 }
 
-/// What clap says about a command line, in one line and without its own prefix.
+/// Clap's error text in one line, without its prefix.
 pub fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let first = text.split("\n\n").next().unwrap_or_default();

@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 /// The arguments of `freestone discover`.
 #[derive(clap::Args, Debug)]
 pub struct DiscoverArgs {
-    /// Whom to ask, such as nvme-tcp:address=10.0.0.1:4420
+    /// The discovery service, such as nvme-tcp:address=10.0.0.1:4420
     #[arg(value_name = "KIND:KEY=VALUE,…")]
     service: String,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// Asks, and prints a line for each way to a subsystem.
+/// Prints a line for each path to a subsystem.
 ///
 /// # Errors
-/// When nobody answers, or the answer makes no sense.
+/// When the service does not answer, or its answer is invalid.
 pub fn run(args: &DiscoverArgs) -> Result<(), Error> {
     let output = Output::new(args.common.json);
     let options = discovery::parse(&args.service).map_err(|error| Error::Usage(error.to_string()))?;
@@ -33,7 +33,7 @@ pub fn run(args: &DiscoverArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// What SUBTYPE says (Base 5.16.1.23).
+/// Text of SUBTYPE (Base 5.16.1.23).
 fn kind(entry: &DiscoveryEntry) -> String {
     match entry.subtype {
         1 => "referral".into(),
@@ -43,7 +43,7 @@ fn kind(entry: &DiscoveryEntry) -> String {
     }
 }
 
-/// What TRTYPE says.
+/// Text of TRTYPE.
 fn transport(entry: &DiscoveryEntry) -> String {
     match entry.transport {
         1 => "rdma".into(),

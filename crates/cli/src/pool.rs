@@ -24,7 +24,7 @@ use volume::store::{self, Copy};
 pub struct PoolArgs {
     #[command(subcommand)]
     command: PoolCommand,
-    /// The socket of freestoned
+    /// Socket of freestoned
     #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
     #[command(flatten)]
@@ -33,19 +33,19 @@ pub struct PoolArgs {
 
 #[derive(clap::Subcommand, Debug)]
 enum PoolCommand {
-    /// Show every copy of the table; exit with 1 when one is damaged
+    /// Show every copy of the table; exit with 1 if one is damaged
     Check(CheckArgs),
     /// Rewrite damaged copies of the table
     Repair(RepairArgs),
 }
 
-/// Where the pool is.
+/// The place of the pool.
 #[derive(clap::Args, Debug)]
 struct Place {
-    /// The array or device that freestoned has the pool open on
+    /// The backing array or device of a pool that freestoned has open
     #[arg(value_name = "NAME", required_unless_present = "device", conflicts_with = "device")]
     name: Option<String>,
-    /// The device of a pool that no daemon has open; several for a layer over them
+    /// The backing device of a pool that no daemon has open; may be repeated for layers
     #[arg(long, value_name = "KIND:KEY=VALUE,…")]
     device: Vec<String>,
     /// A layer over the devices given before it
@@ -63,7 +63,8 @@ struct CheckArgs {
 struct RepairArgs {
     #[command(flatten)]
     place: Place,
-    /// Make the table with this sequence number the current one; volumes that only later tables have are lost
+    /// Make the table with this sequence number the current one; volumes that only later tables
+    /// have are lost
     #[arg(long, requires = "force", conflicts_with = "name")]
     sequence: Option<u64>,
     /// Accept the loss of volumes
@@ -93,7 +94,8 @@ pub fn run(args: &PoolArgs, matches: &ArgMatches) -> Result<(), Error> {
     }
 }
 
-/// Runs `work` with the device of the command line and a core; arrays are started before and stopped afterwards.
+/// Runs `work` with the device of the command line and a core; arrays are started before and
+/// stopped afterwards.
 fn with_device(
     place: &Place,
     matches: &ArgMatches,

@@ -7,7 +7,7 @@ use graph::{DevicePlan, StackPlan};
 /// `--device` and `--layer`.
 #[derive(clap::Args, Debug)]
 pub struct StackArgs {
-    /// A device; several are told apart by id=
+    /// A device; may be repeated, with id= as name
     #[arg(long = "device", value_name = "KIND:KEY=VALUE,…", required = true)]
     device: Vec<String>,
     /// A layer over the devices given before it, or over the one that device= names
@@ -21,10 +21,10 @@ impl StackArgs {
         StackArgs { device, layer }
     }
 
-    /// What these arguments say; `matches` tells in which order they came.
+    /// Parses the arguments; `matches` has their order.
     ///
     /// # Errors
-    /// When a specification makes no sense, or names a device that is not there.
+    /// When a specification is invalid, or names a device that does not exist.
     pub fn plan(&self, matches: &ArgMatches) -> Result<StackPlan, Error> {
         let place = |name, i| matches.indices_of(name).and_then(|mut places| places.nth(i)).unwrap_or(i);
         let mut plan = StackPlan::default();

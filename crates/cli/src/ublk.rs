@@ -1,7 +1,7 @@
 //! `freestone ublk`: disks of this machine's kernel, in the habits of the program `ublk`.
 //!
-//! `list`, `features` and `del` ask the kernel and end. `add` and `recover` are `freestone serve` with one export: they
-//! serve until a signal ends them.
+//! `list`, `features` and `del` ask the kernel and end. `add` and `recover` are `freestone serve`
+//! with one export: they serve until a signal ends them.
 
 use crate::args::CommonArgs;
 use crate::error::Error;
@@ -17,27 +17,28 @@ use std::path::Path;
 /// The arguments of `freestone ublk`.
 #[derive(clap::Args, Debug)]
 pub struct UblkArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub command: UblkCommand,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 pub enum UblkCommand {
-    /// Make a disk and serve it until SIGTERM or SIGINT, which removes it
+    /// Create a disk and serve it until SIGTERM or SIGINT, which removes it
     Add(AddArgs),
-    /// Take a disk over whose server was killed, and serve it until SIGTERM or SIGINT, which removes it
+    /// Take over a disk whose server was killed, and serve it until SIGTERM or SIGINT, which
+    /// removes it
     Recover(RecoverArgs),
-    /// Remove disks, whoever serves them; what is cached of them is written first
+    /// Remove disks of any server after writing back their caches
     Del(DelArgs),
-    /// List disks, whoever serves them
+    /// List disks of all servers
     List(ListArgs),
-    /// Say what the kernel's driver can do
+    /// Print the features of the kernel's driver
     Features,
-    /// Give a disk's nodes to the user who made it: for a rule of udev
+    /// Give a disk's nodes to the user who created it (for udev rules)
     Chown(ChownArgs),
 }
 
@@ -49,13 +50,13 @@ pub struct AddArgs {
     /// The disk's number [default: any that is free]
     #[arg(short = 'n', long = "id", value_name = "N")]
     id: Option<u32>,
-    /// Queues
+    /// Number of queues
     #[arg(short = 'q', long, value_name = "N", default_value_t = 1)]
     queues: u16,
     /// Requests in flight in each queue
     #[arg(short = 'd', long = "queue-size", value_name = "N", default_value_t = 128)]
     queue_size: u16,
-    /// More of --export ublk:…, such as readonly,recovery=plain
+    /// Further options of --export ublk:…, such as readonly,recovery=plain
     #[arg(short = 'o', long, value_name = "KEY=VALUE,…")]
     options: Option<String>,
     #[command(flatten)]
@@ -77,10 +78,10 @@ pub struct RecoverArgs {
 /// `freestone ublk del`.
 #[derive(clap::Args, Debug)]
 pub struct DelArgs {
-    /// The disk's number; several may be given
+    /// The disk's number; may be repeated
     #[arg(short = 'n', long = "id", value_name = "N", required_unless_present = "all")]
     id: Vec<u32>,
-    /// Every disk that Freestone made
+    /// Every disk that Freestone created
     #[arg(short = 'a', long, conflicts_with = "id")]
     all: bool,
 }
@@ -107,10 +108,10 @@ impl UblkCommand {
     }
 }
 
-/// Carries a command out.
+/// Runs the command.
 ///
 /// # Errors
-/// With what could not be done, named by object and value.
+/// When the kernel refuses an operation; names object and value.
 pub fn run(args: UblkArgs, matches: &ArgMatches) -> Result<(), Error> {
     let output = Output::new(args.common.json);
     let (_, matches) = matches.subcommand().expect("clap asks for a command");

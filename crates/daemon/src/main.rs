@@ -30,9 +30,10 @@ use tracing_subscriber::EnvFilter;
 
 /// Microseconds that a core polls without work before it sleeps, at most.
 const POLL_US: u64 = 50;
-/// What a configuration may take before the API is there. From then on the service manager is asked for more time as often.
+/// Time that a configuration may take before the API starts. Afterwards the service manager is asked
+/// for more time at this interval.
 const CONFIG_TIME: Duration = Duration::from_secs(1);
-/// How much more.
+/// Time that each request to the service manager adds.
 const MORE_TIME: Duration = Duration::from_secs(30);
 /// How long changes in flight may take to be answered when the daemon ends.
 const GRACE: Duration = Duration::from_secs(2);
@@ -42,67 +43,74 @@ const DEMO_MEMBER_BYTES: u64 = 128 << 20;
 
 /// Keeps devices, arrays, volumes and exports, and serves them.
 ///
-/// Everything is asked for over its REST API, which the program freestone speaks: freestone volume create, freestone
+/// Its REST API controls it; the program freestone is a client: freestone volume create, freestone
 /// export show, …
 #[derive(Debug, Parser)]
 #[command(name = "freestoned", version)]
 struct Args {
-    /// Where its state is
+    /// Directory of its state
     #[arg(long, value_name = "DIR", default_value = "/var/lib/freestone")]
     state_dir: PathBuf,
-    /// The Unix socket of its API; whoever may write to it may do everything
+    /// Unix socket of its API; write access to it grants full control
     #[arg(long, value_name = "PATH", default_value = api::DEFAULT_SOCKET, env = api::SOCKET_VARIABLE)]
     socket: PathBuf,
-    /// Permission bits of the socket, octal
+    /// Octal permission bits of the socket
     #[arg(long, value_name = "MODE", default_value = "660", value_parser = permissions)]
     socket_permissions: u32,
-    /// The socket's group, by number [default: the daemon's]
+    /// Group of the socket, by number [default: the daemon's]
     #[arg(long, value_name = "GID")]
     socket_group: Option<u32>,
-    /// Where sockets of exports are made that nobody has chosen a place for [default: where --socket is]
+    /// Directory for sockets of exports without socket= [default: the directory of --socket]
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
-    /// Serve the API, and the page, over TCP as well
+    /// Also serve the API and the page over TCP
     #[arg(long, value_name = "ADDR:PORT", requires = "tokens")]
     listen: Option<SocketAddr>,
-    /// Who may come over TCP: lines ROLE NAME TOKEN, with the roles admin, operator, provisioner and read-only
+    /// Tokens for TCP: lines ROLE NAME TOKEN, with the roles admin, operator, provisioner and
+    /// read-only
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
-    /// Has server-cert.pem and server-key.pem, for TLS over TCP; needed but on loopback addresses
+    /// Directory of server-cert.pem and server-key.pem, for TLS; required except on loopback
+    /// addresses
     #[arg(long, value_name = "DIR", requires = "listen")]
     tls_certificates: Option<PathBuf>,
-    /// Processors to serve from, such as 0,1 or 0-3 [default: one thread, wherever the scheduler puts it]
+    /// Processors to serve from, such as 0,1 or 0-3 [default: one unbound thread]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     cores: Option<CpuList>,
-    /// Memory for the data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the machine's]
+    /// Memory for data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the
+    /// machine's]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Size>,
-    /// Make what this file says that there is to be, and is not there: TOML, as the API has it
+    /// Configuration to apply: TOML with the names of the API; missing objects are created
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Say what --config would do, and end
+    /// Print the steps of --config and exit
     #[arg(long, requires = "config")]
     plan: bool,
-    /// Try it out: make five files in this directory, an array of them, a volume and exports on loopback addresses
+    /// Demonstration: create five files in this directory, an array of them, a volume and exports
+    /// on loopback addresses
     #[arg(long, value_name = "DIR", conflicts_with = "config")]
     demo: Option<PathBuf>,
-    /// Look for members of arrays among the files and block devices of this directory
+    /// Search the files and block devices of this directory for members of arrays
     #[arg(long, value_name = "DIR")]
     scan: Vec<PathBuf>,
-    /// Seconds that missing members are waited for before an array is run without them
+    /// Seconds to wait for missing members before an array starts degraded
     #[arg(long, value_name = "N", default_value_t = 10)]
     patience: u64,
-    /// Give up what the daemon does not need: whatever the kernel lets go of (auto), all of it or fail (required), nothing
+    /// Drop unneeded privileges: as far as the kernel supports it (auto), all or fail (required),
+    /// none (off)
     #[arg(long, value_name = "auto|required|off", default_value = "auto", value_parser = mode)]
     sandbox: Mode,
-    /// A directory or file in which devices may be added and exports may have sockets and keys, beside /dev, /etc/freestone
-    /// (keys), the daemon's own directories and what its state and --config name
+    /// Further directory or file for devices, sockets and keys that are added later. Always open:
+    /// /dev, /etc/freestone (keys), the daemon's directories, and paths in its state and in
+    /// --config
     #[arg(long, value_name = "PATH")]
     sandbox_path: Vec<PathBuf>,
-    /// One JSON object a line on standard error
+    /// Log in JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// What to log on standard error: error, warn, info, debug, trace, off, or a list such as warn,exports=debug
+    /// Log level on standard error: error, warn, info, debug, trace, off, or a list such as
+    /// warn,exports=debug
     #[arg(long, value_name = "LEVEL", default_value = "info,drivers=warn", env = "FREESTONE_LOG")]
     log: String,
 }
@@ -168,8 +176,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     ended.map(drop)
 }
 
-/// Makes what the configuration wants, and serves the API until a signal ends that; which one. The API goes on as long as
-/// the listeners that this leaves.
+/// Applies the configuration and serves the API until a signal; returns the signal. The API is
+/// served as long as the listeners in `serving` live.
 fn serve(
     args: &Args,
     engine: &Arc<Engine>,
@@ -191,7 +199,8 @@ fn serve(
     };
     let is_stopping = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
-        // In this order: the first signal finds the flag down and raises it, the second finds it up, and ends the process.
+        // In this order: the first signal finds the flag down and raises it, the second finds it
+        // up, and ends the process.
         flag::register_conditional_shutdown(signal, 1, is_stopping.clone())?;
         flag::register(signal, is_stopping.clone())?;
     }

@@ -186,6 +186,6 @@ def shells_and_manual_readers_are_served(subject):
     daemon.cli("man", daemon.path("man"))
     with open(daemon.path("man/freestone-volume-create.1")) as page:
         text = page.read()
-    assert "Make a volume; it reads as zeroes" in text, text[:500]
+    assert "Create a volume; it reads as zeroes" in text, text[:500]
     top = daemon.cli("top", "--count", "1")
     assert top.startswith("VOLUME"), top

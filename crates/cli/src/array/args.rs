@@ -9,63 +9,62 @@ use std::path::PathBuf;
 /// The arguments of `freestone array`.
 #[derive(clap::Args, Debug)]
 pub struct ArrayArgs {
-    /// What to do with which array
+    /// The command
     #[command(subcommand)]
     pub command: ArrayCommand,
-    /// Ask the server with this control socket (freestone serve --control), and nobody else
+    /// Control socket of one server (freestone serve --control); no other is searched
     #[arg(long, global = true, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// The socket of freestoned: only its arrays are meant [default: create, list and delete ask the daemon that runs, if
-    /// one does; other commands look for the array among all that run]
+    /// Socket of freestoned: the command uses only its arrays [default: create, list and delete use
+    /// a running daemon; other commands search all running arrays]
     #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE)]
     pub socket: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 pub enum ArrayCommand {
-    /// Make an array of devices; what they hold is lost
+    /// Create an array of devices; their content is lost
     Create(CreateArgs),
-    /// Every array of freestoned
+    /// List the arrays of freestoned
     List,
-    /// Have freestoned end an array and forget it; what is on it is lost
+    /// Stop and delete an array of freestoned; its data is lost
     Delete(DeleteArgs),
-    /// Find an array's members, recover what a crash has left, and say whether it can be served
+    /// Find the members of an array, recover from a crash, and report whether it can be served
     Assemble(AssembleArgs),
-    /// End the freestone serve that runs an array
+    /// Stop the freestone serve that runs an array
     Stop(RunningArgs),
-    /// Say what an array is and how it is; without a name, all that run
+    /// Show configuration and state of an array, or of all running arrays
     Show(ShowArgs),
-    /// Take members out of an array
+    /// Mark members of an array as failed
     Fail(MembersArgs),
-    /// Let members go that are out, and spares; a member that is in use has to be failed first
+    /// Detach failed members and spares; fail an active member first
     Remove(RemoveArgs),
-    /// Add devices: empty slots are filled with them, others wait as spares
+    /// Add devices: they fill empty slots, further ones become spares
     #[command(visible_alias = "spare")]
     Add(AddArgs),
-    /// Take former members back; what has changed since is copied
+    /// Re-add former members; changes since then are copied
     #[command(name = "re-add")]
     ReAdd(ReAddArgs),
-    /// Copy a member to another device, which takes its place
+    /// Copy a member to another device, which replaces it
     Replace(ReplaceArgs),
-    /// Make an array larger: its members have grown, not all of them was used, it gets groups of new ones, or another
-    /// shape
+    /// Grow an array: use more of each member, add groups of members, or reshape it
     Grow(GrowArgs),
-    /// Compare the parity of a running array with its data
+    /// Compare parity and data of a running array
     Scrub(ScrubArgs),
-    /// Choose when an array is scrubbed, and how many read errors a member may have
+    /// Set the scrub schedule of an array and the read-error budget of its members
     Set(SetArgs),
-    /// Let rebuild, resync and scrub of a running array stand still
+    /// Pause rebuild, resync and scrub of a running array
     Pause(RunningArgs),
-    /// Let them go on
+    /// Resume rebuild, resync and scrub of a running array
     Resume(RunningArgs),
-    /// End the scrub or replacement that runs
+    /// Cancel the running scrub or replacement
     Cancel(RunningArgs),
     /// Print the superblocks of members
     Examine(ExamineArgs),
-    /// Verify metadata, log and parity of an array that does not run
+    /// Verify metadata, log and parity of a stopped array
     Check(CheckArgs),
 }
 
@@ -92,10 +91,10 @@ pub struct CreateArgs {
     /// Parity strips, for level n+m
     #[arg(long, value_name = "M")]
     pub parities: Option<usize>,
-    /// Copies of everything, for level 10; level 1 has as many as members [default: 2]
+    /// Copies of each block, for level 10; level 1 has one per member [default: 2]
     #[arg(long, value_name = "N")]
     pub copies: Option<usize>,
-    /// A device that waits for a member to fail, and then takes its place; may be given several times
+    /// A spare, which replaces a member that fails; may be repeated
     #[arg(long, value_name = "DEVICE")]
     pub spare: Vec<String>,
     /// Bytes of each member to use at most [default: all of the smallest]
@@ -103,7 +102,7 @@ pub struct CreateArgs {
     pub size: Option<Size>,
     #[command(flatten)]
     pub maintenance: MaintenanceArgs,
-    /// Members hold something: overwrite it
+    /// Overwrite content of the members
     #[arg(long)]
     pub force: bool,
 }
@@ -111,20 +110,19 @@ pub struct CreateArgs {
 /// Choices about scrubs and read errors.
 #[derive(clap::Args, Clone, Copy, Debug)]
 pub struct MaintenanceArgs {
-    /// Scrub the array by itself: the time from one scrub to the next in hours, days or weeks, such as 30d, or off
-    /// [default: off]
+    /// Period of scheduled scrubs in hours, days or weeks, such as 30d, or off [default: off]
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     scrub_every: Option<u32>,
-    /// When scheduled scrubs may run, every day, in UTC: HH:MM-HH:MM, or off for any time [default: off]
+    /// Daily window of scheduled scrubs in UTC: HH:MM-HH:MM, or off for any time [default: off]
     #[arg(long, value_name = "TIMES", value_parser = args::parsed::<Window>)]
     scrub_window: Option<Window>,
-    /// Corrected read errors in an hour beyond which a spare replaces a member, or off [default: 20]
+    /// Corrected read errors per hour after which a spare replaces a member, or off [default: 20]
     #[arg(long, value_name = "N", value_parser = args::read_errors)]
     read_errors: Option<u32>,
 }
 
 impl MaintenanceArgs {
-    /// What changes.
+    /// The requested change.
     pub fn change(&self) -> MaintenanceChange {
         MaintenanceChange {
             scrub_period_s: self.scrub_every,
@@ -152,10 +150,10 @@ pub struct DeleteArgs {
     /// The array's name or UUID
     #[arg(value_name = "ARRAY")]
     pub array: String,
-    /// Leave its members as they are, so that it can be run again
+    /// Keep the superblocks of its members, so that the array can be run again
     #[arg(long)]
     pub keep: bool,
-    /// Do not ask whether to go on
+    /// Do not ask for confirmation
     #[arg(long, short = 'y')]
     pub yes: bool,
 }
@@ -165,10 +163,10 @@ pub struct DeleteArgs {
 pub struct AssembleArgs {
     #[command(flatten)]
     pub members: Members,
-    /// Go on although members are missing that could have gone on without these
+    /// Start although the missing members may hold newer data
     #[arg(long)]
     pub run: bool,
-    /// Go on although data may be lost; says what
+    /// Start although data may be lost; the loss is printed
     #[arg(long)]
     pub force: bool,
 }
@@ -176,13 +174,13 @@ pub struct AssembleArgs {
 /// Members of one array, offline.
 #[derive(clap::Args, Debug)]
 pub struct Members {
-    /// Its members: files, block devices or device specifications
+    /// The members: files, block devices or device specifications
     #[arg(value_name = "MEMBER")]
     pub members: Vec<String>,
-    /// The array's name or UUID; members of others are refused, or passed over by --scan
+    /// Name or UUID of the array; members of others are refused, or ignored by --scan
     #[arg(long, value_name = "ARRAY")]
     pub name: Option<String>,
-    /// Look for members among the files and block devices of this directory
+    /// Search the files and block devices of this directory for members
     #[arg(long, value_name = "DIR")]
     pub scan: Vec<PathBuf>,
 }
@@ -205,13 +203,13 @@ pub struct ShowArgs {
     pub place: Place,
 }
 
-/// Where an array's members are when it does not run.
+/// The members of a stopped array.
 #[derive(clap::Args, Debug)]
 pub struct Place {
-    /// A member of the array, if the array does not run
+    /// A member of the array, if the array is stopped
     #[arg(long, value_name = "MEMBER")]
     pub member: Vec<String>,
-    /// A directory that holds its members, if the array does not run
+    /// A directory that holds its members, if the array is stopped
     #[arg(long, value_name = "DIR")]
     pub scan: Vec<PathBuf>,
 }
@@ -247,7 +245,7 @@ pub struct RemoveArgs {
     /// The array's name or UUID
     #[arg(value_name = "ARRAY")]
     pub array: String,
-    /// Members that are out, by slot, UUID or device (failed: all of them); spares, by UUID or device
+    /// Failed members by slot, UUID or device (failed: all of them); spares by UUID or device
     #[arg(value_name = "MEMBER", required = true)]
     pub members: Vec<String>,
     #[command(flatten)]
@@ -259,10 +257,10 @@ pub struct RemoveArgs {
 pub struct AddArgs {
     #[command(flatten)]
     pub devices: ReAddArgs,
-    /// They hold something: overwrite it
+    /// Overwrite content of the devices
     #[arg(long)]
     pub force: bool,
-    /// They are spares for any array, not for this one alone
+    /// Make them spares for every array, not only for this one
     #[arg(long)]
     pub global: bool,
 }
@@ -289,10 +287,10 @@ pub struct ReplaceArgs {
     /// The member by slot, UUID or device
     #[arg(id = "replaced", value_name = "MEMBER")]
     pub member: String,
-    /// What takes its place
+    /// The replacing device
     #[arg(long, value_name = "DEVICE")]
     pub with: String,
-    /// The device holds something: overwrite it
+    /// Overwrite content of the device
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -308,18 +306,18 @@ pub struct GrowArgs {
     /// Bytes of each member to use at most [default: all of the smallest]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     pub size: Option<Size>,
-    /// New members: whole groups more, as large as those that there are; with --level or --members they join the one
-    /// group that there is. The array must not run
+    /// New members: whole groups, as large as the present ones. With --level or --members they join
+    /// the only group. The array must be stopped
     #[arg(long, value_name = "MEMBER", num_args = 1.., conflicts_with = "size")]
     pub add: Vec<String>,
-    /// Another level of one group, with the members that there are and those that are added: 5, 6, 7.3 or n+m (parity
-    /// stays as it is). The array must not run; its data is moved once it is served
+    /// New level of the only group, with the present and added members: 5, 6, 7.3 or n+m (keeps the
+    /// parity). The array must be stopped; its data is moved while it is served afterwards
     #[arg(long, value_parser = args::level, conflicts_with = "size")]
     pub level: Option<raid::Level>,
-    /// How many members the one group shall have, with those that are added
+    /// Members of the only group, with those that are added
     #[arg(long, value_name = "N", conflicts_with = "size")]
     pub members: Option<usize>,
-    /// The new members hold something: overwrite it
+    /// Overwrite content of the new members
     #[arg(long, requires = "add")]
     pub force: bool,
     #[command(flatten)]
@@ -327,7 +325,7 @@ pub struct GrowArgs {
 }
 
 impl GrowArgs {
-    /// The shape that is wanted, if another one is.
+    /// The goal of the reshape, if one is requested.
     pub fn goal(&self) -> Option<Goal> {
         let goal = Goal { level: self.level, members: self.members };
         (goal != Goal::default()).then_some(goal)
@@ -339,7 +337,7 @@ impl GrowArgs {
 pub struct ScrubArgs {
     #[command(flatten)]
     pub array: RunningArgs,
-    /// Write what is wrong anew
+    /// Rewrite wrong strips
     #[arg(long)]
     pub repair: bool,
 }
@@ -357,7 +355,7 @@ pub struct ExamineArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub members: Members,
-    /// Write what is wrong anew
+    /// Rewrite wrong strips
     #[arg(long)]
     pub repair: bool,
 }

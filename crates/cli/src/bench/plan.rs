@@ -13,7 +13,8 @@ use std::ops::Range;
 pub struct BenchArgs {
     #[command(flatten)]
     pub(super) stack: StackArgs,
-    /// What to do: read, write, rw, trim, zero, the same with rand before it, or randall (every operation)
+    /// Workload: read, write, rw, trim, zero, each also with the prefix rand, or randall (every
+    /// operation)
     #[arg(long, value_name = "WORKLOAD", default_value = "randread", value_parser = args::value::<Workload>)]
     pub(super) rw: Workload,
     /// Percentage of reads in rw and randrw
@@ -25,32 +26,32 @@ pub struct BenchArgs {
     /// Requests in flight on each queue
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) qd: u32,
-    /// How long to measure
+    /// Duration of the measurement
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = args::value::<Seconds>)]
     pub(super) time: Seconds,
-    /// How long to run before that
+    /// Duration of the warm-up
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = args::value::<Seconds>)]
     pub(super) ramp: Seconds,
-    /// Where the part of the device that is used begins
+    /// Offset of the range that is used
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = args::value::<Size>)]
     pub(super) offset: Size,
-    /// How long the part of the device that is used is [default: to its end]
+    /// Length of the range that is used [default: to the end of the device]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     pub(super) size: Option<Size>,
-    /// Processors to run on [default: one thread, wherever the scheduler puts it]
+    /// Processors to run on [default: one unbound thread]
     #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
     pub(super) cores: Option<CpuList>,
-    /// Queues (channels) in all, spread over the processors [default: one each]
+    /// Total of queues (channels), spread over the processors [default: one each]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) queues: Option<u32>,
     /// Wait for events instead of polling
     #[arg(long)]
     pub(super) event: bool,
-    /// Let each request wait so long after the one before it: with a long time, an idle client
+    /// Pause between a completion and the next request; a long pause models an idle client
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = args::value::<Seconds>)]
     pub(super) think: Seconds,
-    /// Through channels and tasks as exports work (stack), in a bare loop over a virtqueue (raw), or auto: raw
-    /// where it is possible
+    /// Engine: channels and tasks as in exports (stack), a bare loop over a virtqueue (raw), or
+    /// auto: raw if possible
     #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = args::value::<Engine>)]
     pub(super) engine: Engine,
     /// Do not measure latency
@@ -59,29 +60,30 @@ pub struct BenchArgs {
     /// Make every write durable before it completes
     #[arg(long)]
     pub(super) fua: bool,
-    /// Flush after so many writes of a queue
+    /// Flush after each N writes of a queue
     #[arg(long, value_name = "N")]
     pub(super) flush_every: Option<u32>,
-    /// Write data that tells where and when it was written, and check whatever is read, at the end everything
+    /// Write data that identifies offset and time, verify each read, and verify everything at the
+    /// end
     #[arg(long)]
     pub(super) verify: bool,
     /// Write even if the device holds a file system, partitions or a disk image
     #[arg(long)]
     pub(super) force: bool,
-    /// Count failed requests instead of ending with the first
+    /// Count failed requests instead of stopping at the first
     #[arg(long)]
     pub(super) keep_going: bool,
-    /// What random places and data depend on
+    /// Seed of random offsets and data
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) seed: u64,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// What drives the device.
+/// The engine that drives the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// The fastest that can do what is asked for.
+    /// The fastest engine that supports the request.
     Auto,
     /// Channels and reactor tasks.
     Stack,

@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 /// The arguments of `freestone completion`.
 #[derive(clap::Args, Debug)]
 pub struct CompletionArgs {
-    /// For which shell
+    /// The shell
     shell: Shell,
 }
 
 /// The arguments of `freestone man`.
 #[derive(clap::Args, Debug)]
 pub struct ManArgs {
-    /// Where to put the pages
+    /// The directory to write to
     directory: PathBuf,
 }
 
-/// Prints what a shell has to read to complete our commands.
+/// Prints the completion script of a shell.
 pub fn complete(args: &CompletionArgs) {
     clap_complete::generate(args.shell, &mut args::command(), "freestone", &mut std::io::stdout());
 }

@@ -8,17 +8,17 @@ use api::{CoreInfo, System};
 /// The arguments of `freestone core`.
 #[derive(clap::Args, Debug)]
 pub struct CoreArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: CoreCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum CoreCommand {
-    /// Every core of the daemon, and what it serves
+    /// List the cores of the daemon and their exports
     List,
 }
 
@@ -26,7 +26,7 @@ impl CoreArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         let CoreCommand::List = self.command;

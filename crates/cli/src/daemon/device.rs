@@ -10,24 +10,24 @@ use serving::text::human_bytes;
 /// The arguments of `freestone device`.
 #[derive(clap::Args, Debug)]
 pub struct DeviceArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: DeviceCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum DeviceCommand {
-    /// Every device of the daemon
+    /// List the devices of the daemon
     List,
-    /// A device
+    /// Show a device
     Show {
         /// Its name
         name: String,
     },
-    /// Open a device, now and at every start of the daemon
+    /// Register a device; the daemon opens it now and at each of its starts
     #[command(visible_alias = "add")]
     Create {
         /// Its name
@@ -35,7 +35,7 @@ enum DeviceCommand {
         /// A path, or KIND:KEY=VALUE,… as freestone serve --device takes it
         spec: String,
     },
-    /// Close a device that nothing is on; what it holds stays as it is
+    /// Close and forget an unused device; its content stays
     Delete {
         /// Its name
         name: String,
@@ -46,7 +46,7 @@ impl DeviceArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon refuses the request or does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         match &self.command {

@@ -8,19 +8,19 @@ use std::io::BufRead;
 /// The arguments of `freestone event`.
 #[derive(clap::Args, Debug)]
 pub struct EventArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: EventCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum EventCommand {
-    /// What has happened since the daemon was started, the last thousand of it
+    /// List the last thousand events since the start of the daemon
     List {
-        /// Go on as long as something happens
+        /// Wait for further events and print them
         #[arg(long, short)]
         follow: bool,
     },
@@ -30,7 +30,7 @@ impl EventArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         match self.command {

@@ -13,40 +13,42 @@ use std::collections::BTreeMap;
 /// The arguments of `freestone export`.
 #[derive(clap::Args, Debug)]
 pub struct ExportArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: ExportCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum ExportCommand {
-    /// Every export of the daemon
+    /// List the exports of the daemon
     List,
-    /// An export
+    /// Show an export
     Show {
         /// Its name
         name: String,
-        /// Print what to type to attach it: qemu, libvirt, cloud-hypervisor, nvme, nbd-client, …
+        /// Print the command line that attaches it: qemu, libvirt, cloud-hypervisor, nvme,
+        /// nbd-client, …
         #[arg(long, value_name = "PROGRAM")]
         attach: Option<String>,
-        /// The version of QEMU that the line is for [default: that of the QEMU of this machine]
+        /// Version of QEMU that the command line is for [default: that of this machine]
         #[arg(long, value_name = "VERSION", requires = "attach", value_parser = args::parsed::<qemu::Version>)]
         qemu: Option<qemu::Version>,
     },
-    /// Start an export, now and at every start of the daemon
+    /// Create an export; the daemon starts it now and at each of its starts
     Create(CreateArgs),
-    /// Serve an export from other processors, while it is in use; connections over a stream once they are made again
+    /// Serve an export from other processors, also while it is in use; NBD and NVMe/TCP connections
+    /// move when they reconnect
     Remap {
         /// Its name
         name: String,
-        /// Processors, out of those of the daemon; all of them without it
+        /// Processors, out of those of the daemon [default: all]
         #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
         cores: Option<CpuList>,
     },
-    /// End an export; its clients lose it
+    /// Delete an export and disconnect its clients
     Delete {
         /// Its name
         name: String,
@@ -61,7 +63,7 @@ struct CreateArgs {
     /// vhost-user-blk, ublk, vduse, nbd or nvme-tcp
     #[arg(long, value_name = "KIND")]
     kind: String,
-    /// The volume, array or device to serve; several as the namespaces of an NVMe subsystem
+    /// The volume, array or device to serve; several become the namespaces of an NVMe subsystem
     #[arg(
         long,
         visible_alias = "volume",
@@ -71,13 +73,14 @@ struct CreateArgs {
         required = true
     )]
     of: Vec<String>,
-    /// An option of the kind, as freestone serve --export takes it: socket=PATH, listen=ADDR:PORT, queues=N, …
+    /// An option of the kind, as freestone serve --export takes it: socket=PATH, listen=ADDR:PORT,
+    /// queues=N, …
     #[arg(short, long = "option", value_name = "KEY=VALUE")]
     options: Vec<String>,
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
-    /// Processors to serve it, out of those of the daemon
+    /// Processors to serve it from, out of those of the daemon
     #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
     cores: Option<CpuList>,
     /// Name of the provisioner token that may delete it
@@ -89,7 +92,7 @@ impl ExportArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon refuses the request or does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         let find = |name: &str| session.client.get::<Export>(&["exports", name]);

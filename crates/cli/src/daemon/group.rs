@@ -9,26 +9,26 @@ use reqwest::Method;
 /// The arguments of `freestone group`.
 #[derive(clap::Args, Debug)]
 pub struct GroupArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: GroupCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum GroupCommand {
-    /// Every group of the daemon
+    /// List the groups of the daemon
     List,
-    /// Say what the volumes of a group may take together from now on; makes the group if there is none
+    /// Set the common limits of the volumes of a group; creates the group if it does not exist
     Set {
         /// Its name
         name: String,
         #[command(flatten)]
         qos: QosArgs,
     },
-    /// Remove a group that no volume is in
+    /// Delete a group without volumes
     Delete {
         /// Its name
         name: String,
@@ -39,7 +39,7 @@ impl GroupArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon refuses the request or does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         match &self.command {

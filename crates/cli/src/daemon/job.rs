@@ -11,42 +11,43 @@ use reqwest::Method;
 use serving::text::human_bytes;
 use std::time::Duration;
 
-/// Between two looks at a job.
+/// Interval between two queries of a job.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The arguments of `freestone job`.
 #[derive(clap::Args, Debug)]
 pub struct JobArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: JobCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum JobCommand {
-    /// Every job that runs, or stands still
+    /// List running and paused jobs
     List,
-    /// A job
+    /// Show a job
     Show {
-        /// What it is called
+        /// Name of the job
         id: String,
     },
-    /// Let a job, and all of its array, stand still
+    /// Pause a job, and all other jobs of its array
     Pause {
-        /// What it is called
+        /// Name of the job
         id: String,
     },
-    /// Let it go on
+    /// Resume a job, and all other jobs of its array
     Resume {
-        /// What it is called
+        /// Name of the job
         id: String,
     },
-    /// Say how fast a job may be; without a limit it is as fast as leaves users their latency
+    /// Set the rate of a job; without limits it yields to clients so that their latency does not
+    /// suffer
     Rate {
-        /// What it is called
+        /// Name of the job
         id: String,
         /// Bytes a second at most, of each member or of the volume
         #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
@@ -55,14 +56,15 @@ enum JobCommand {
         #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
         min: Option<Size>,
     },
-    /// Give a job up: a move, whose volume stays where it is; a volume that is made or grows; a scrub; a replacement
+    /// Cancel a job: a move (the volume stays), the creation or growth of a volume, a scrub or a
+    /// replacement
     Cancel {
-        /// What it is called
+        /// Name of the job
         id: String,
     },
-    /// Wait until a job has ended, or all have
+    /// Wait until one job, or every job, has ended
     Wait {
-        /// What it is called
+        /// Name of the job
         id: Option<String>,
     },
 }
@@ -71,7 +73,7 @@ impl JobArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon refuses the request or does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         let change = |id: &str, change: JobChange| {

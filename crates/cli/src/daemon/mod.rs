@@ -1,10 +1,12 @@
-//! What a daemon is asked for: nouns with verbs, each of them a request or two to the REST API of `freestoned`.
+//! Commands of the daemon: nouns with verbs, each of them one or two requests to the REST API of
+//! `freestoned`.
 //!
 //! ```text
 //!   freestone volume create v1 --on data --size 64M ─► client ─► POST /v1/volumes ─► freestoned
 //! ```
 //!
-//! Lists and things go to standard output, as tables for people, or as the API's own JSON with `--json`.
+//! Lists and things go to standard output, as tables for people, or as the API's own JSON with
+//! `--json`.
 
 pub mod array;
 mod client;
@@ -45,23 +47,23 @@ use serde::Serialize;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-/// How a daemon is reached, and how sure one is.
+/// Options of commands that use the daemon.
 #[derive(clap::Args, Debug)]
 pub struct DaemonArgs {
-    /// The socket of freestoned
+    /// Socket of freestoned
     #[arg(long, global = true, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
-    /// Say what would be asked for, and do not ask for it
+    /// Print the request instead of sending it
     #[arg(long, global = true)]
     dry_run: bool,
-    /// Do not ask whether to go on
+    /// Do not ask for confirmation
     #[arg(long, short = 'y', global = true)]
     yes: bool,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// A daemon, and where answers go.
+/// A client of the daemon, and the format of output.
 pub struct Session {
     client: Client,
     is_json: bool,
@@ -69,7 +71,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// With the daemon that the arguments name. Nobody is connected to yet.
+    /// Creates a session with the daemon that the arguments name, without connecting.
     ///
     /// # Errors
     /// When there are no sockets to be had.
@@ -127,7 +129,7 @@ impl Session {
     }
 }
 
-/// What a volume or group may take: each limit is RATE or RATE:BURST.
+/// Limits of a volume or group: each is RATE or RATE:BURST.
 #[derive(clap::Args, Debug, Default)]
 pub struct QosArgs {
     /// Requests a second

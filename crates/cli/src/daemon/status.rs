@@ -7,18 +7,18 @@ use api::{StartProgress, System, SystemState};
 use serving::text::human_bytes;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at a daemon that is not ready.
+/// Interval between two queries of a daemon that is not ready.
 const LOOK: Duration = Duration::from_millis(100);
-/// Seconds without an answer after which a daemon is given up.
+/// Seconds without an answer after which the command fails.
 const SILENCE_S: u64 = 60;
-/// Least time between two lines of progress.
+/// Minimum time between two lines of progress.
 const REPORT: Duration = Duration::from_secs(5);
 
 /// The arguments of `freestone status`.
 #[derive(clap::Args, Debug)]
 pub struct StatusArgs {
-    /// Wait until the daemon is ready: its configuration is applied. Fails after 60 s without an answer, or after
-    /// TIMEOUT seconds in all
+    /// Wait until the daemon has applied its configuration. Fails after 60 s without an answer, or
+    /// after TIMEOUT seconds in total
     #[arg(long, value_name = "TIMEOUT", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
     #[command(flatten)]
@@ -74,7 +74,8 @@ fn wait(session: &Session, timeout: Option<Duration>) -> Result<System, Error> {
     }
 }
 
-/// One line about a daemon that is not ready: `starting: step 2 of 5, make volume v1 …: 64 MiB of 256 MiB zeroed`.
+/// One line about a daemon that is not ready: `starting: step 2 of 5, make volume v1 …: 64 MiB of
+/// 256 MiB zeroed`.
 fn progress(system: &System) -> String {
     let Some(start) = &system.start else { return system.state.name().to_owned() };
     let StartProgress { step, done_steps, total_steps, done_bytes, total_bytes } = start;

@@ -1,4 +1,4 @@
-//! `freestone support`: what somebody who is to help wants to know.
+//! `freestone support`: a support bundle.
 
 use super::{DaemonArgs, Session};
 use crate::error::Error;
@@ -11,32 +11,32 @@ use std::path::PathBuf;
 /// The arguments of `freestone support`.
 #[derive(clap::Args, Debug)]
 pub struct SupportArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: SupportCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 enum SupportCommand {
-    /// Write everything that the daemon says of itself into one file: names, paths and states, no data and no keys
+    /// Write the daemon's state into one file: names, paths and states, no data and no keys
     Collect {
-        /// The file
+        /// The file to write
         #[arg(long, short, value_name = "FILE", default_value = "freestone-support.json")]
         output: PathBuf,
     },
 }
 
-/// What is asked for.
+/// Resources of the API that the bundle contains.
 const PARTS: [&str; 8] = ["system", "devices", "arrays", "volumes", "groups", "exports", "jobs", "events"];
 
 impl SupportArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon does not answer or the file cannot be written.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         let SupportCommand::Collect { output } = &self.command;

@@ -12,20 +12,20 @@ use ratatui::{DefaultTerminal, Frame};
 use serving::text::{grouped, human_float_bytes};
 use std::time::Duration;
 
-/// Between two looks.
+/// Interval between two samples.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The arguments of `freestone top`.
 #[derive(clap::Args, Debug)]
 pub struct TopArgs {
-    /// Print so many looks as lines, and end
+    /// Print N samples as lines, then exit
     #[arg(long, value_name = "N")]
     count: Option<u32>,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What a volume does in a second.
+/// Rates of a volume, per second.
 #[derive(Clone, Debug, PartialEq)]
 struct Rates {
     name: String,
@@ -90,7 +90,7 @@ impl Rates {
 const HEADING: [&str; 8] =
     ["VOLUME", "READS/S", "WRITES/S", "READ", "WRITTEN", "READ µs", "WRITE µs", "IN FLIGHT"];
 
-/// What is shown.
+/// Content of the screen.
 struct View {
     rates: Vec<Rates>,
     arrays: Vec<Array>,
@@ -98,7 +98,7 @@ struct View {
 }
 
 impl TopArgs {
-    /// Shows what happens until `q` is pressed.
+    /// Shows rates until `q` is pressed.
     ///
     /// # Errors
     /// When the daemon does not answer, or the terminal cannot be used.

@@ -13,28 +13,28 @@ use serving::text::human_bytes;
 /// The arguments of `freestone volume`.
 #[derive(clap::Args, Debug)]
 pub struct VolumeArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     command: VolumeCommand,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
 
-/// What to do. Volumes are called by name or UUID.
+/// The commands. Volumes are named by name or UUID.
 #[derive(Debug, clap::Subcommand)]
 enum VolumeCommand {
-    /// Every volume of the daemon
+    /// List the volumes of the daemon
     List,
-    /// A volume
+    /// Show a volume
     Show {
         /// Its name or UUID
         name: String,
     },
-    /// Make a volume; it reads as zeroes
+    /// Create a volume; it reads as zeroes
     Create {
         /// Its name
         name: String,
-        /// The array or device to make it on
+        /// The backing array or device
         #[arg(long, visible_alias = "array", visible_alias = "device", value_name = "ARRAY|DEVICE")]
         on: String,
         /// Its size
@@ -47,43 +47,43 @@ enum VolumeCommand {
         group: Option<String>,
         #[command(flatten)]
         floor: FloorArgs,
-        /// An array or device without volumes holds something: overwrite it
+        /// Overwrite content of an array or device that has no volumes yet
         #[arg(long)]
         force: bool,
         /// Name of the provisioner token that may change and delete it
         #[arg(long, value_name = "TOKEN")]
         label: Option<String>,
     },
-    /// Make a volume larger, while it is in use
+    /// Grow a volume, also while it is in use
     Grow {
         /// Its name or UUID
         name: String,
-        /// Its new size, or by how much it grows: 20G, +1G
+        /// Its new size, or the difference: 20G, +1G
         #[arg(long, value_name = "[+]SIZE", value_parser = growth)]
         size: Growth,
     },
-    /// Give a volume another name
+    /// Rename a volume
     Rename {
         /// Its name or UUID
         name: String,
         /// The new name
         new_name: String,
     },
-    /// Move a volume to another array or device, while it is in use
+    /// Move a volume to another array or device, also while it is in use
     Move {
         /// Its name or UUID
         name: String,
-        /// The array or device that it moves to
+        /// The new backing array or device
         #[arg(long, value_name = "ARRAY|DEVICE")]
         to: String,
-        /// Wait until it has moved
+        /// Wait until the move has ended
         #[arg(long)]
         wait: bool,
-        /// An array or device without volumes holds something: overwrite it
+        /// Overwrite content of an array or device that has no volumes yet
         #[arg(long)]
         force: bool,
     },
-    /// Say what a volume may take from now on; limits that are not given are none any more
+    /// Set the limits of a volume; omitted limits are removed
     Set {
         /// Its name or UUID
         name: String,
@@ -94,24 +94,24 @@ enum VolumeCommand {
         group: Option<String>,
         #[command(flatten)]
         floor: FloorArgs,
-        /// It shares nobody's limits
+        /// Remove it from its group
         #[arg(long)]
         no_group: bool,
     },
-    /// Remove a volume that no export serves; what is on it is lost
+    /// Delete a volume that no export serves; its data is lost
     Delete {
         /// Its name or UUID
         name: String,
     },
 }
 
-/// What a volume gets of its group's limits, whatever the others of the group take.
+/// The guaranteed minimum of a volume in its group.
 #[derive(clap::Args, Debug)]
 struct FloorArgs {
-    /// Requests a second that it gets of its group's limits, whatever others of the group take
+    /// Guaranteed requests a second, out of the limits of its group
     #[arg(long, value_name = "N", value_parser = args::value::<Size>)]
     min_iops: Option<Size>,
-    /// Bytes a second that it gets of its group's limits, whatever others of the group take
+    /// Guaranteed bytes a second, out of the limits of its group
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     min_bandwidth: Option<Size>,
 }
@@ -123,7 +123,7 @@ impl FloorArgs {
     }
 }
 
-/// How large something is to be.
+/// A new size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growth {
     To(u64),
@@ -142,7 +142,7 @@ impl VolumeArgs {
     /// Carries the command out.
     ///
     /// # Errors
-    /// With what could not be done.
+    /// When the daemon refuses the request or does not answer.
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         let find = |name: &str| session.client.get::<Volume>(&["volumes", name]);

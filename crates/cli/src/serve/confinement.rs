@@ -1,4 +1,4 @@
-//! What a server keeps of what it could do, derived from what it serves; and how much it insists on giving up the rest.
+//! The sandbox of a server, derived from its devices and exports.
 
 use super::ServePlan;
 use crate::error::Error;
@@ -13,18 +13,20 @@ use std::path::{Path, PathBuf};
 /// How a server is confined.
 #[derive(clap::Args, Debug)]
 pub struct SandboxArgs {
-    /// Give up what serving does not need: whatever the kernel lets go of (auto), all of it or fail (required), nothing
+    /// Drop unneeded privileges: as far as the kernel supports it (auto), all or fail (required),
+    /// none (off)
     #[arg(long, value_name = "auto|required|off", default_value = "auto", value_parser = crate::args::value::<ModeWord>)]
     sandbox: ModeWord,
-    /// A file or directory that may be opened for writing while serving, beside what is served, such as for members of arrays
+    /// Further file or directory that may be opened for writing while serving, such as for members
+    /// of arrays
     #[arg(long, value_name = "PATH", value_parser = clap::value_parser!(PathBuf))]
     sandbox_path: Vec<PathBuf>,
-    /// Become this user once the devices are open [default: whoever started the program]
+    /// Switch to this user after the devices are open [default: the user who started the program]
     #[arg(long, value_name = "NAME|UID[:GROUP]")]
     user: Option<String>,
 }
 
-/// What `--sandbox` takes.
+/// The value of `--sandbox`.
 #[derive(Clone, Copy, Debug)]
 struct ModeWord(Mode);
 
@@ -38,7 +40,7 @@ impl SpecValue for ModeWord {
     }
 }
 
-/// The sandbox for what is to be served.
+/// The sandbox for a plan.
 ///
 /// # Errors
 /// When the user does not exist, or cannot serve that.

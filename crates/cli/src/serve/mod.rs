@@ -24,7 +24,7 @@ use std::path::PathBuf;
 pub struct ServeArgs {
     #[command(flatten)]
     stack: StackArgs,
-    /// An export
+    /// An export; may be repeated
     #[arg(long = "export", value_name = "KIND:KEY=VALUE,…", required = true)]
     export: Vec<String>,
     #[command(flatten)]
@@ -33,19 +33,21 @@ pub struct ServeArgs {
     pub(crate) common: CommonArgs,
 }
 
-/// How a server runs, whatever it serves.
+/// Options of every server.
 #[derive(clap::Args, Debug)]
 pub struct ServeOptions {
-    /// Processors to serve from, such as 0,1 or 0-3 [default: one thread, wherever the scheduler puts it]
+    /// Processors to serve from, such as 0,1 or 0-3 [default: one unbound thread]
     #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
     cores: Option<CpuList>,
-    /// How long a core polls without work before it sleeps, at most; adapts to the load below that
+    /// Longest time that a core polls without work before it sleeps, in microseconds; adapts to the
+    /// load
     #[arg(long, value_name = "N|always|never", default_value = "50", value_parser = args::value::<PollUs>)]
     poll_us: PollUs,
-    /// Memory for the data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the machine's]
+    /// Memory for data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the
+    /// machine's]
     #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
     memory: Option<Size>,
-    /// Where freestone array reaches the arrays that are served [default: a socket for each, called after its UUID]
+    /// Control socket for freestone array [default: one socket per array, named after its UUID]
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
     #[command(flatten)]
@@ -128,7 +130,8 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     sandbox.switch_user()?;
     let server = Server::start(&plan, stacks)?;
     contain_truncation().map_err(|e| Error::Runtime(format!("cannot handle SIGBUS: {e}")))?;
-    // From here on a signal is an orderly end; until here it just ends the program, as nothing is served yet.
+    // From here on a signal is an orderly end; until here it just ends the program, as nothing is
+    // served yet.
     let signals = Signals::install()?;
     sandbox.seal()?;
     let mut server = server.start_exports(&plan)?;

@@ -30,7 +30,7 @@ static IO_URING: Kind = Kind {
         key("path", "PATH", "the file or block device"),
         key("direct", "on|off", "bypass the page cache [off]"),
         READ_ONLY,
-        key("share", "on|off", "open for writing even if somebody else has [off]"),
+        key("share", "on|off", "open for writing even if another process has it open for writing [off]"),
         key("queue-depth", "N", "requests in flight on each core [128]"),
         key("poll", "on|off", "poll the drive for completions, if it can [off]"),
         key("fixed-buffers", "on|off", "register memory with the kernel; pins guest memory [off]"),
@@ -41,7 +41,7 @@ static IO_URING: Kind = Kind {
 
 static MEM: Kind = Kind {
     name: "mem",
-    about: "a sparse RAM disk, gone when the program ends",
+    about: "a sparse RAM disk, lost when the program ends",
     keys: &[
         key("size", "SIZE", "bytes"),
         key("block-size", "SIZE", "logical block size [512]"),
@@ -63,34 +63,34 @@ static NBD: Kind = Kind {
         key("port", "N", "the server's port [10809]"),
         key("path", "PATH", "the server's Unix socket"),
         key("export", "NAME", "the export [the server's default]"),
-        key("tls", "off|require", "TLS or nothing [require, with one of the next four]"),
+        key("tls", "off|require", "whether TLS is required [require, with one of the next four]"),
         key(
             "tls-certificates",
             "DIR",
-            "ca-cert.pem, whom to trust [the system's]; client-cert.pem, client-key.pem",
+            "directory of ca-cert.pem [the system's CAs], client-cert.pem, client-key.pem",
         )
         .read(),
-        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY: the server has the same key").read(),
-        key("tls-username", "NAME", "which key of tls-psk [the only one]"),
-        key("tls-hostname", "NAME", "what the server's certificate says [host=, or localhost]"),
+        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY, keys shared with the server").read(),
+        key("tls-username", "NAME", "identity to use from tls-psk [the only one]"),
+        key("tls-hostname", "NAME", "host name in the server's certificate [host=, or localhost]"),
         READ_ONLY,
-        key("connections", "N", "connections at most, one for each core; 0: what the server allows [0]"),
+        key("connections", "N", "most connections, one for each core; 0: as many as the server allows [0]"),
         key("queue-depth", "N", "requests in flight on each connection [128]"),
-        key("replies", "simple|structured|extended", "the richest form of replies to ask for [extended]"),
-        key("timeout-ms", "N", "how long it may take to connect [10000]"),
+        key("replies", "simple|structured|extended", "richest form of replies to negotiate [extended]"),
+        key("timeout-ms", "N", "connection timeout [10000]"),
         ID,
     ],
 };
 
 static NULL: Kind = Kind {
     name: "null",
-    about: "writes are gone, reads leave memory as it is: to measure what stands above, or to model a drive",
+    about: "discards writes; reads leave memory unchanged: to measure layers and exports, or to model a drive",
     keys: &[
         key("size", "SIZE", "bytes [1T]"),
         key("block-size", "SIZE", "logical block size [512]"),
-        key("latency-us", "N", "how long every request takes, in microseconds [0]"),
-        key("iops", "N", "requests a second at most, all cores together; 0 for no limit [0]"),
-        key("bandwidth", "SIZE", "bytes a second at most, all cores together; 0 for no limit [0]"),
+        key("latency-us", "N", "duration of each request in microseconds [0]"),
+        key("iops", "N", "most requests a second, all cores together; 0: no limit [0]"),
+        key("bandwidth", "SIZE", "most bytes a second, all cores together; 0: no limit [0]"),
         key("zero", "on|off", "reads return zeroes [off]"),
         READ_ONLY,
         ID,
@@ -101,7 +101,7 @@ static NVME_TCP: Kind = Kind {
     name: "nvme-tcp",
     about: "a namespace of an NVMe/TCP target",
     keys: &[
-        key("address", "HOST[:PORT]", "where the target listens; IPv6 as [ADDR]:PORT [port 4420]"),
+        key("address", "HOST[:PORT]", "address of the target; IPv6 as [ADDR]:PORT [port 4420]"),
         key("nqn", "NQN", "the subsystem"),
         key("nsid", "N", "the namespace [the first]"),
         key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
@@ -109,32 +109,32 @@ static NVME_TCP: Kind = Kind {
         key(
             "dhchap-key",
             "FILE",
-            "holds the host's secret, for targets that want to know who it is (DHHC-1:…)",
+            "file with the host's secret, for targets that require authentication (DHHC-1:…)",
         )
         .read(),
-        key("dhchap-ctrl-key", "FILE", "holds the secret by which the target has to prove itself, too")
+        key("dhchap-ctrl-key", "FILE", "file with the target's secret, to authenticate the target as well")
             .read(),
         READ_ONLY,
-        key("queues", "N", "I/O queues at most, one for each core; 0: what the target allows [0]"),
+        key("queues", "N", "most I/O queues, one for each core; 0: as many as the target allows [0]"),
         key("queue-depth", "N", "requests in flight on each queue [128]"),
-        key("hdgst", "on|off", "protect headers by digests [off]"),
-        key("ddgst", "on|off", "protect data by digests [off]"),
+        key("hdgst", "on|off", "header digests [off]"),
+        key("ddgst", "on|off", "data digests [off]"),
         key("kato", "S", "keep-alive timeout in seconds; 0: none [5]"),
-        key("timeout-ms", "N", "how long it may take to connect [10000]"),
+        key("timeout-ms", "N", "connection timeout [10000]"),
+        key("io-timeout", "S", "command timeout in seconds, after which the connection is closed [30]"),
+        key("reconnect-delay", "S", "longest pause between reconnection attempts, in seconds [10]"),
         key(
-            "io-timeout",
+            "ctrl-loss-tmo",
             "S",
-            "how long a command may take before the connection is given up, in seconds [30]",
+            "time without connection after which requests fail, in seconds; 0: immediately [600]",
         ),
-        key("reconnect-delay", "S", "longest pause between attempts to connect again, in seconds [10]"),
-        key("ctrl-loss-tmo", "S", "how long to try before requests fail, in seconds; 0: at once [600]"),
         ID,
     ],
 };
 
 static NVME_URING: Kind = Kind {
     name: "nvme_uring",
-    about: "an NVMe namespace, past the kernel's block layer; needs CAP_SYS_ADMIN",
+    about: "an NVMe namespace without the kernel's block layer; needs CAP_SYS_ADMIN",
     keys: &[
         key("path", "PATH", "its character device, such as /dev/ng0n1"),
         READ_ONLY,
@@ -154,8 +154,8 @@ static VIRTIO_BLK: Kind = Kind {
         key("packed", "auto|on|off", "packed rings instead of split ones [auto: off]"),
         key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
         key("indirect", "auto|on|off", "indirect descriptors [auto]"),
-        key("inflight", "auto|on|off", "memory that outlives the server, for its restart [auto]"),
-        key("timeout-ms", "N", "how long the server may take to answer a control message [10000]"),
+        key("inflight", "auto|on|off", "in-flight memory that survives a restart of the server [auto]"),
+        key("timeout-ms", "N", "timeout of control messages [10000]"),
         ID,
     ],
 };
@@ -169,7 +169,7 @@ static VIRTIO_BLK_VDPA: Kind = Kind {
         key("queue-size", "N", "entries of each virtqueue, a power of two [128]"),
         key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
         key("indirect", "auto|on|off", "indirect descriptors [auto]"),
-        key("timeout-ms", "N", "how long a virtqueue may stand still unasked, and a reset take [10000]"),
+        key("timeout-ms", "N", "timeout of a reset, and of a virtqueue that stops without request [10000]"),
         ID,
     ],
 };
@@ -184,7 +184,7 @@ static VIRTIO_BLK_PCI: Kind = Kind {
         key("packed", "auto|on|off", "packed rings instead of split ones [auto: off]"),
         key("event-idx", "auto|on|off", "exact suppression of notifications [auto]"),
         key("indirect", "auto|on|off", "indirect descriptors [auto]"),
-        key("timeout-ms", "N", "how long a reset may take [10000]"),
+        key("timeout-ms", "N", "timeout of a reset [10000]"),
         ID,
     ],
 };
@@ -215,7 +215,7 @@ impl DeviceConfig {
     /// The device that `text` describes, and its name if it has one.
     ///
     /// # Errors
-    /// When the text makes no sense.
+    /// When the specification is invalid.
     pub fn parse(text: &str) -> Result<(DeviceConfig, Option<String>), SpecError> {
         let spec = Spec::parse(Role::Device, KINDS, text)?;
         let config = match spec.kind() {
@@ -262,7 +262,8 @@ impl DeviceConfig {
         })
     }
 
-    /// Whether requests may only use memory that the device was told about, and that lies in a file.
+    /// Whether requests may only use memory that the device was told about, and that lies in a
+    /// file.
     pub fn needs_regions(&self) -> bool {
         match self {
             DeviceConfig::VirtioBlk(_) => true,

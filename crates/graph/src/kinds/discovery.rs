@@ -11,15 +11,16 @@ static NVME_TCP: Kind = Kind {
     name: "nvme-tcp",
     about: "the discovery service of an NVMe/TCP target, or of a network",
     keys: &[
-        key("address", "HOST[:PORT]", "where it listens; IPv6 as [ADDR]:PORT [port 8009]"),
+        key("address", "HOST[:PORT]", "address of the service; IPv6 as [ADDR]:PORT [port 8009]"),
         key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
         key("hostid", "UUID", "the host's identifier [/etc/nvme/hostid, or a new one]"),
-        key("dhchap-key", "FILE", "holds the host's secret, for services that want to know who it is").read(),
-        key("dhchap-ctrl-key", "FILE", "holds the secret by which the service has to prove itself, too")
+        key("dhchap-key", "FILE", "file with the host's secret, for services that require authentication")
             .read(),
-        key("hdgst", "on|off", "protect headers by digests [off]"),
-        key("ddgst", "on|off", "protect data by digests [off]"),
-        key("timeout-ms", "N", "how long it may take [10000]"),
+        key("dhchap-ctrl-key", "FILE", "file with the service's secret, to authenticate the service as well")
+            .read(),
+        key("hdgst", "on|off", "header digests [off]"),
+        key("ddgst", "on|off", "data digests [off]"),
+        key("timeout-ms", "N", "timeout [10000]"),
     ],
 };
 

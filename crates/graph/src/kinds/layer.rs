@@ -1,4 +1,4 @@
-//! Layers: what stands on devices.
+//! Layers: devices over other devices.
 
 use crate::spec::{Key, Kind, Role, Size, Spec, SpecError, Value, key};
 use block::{Device, DeviceError, IoError, Op};
@@ -12,14 +12,14 @@ use std::sync::Arc;
 /// Every kind of layer.
 pub const KINDS: &[&Kind] = &[&LINEAR, &CONCAT, &STATS, &QOS, &FAULT];
 
-const DEVICE: Key = key("device", "ID", "the device it stands on [all that were given before it]");
+const DEVICE: Key = key("device", "ID", "the device below [every device given before, each by itself]");
 
 static LINEAR: Kind = Kind {
     name: "linear",
-    about: "a part of the device",
+    about: "a range of the device",
     keys: &[
-        key("offset", "SIZE", "where it begins [0]"),
-        key("len", "SIZE", "how long it is [to the end, growing with the device]"),
+        key("offset", "SIZE", "start of the range [0]"),
+        key("len", "SIZE", "length of the range [to the end, growing with the device]"),
         DEVICE,
     ],
 };
@@ -28,24 +28,21 @@ static CONCAT: Kind = Kind {
     name: "concat",
     about: "several devices, one after the other, as one",
     keys: &[
-        key("devices", "LIST", "the devices in their order, joined by + [all that were given before it]"),
+        key("devices", "LIST", "the devices in their order, joined by + [all devices given before]"),
         key(
             "id",
             "NAME",
-            "the name by which layers and exports choose it [those of its devices, joined by +]",
+            "the name by which layers and exports refer to it [those of its devices, joined by +]",
         ),
     ],
 };
 
-static STATS: Kind = Kind {
-    name: "stats",
-    about: "counts requests and how long they take; SIGUSR1 prints what was counted",
-    keys: &[DEVICE],
-};
+static STATS: Kind =
+    Kind { name: "stats", about: "counts and times requests; SIGUSR1 prints the counters", keys: &[DEVICE] };
 
 static QOS: Kind = Kind {
     name: "qos",
-    about: "no more requests and bytes a second than so many",
+    about: "limits requests and bytes a second",
     keys: &[
         key("iops", "N", "requests of every kind but flushes, a second [no limit]"),
         key("read-iops", "N", "reads a second [no limit]"),
@@ -53,33 +50,33 @@ static QOS: Kind = Kind {
         key("bandwidth", "SIZE", "bytes of all of them a second [no limit]"),
         key("read-bandwidth", "SIZE", "bytes that are read a second [no limit]"),
         key("write-bandwidth", "SIZE", "bytes that are written, discarded or zeroed a second [no limit]"),
-        key("burst-ms", "N", "milliseconds' worth of each that a pause leaves for later [10]"),
+        key("burst-ms", "N", "burst after a pause, in milliseconds of each rate [10]"),
         DEVICE,
     ],
 };
 
 static FAULT: Kind = Kind {
     name: "fault",
-    about: "errors, delays and torn writes, for tests of what is above",
+    about: "injects errors, delays and torn writes, for tests",
     keys: &[
         key("op", "LIST", "read, write, write_zeroes, discard, flush, joined by + [all]"),
-        key("error", "ERROR", "the request fails: medium, corrupt, timed-out, device-gone, no-space, …"),
-        key("delay-us", "N", "the request starts that many microseconds late"),
+        key("error", "ERROR", "error of the request: medium, corrupt, timed-out, device-gone, no-space, …"),
+        key("delay-us", "N", "delay of the request in microseconds"),
         key(
             "torn",
             "SIZE",
-            "only so much of a write is done; then it fails with error=, or seems to be fine",
+            "part of a write that is done; the write then fails with error=, or reports success",
         ),
-        key("offset", "SIZE", "requests that touch the bytes from here on [0]"),
-        key("len", "SIZE", "requests that touch so many bytes from offset= on [to the end]"),
-        key("probability", "P", "chance that a request is hit, from 0 to 1 [1]"),
-        key("after", "N", "spare that many requests first [0]"),
-        key("count", "N", "hit that many requests at most [no limit]"),
+        key("offset", "SIZE", "start of the affected bytes [0]"),
+        key("len", "SIZE", "number of affected bytes from offset= [to the end]"),
+        key("probability", "P", "probability for each request, from 0 to 1 [1]"),
+        key("after", "N", "requests to skip first [0]"),
+        key("count", "N", "most requests to affect [no limit]"),
         DEVICE,
     ],
 };
 
-/// A layer, and what it stands on.
+/// A layer and the devices below it.
 #[derive(Clone, Debug)]
 pub enum LayerSpec {
     /// On the device with this id, or on each one by itself.
@@ -91,7 +88,7 @@ pub enum LayerSpec {
 /// How several devices become one.
 #[derive(Clone, Debug)]
 pub struct JoinSpec {
-    /// What is made of them.
+    /// The layer that joins them.
     pub config: JoinConfig,
     /// The ids of the devices; `None`: all.
     pub devices: Option<Vec<String>>,
@@ -172,8 +169,8 @@ fn checked(device: Arc<dyn Device>) -> Arc<dyn Device> {
 }
 
 impl LayerConfig {
-    /// Puts the layer on `device`, and a stats layer's counters among `counters`. Debug builds put a checker
-    /// in between.
+    /// Puts the layer on `device`, and a stats layer's counters among `counters`. Debug builds put
+    /// a checker in between.
     ///
     /// # Errors
     /// What the layer says.

@@ -10,8 +10,8 @@ pub mod raid;
 use crate::spec::{Key, Kind, key};
 use std::fmt::Write;
 
-const ID: Key = key("id", "NAME", "the name by which layers and exports choose this device");
-/// The key of whatever can be opened for reading only.
+const ID: Key = key("id", "NAME", "the name by which layers and exports refer to this device");
+/// The key of devices and exports that can be read-only.
 pub const READ_ONLY: Key = key("readonly", "on|off", "refuse writes [off]");
 
 /// Every kind with its keys, for `--help`.

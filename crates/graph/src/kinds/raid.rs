@@ -1,5 +1,5 @@
-//! The array: a device over members, which are devices given before it, paths, or whatever a directory holds.
-//! How it is opened stands in [`crate::array`].
+//! The array: a device over members, which are devices given before it, paths, or whatever a
+//! directory holds. How it is opened stands in [`crate::array`].
 
 use super::device::DeviceConfig;
 use super::{ID, READ_ONLY};
@@ -11,34 +11,22 @@ use std::path::PathBuf;
 /// The kind.
 pub static RAID: Kind = Kind {
     name: "raid",
-    about: "a RAID array that freestone array create has made",
+    about: "a RAID array made by freestone array create",
     keys: &[
-        key("members", "LIST", "ids of devices given before it, or paths, joined by +"),
-        key(
-            "scan",
-            "DIR",
-            "look for members among the files and block devices of this directory; needs name=",
-        ),
-        key(
-            "name",
-            "NAME",
-            "the array's name or UUID: members of others are refused, or passed over in scan=",
-        ),
-        key(
-            "run",
-            "on|off",
-            "start although members are missing that could have gone on without these [off]",
-        ),
-        key("force", "on|off", "start although data may be lost; the log says which [off]"),
+        key("members", "LIST", "ids of devices given before, or paths, joined by +"),
+        key("scan", "DIR", "directory whose files and block devices are searched for members; needs name="),
+        key("name", "NAME", "the array's name or UUID: members of others are refused, or ignored in scan="),
+        key("run", "on|off", "start although the missing members may hold newer data [off]"),
+        key("force", "on|off", "start although data may be lost; the log reports the loss [off]"),
         key(
             "soft-deadline-ms",
             "N|auto|off",
-            "compute a read from the other members beside when a member takes that long; auto: 16 times the median [off]",
+            "time after which a read is also computed from the other members; auto: 16 times the median [off]",
         ),
         key(
             "hard-deadline-ms",
             "N",
-            "a member that has not answered a read by then has failed, if the array can do without it [30000]",
+            "read timeout after which a member is failed, if the array can do without it [30000]",
         ),
         key("direct", "on|off", "bypass the page cache of members given by path [on]"),
         READ_ONLY,
@@ -158,14 +146,15 @@ pub fn member_at(path: impl Into<PathBuf>, direct: bool, read_only: bool) -> Dev
     DeviceConfig::IoUring(options)
 }
 
-/// Whether a text is a device specification rather than a path: it begins with a kind of device and a colon.
+/// Whether a text is a device specification rather than a path: it begins with a kind of device and
+/// a colon.
 pub fn is_spec(text: &str) -> bool {
     let is_kind = |kind: &str| super::device::KINDS.iter().any(|known| known.name == kind);
     text.split_once(':').is_some_and(|(kind, _)| is_kind(kind))
 }
 
-/// The member that a text names on its own: a device specification if it begins with a kind of device and a
-/// colon, else a path.
+/// The member that a text names on its own: a device specification if it begins with a kind of
+/// device and a colon, else a path.
 ///
 /// # Errors
 /// When the specification makes no sense.

@@ -26,47 +26,43 @@ pub(super) static KIND: Kind = Kind {
             "the TCP ports, such as 0.0.0.0:4420 (systemd or systemd:NAME as for nbd), and their ANA states: optimized, \
              non-optimized, inaccessible, persistent-loss, change [optimized]",
         ),
-        key("nqn", "NQN", "what hosts call it"),
+        key("nqn", "NQN", "NQN of the subsystem"),
         key("device", "ID+…", "the devices to export, as namespaces 1, 2 and so on [the first]"),
-        key("hosts", "NQN+…", "who may connect [anybody]"),
+        key("hosts", "NQN+…", "hosts that may connect [any]"),
         key(
             "auth-keys",
             "FILE",
-            "hosts have to prove who they are, with the secrets in it: HOSTNQN SECRET [OURS] a line",
+            "require authentication with the secrets in this file: lines HOSTNQN SECRET [OURS]",
         )
         .read(),
-        key("auth-hashes", "NAME+…", "with which hashes, the preferred first [sha512+sha384+sha256]"),
-        key(
-            "auth-groups",
-            "NAME+…",
-            "with which DH groups, the preferred first [ffdhe2048+…+ffdhe8192+null]",
-        ),
+        key("auth-hashes", "NAME+…", "accepted hashes, the preferred first [sha512+sha384+sha256]"),
+        key("auth-groups", "NAME+…", "accepted DH groups, the preferred first [ffdhe2048+…+ffdhe8192+null]"),
         key(
             "tls-keys",
             "FILE",
-            "TLS 1.3 with the keys in it: HOSTNQN KEY a line (nvme gen-tls-key makes keys)",
+            "TLS 1.3 with the keys in this file: lines HOSTNQN KEY (nvme gen-tls-key makes keys)",
         )
         .read(),
-        key("tls", "require|allow", "whether hosts without a key may come in the clear [require]"),
+        key("tls", "require|allow", "whether hosts without a key may connect without TLS [require]"),
         key(
             "reservations",
             "DIR",
-            "keep reservations in files there, over restarts and losses of power, where hosts ask for that (Linux does) \
-             [they end with the server]",
+            "directory for reservations that hosts ask to persist (Linux does); they survive restarts and power loss \
+             [reservations end with the server]",
         ),
-        key("serial", "TEXT", "its serial number [made of the NQN]"),
+        key("serial", "TEXT", "serial number [derived from the NQN]"),
         key(
             "uuid",
             "UUID+…",
-            "UUIDs, and NGUIDs, of the namespaces, one a device [made of the NQN and the device's name]",
+            "UUIDs and NGUIDs of the namespaces, one for each device [derived from the NQN and the device's name]",
         ),
         READ_ONLY,
-        key("queues", "N", "I/O queues of a host, 1 to 1024 [64]"),
-        key("clients", "N", "connections at a time, a queue each, 1 to 4096; discovery does not count [256]"),
+        key("queues", "N", "most I/O queues of a host, 1 to 1024 [64]"),
+        key("clients", "N", "most connections, one queue each, 1 to 4096; discovery does not count [256]"),
         key(
             "address-clients",
             "N",
-            "of these, from one address by hosts without a key [three quarters, or all of fewer than 32]",
+            "most connections from one address by hosts without a key [three quarters of clients=, or all if fewer than 32]",
         ),
         key(
             "host-clients",

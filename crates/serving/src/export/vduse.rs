@@ -21,12 +21,12 @@ pub(super) static KIND: Kind = Kind {
         DEVICE,
         key("queues", "N", "virtqueues, 1 to 64 [1]"),
         key("queue-size", "N", "largest ring the driver may use: 4 to 1024, a power of two [256]"),
-        key("serial", "TEXT", "what the driver sees as serial number, at most 20 bytes [the device's id]"),
+        key("serial", "TEXT", "serial number, at most 20 bytes [the device's id]"),
         READ_ONLY,
         key(
             "journal",
             "PATH",
-            "remembers what is in flight, for a successor [/dev/shm/freestone/vduse-NAME]",
+            "file that records requests in flight for a successor [/dev/shm/freestone/vduse-NAME]",
         ),
         CORES,
     ],
@@ -56,7 +56,8 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     Ok(Box::new(VduseConfig { has_serial, config }))
 }
 
-/// Adds what every device needs whose journal lies where it does by default, if the kernel has VDUSE.
+/// Adds what every device needs whose journal lies where it does by default, if the kernel has
+/// VDUSE.
 pub(super) fn keep_any(profile: &mut Profile) {
     if Path::new(NODES).exists() {
         profile.allow(NODES, Access::ReadWrite);

@@ -21,7 +21,7 @@ pub(super) static KIND: Kind = Kind {
         DEVICE,
         key("queues", "N", "virtqueues offered, 1 to 64 [1]"),
         key("queue-size", "N", "largest ring the guest should use: 4 to 1024, a power of two [256]"),
-        key("serial", "TEXT", "what the guest sees as serial number, at most 20 bytes [the device's id]"),
+        key("serial", "TEXT", "serial number, at most 20 bytes [the device's id]"),
         READ_ONLY,
         key("writeback", "on|off", "start with the write cache on [on]"),
         key("mode", "server|client", "listen on the socket, or connect to a VMM that listens [server]"),
@@ -29,7 +29,7 @@ pub(super) static KIND: Kind = Kind {
         key(
             "memory",
             "ram|any",
-            "files of guest memory: memfd, tmpfs and hugetlbfs, or any, which may stop a core [ram]",
+            "files accepted as guest memory: memfd, tmpfs and hugetlbfs, or any, which may block a core [ram]",
         ),
         CORES,
     ],
