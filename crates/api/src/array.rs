@@ -7,77 +7,77 @@ use utoipa::ToSchema;
 /// A RAID array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Array {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its identity.
+    /// UUID.
     pub uuid: String,
-    /// How it is.
+    /// State.
     pub state: ArrayState,
-    /// The level by its usual name.
+    /// Level: `0`, `1`, `10`, `5`, `6`, `7.3`, `50`, `60`, `70` or `n+m`.
     pub level: String,
-    /// How it stays consistent: `ppl`, `bitmap` or `none`.
+    /// Consistency policy: `ppl`, `bitmap` or `none`.
     pub consistency: String,
-    /// Independent groups.
+    /// Number of independent groups.
     pub groups: usize,
-    /// Data strips of a stripe.
+    /// Data strips per stripe.
     pub data: usize,
-    /// Parity strips of a stripe; further copies of a mirror.
+    /// Parity strips per stripe; for mirrors, copies beyond the first.
     pub parity: usize,
-    /// Bytes of a strip.
+    /// Strip size in bytes.
     pub strip_bytes: u32,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Bytes that it holds.
+    /// Usable capacity in bytes.
     pub capacity: u64,
-    /// Bytes that new volumes can have; nothing when it has no volumes.
+    /// Bytes free for new volumes; null without a pool.
     pub free: Option<u64>,
-    /// Its slots, in their order.
+    /// Slots, in order.
     pub members: Vec<Member>,
-    /// Devices that wait for a member to fail.
+    /// Spare devices, which replace failed members.
     pub spares: Vec<Spare>,
-    /// What is being done to it.
+    /// Running jobs.
     pub jobs: Vec<Job>,
-    /// The last scrub since it was started, or the one that runs.
+    /// The running scrub, or the last one since the array started.
     pub scrub: Option<Scrub>,
-    /// Rows of 4 KiB whose strips contradicted each other when they were compared, since the array started.
+    /// Rows of 4 KiB whose strips contradicted each other, counted since the array started.
     #[serde(default)]
     pub contradictions: u64,
-    /// Seconds from the end of a scrub until the next one is due; 0: none is scheduled.
+    /// Seconds from the end of one scrub to the start of the next; 0 disables scheduled scrubs.
     pub scrub_period_s: u32,
-    /// When scheduled scrubs may run, every day; without it at any time.
+    /// Daily window for scheduled scrubs; null means at any time.
     pub scrub_window: Option<ScrubWindow>,
-    /// Whether a scheduled scrub is under way: it runs, or waits for its window or for the array to be whole.
+    /// Whether a scheduled scrub runs, or waits for its window or for a complete array.
     pub is_scheduled_scrub: bool,
-    /// The last complete scrub ended.
+    /// End of the last complete scrub, in nanoseconds since 1970.
     pub last_scrub_ns: Option<u64>,
-    /// The next scheduled scrub is due.
+    /// Start of the next scheduled scrub, in nanoseconds since 1970.
     pub next_scrub_ns: Option<u64>,
-    /// Corrected read errors of an hour beyond which a spare replaces a member; 0: no limit.
+    /// Corrected read errors per hour above which a spare replaces a member; 0 means no limit.
     pub read_error_budget: u32,
-    /// Names of the volumes on it.
+    /// Names of the volumes in its pool.
     pub volumes: Vec<String>,
-    /// Names of the exports that serve all of it.
+    /// Names of the exports that serve the whole device.
     pub exports: Vec<String>,
-    /// Why it does not run.
+    /// Reason why the array is offline.
     pub error: Option<String>,
 }
 
-/// How an array is.
+/// State of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArrayState {
     /// Every member is in sync.
     Optimal,
-    /// Members are missing, data is not.
+    /// Members are missing or rebuilding; all data is available.
     Degraded,
-    /// Too many members are missing.
+    /// More members are missing than the redundancy covers.
     Failed,
-    /// It does not run.
+    /// The array does not run.
     Offline,
 }
 
 impl ArrayState {
-    /// The word for it.
+    /// The name used in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             ArrayState::Optimal => "optimal",
@@ -91,186 +91,188 @@ impl ArrayState {
 /// A slot of an array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Member {
-    /// Its number.
+    /// Slot number.
     pub slot: usize,
-    /// The member's identity, if the slot has one.
+    /// UUID of the member; null for an empty slot.
     pub uuid: Option<String>,
-    /// What it is on this host, if it is here.
+    /// Device path or specification on this host; null if the member is missing.
     pub device: Option<String>,
-    /// `live`, `rebuilding`, `missing`; `failing` while the others learn of it.
+    /// `live`, `rebuilding` or `missing`; `failing` until the other members record the failure.
     pub state: String,
-    /// Why it is not live.
+    /// Reason for a state other than `live`.
     pub reason: Option<String>,
-    /// Corrected read errors since the array started, or since it became a member.
+    /// Corrected read errors since the array started or the member joined.
     pub read_errors: u64,
 }
 
 /// A spare.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Spare {
-    /// What it is on this host.
+    /// Device path or specification on this host.
     pub device: Option<String>,
 }
 
 impl Array {
-    /// How many members are in sync.
+    /// Returns the number of members in sync.
     pub fn live_members(&self) -> usize {
         self.members.iter().filter(|member| member.state == "live").count()
     }
 }
 
-/// What a scrub has found so far.
+/// Results of a scrub so far.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {
-    /// Whether what did not fit was mended.
+    /// Whether the scrub repairs mismatches.
     pub is_repairing: bool,
-    /// Whether it came to the end.
+    /// Whether the scrub is complete.
     pub is_complete: bool,
-    /// Stripes that were compared.
+    /// Stripes compared.
     pub stripes: u64,
-    /// Rows (4 KiB of each strip) that did not fit.
+    /// Rows (4 KiB of each strip) whose parity did not match the data.
     pub mismatched_rows: u64,
-    /// Strips that could not be read and were written again.
+    /// Unreadable strips that the scrub rewrote.
     pub unreadable: u64,
 }
 
-/// A time of day, the same every day, in minutes since midnight UTC. It may go past midnight.
+/// A daily time window in minutes since midnight UTC. It may span midnight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScrubWindow {
-    /// Its first minute.
+    /// First minute.
     #[schema(maximum = 1439)]
     pub start_minute: u16,
-    /// The minute after its last. The same as the first one: the window is the whole day.
+    /// Minute after the last. Equal to `start_minute` for the whole day.
     #[schema(maximum = 1439)]
     pub end_minute: u16,
 }
 
-/// An array to be made of devices; what they hold is lost.
+/// Request to create an array. The content of the devices is lost.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewArray {
-    /// Its name.
+    /// Name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
-    /// `0`, `1`, `10`, `5`, `6`, `7.3`, `50`, `60`, `70` or `n+m`.
+    /// Level: `0`, `1`, `10`, `5`, `6`, `7.3`, `50`, `60`, `70` or `n+m`.
     pub level: String,
-    /// Paths of files or block devices, or device specifications, in the order of their slots.
+    /// Members in slot order: paths of files or block devices, or device specifications.
     pub members: Vec<String>,
-    /// Devices that wait for a member to fail.
+    /// Spare devices, which replace failed members.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub spares: Vec<String>,
-    /// Bytes of a strip; chosen by the number of members without it.
+    /// Strip size in bytes. Default: depends on the number of members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strip_bytes: Option<u32>,
-    /// `ppl`, `bitmap` or `none`; what suits the level without it.
+    /// Consistency policy: `ppl`, `bitmap` or `none`. Default: depends on the level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consistency: Option<String>,
-    /// Independent groups, for levels 10, 50, 60, 70 and n+m.
+    /// Number of independent groups, for levels 10, 50, 60, 70 and n+m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<usize>,
-    /// Parity strips, for level n+m.
+    /// Parity strips per stripe, for level n+m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parities: Option<usize>,
-    /// Copies of everything, for level 10.
+    /// Number of copies, for level 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<usize>,
-    /// Bytes of each member to use at most; all of the smallest without it.
+    /// Maximum bytes to use of each member. Default: the size of the smallest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member_bytes: Option<u64>,
-    /// Seconds from the end of a scrub until the next one is due, from 3600; 0: none is scheduled.
+    /// Seconds from the end of one scrub to the start of the next, at least 3600; 0 disables
+    /// scheduled scrubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 315360000)]
     pub scrub_period_s: Option<u32>,
-    /// When scheduled scrubs may run, every day.
+    /// Daily window for scheduled scrubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_window: Option<ScrubWindow>,
-    /// Corrected read errors of an hour beyond which a spare replaces a member; 0: no limit.
+    /// Corrected read errors per hour above which a spare replaces a member; 0 means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_error_budget: Option<u32>,
-    /// Whatever lies on the members may be overwritten.
+    /// Overwrite existing content of the members.
     #[serde(default)]
     pub force: bool,
 }
 
-/// Something to be done to an array that runs. Members are named by slot, UUID or device.
+/// An action on a running array. Members are named by slot, UUID or device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "action", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ArrayAction {
-    /// Take members out: nothing is read from them or written to them any more.
+    /// Fail members: the array no longer reads or writes them.
     Fail {
-        /// The members.
+        /// Members by slot, UUID or device.
         members: Vec<String>,
     },
-    /// Let members go that are out (`failed`: all of them), and spares.
+    /// Remove failed members (`failed` stands for all of them) and spares.
     Remove {
-        /// The members.
+        /// Members by slot, UUID or device.
         members: Vec<String>,
     },
-    /// Take devices as spares: empty slots are filled with them at once, others when a member fails.
+    /// Add spares. The array rebuilds empty slots at once, others when a member fails.
     Add {
-        /// Paths or device specifications.
+        /// Device paths or specifications.
         devices: Vec<String>,
-        /// Whatever lies on them may be overwritten.
+        /// Overwrite existing content of the devices.
         #[serde(default)]
         force: bool,
-        /// They are spares for every array of the daemon.
+        /// Share the spares between all arrays of the daemon.
         #[serde(default)]
         global: bool,
     },
-    /// Take former members back into their slots: what has changed since is copied.
+    /// Re-add former members to their slots and copy the regions that changed since.
     ReAdd {
-        /// Paths or device specifications.
+        /// Device paths or specifications.
         devices: Vec<String>,
     },
-    /// Copy a member to another device, which takes its place.
+    /// Copy a member to another device, which then replaces it.
     Replace {
-        /// The member.
+        /// Member by slot, UUID or device.
         member: String,
-        /// Path or device specification.
+        /// Device path or specification.
         device: String,
-        /// Whatever lies on the device may be overwritten.
+        /// Overwrite existing content of the device.
         #[serde(default)]
         force: bool,
     },
-    /// Use what members have become larger by.
+    /// Use the space by which the members have grown.
     Grow {
-        /// Bytes of each member to use at most; all of the smallest without it.
+        /// Maximum bytes to use of each member. Default: the size of the smallest.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         member_bytes: Option<u64>,
     },
-    /// Compare parity with data.
+    /// Compare parity and copies with the data.
     Scrub {
-        /// Write what is wrong anew.
+        /// Rewrite mismatching and unreadable strips.
         #[serde(default)]
         repair: bool,
     },
-    /// Choose when it is scrubbed, and how many read errors a member may have. What is left out stays as it is.
+    /// Set the scrub schedule and the read-error budget. Omitted fields keep their values.
     Set {
-        /// Seconds from the end of a scrub until the next one is due, from 3600; 0: none is scheduled.
+        /// Seconds from the end of one scrub to the start of the next, at least 3600; 0 disables
+        /// scheduled scrubs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         #[schema(maximum = 315360000)]
         scrub_period_s: Option<u32>,
-        /// When scheduled scrubs may run, every day.
+        /// Daily window for scheduled scrubs.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         scrub_window: Option<ScrubWindow>,
-        /// Corrected read errors of an hour beyond which a spare replaces a member; 0: no limit.
+        /// Corrected read errors per hour above which a spare replaces a member; 0 means no limit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         read_error_budget: Option<u32>,
     },
-    /// Let jobs stand still.
+    /// Pause the jobs of the array.
     Pause,
-    /// Let jobs go on.
+    /// Resume the jobs of the array.
     Resume,
-    /// End the scrub or replacement that runs.
+    /// Cancel the running scrub or replacement.
     Cancel,
 }
 
-/// What an action has done.
+/// Result of an action.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Done {
-    /// A sentence for people.
+    /// Description of the result.
     pub text: String,
-    /// The array as it is now.
+    /// The array after the action.
     pub array: Array,
 }

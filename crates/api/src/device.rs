@@ -1,38 +1,38 @@
-//! Devices: leaves that the daemon has open.
+//! Devices that the daemon has open.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A device that the daemon has open, or tries to open.
+/// A device that the daemon has open or tries to open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Device {
-    /// Its name. No other device, array or volume has it.
+    /// Name, unique among devices, arrays and volumes.
     pub name: String,
-    /// How it is opened: `kind:key=value,…`, as `freestone serve --device` takes it.
+    /// Specification, `kind:key=value,…`, in the syntax of `freestone serve --device`.
     pub spec: String,
-    /// Bytes; nothing while it cannot be opened.
+    /// Capacity in bytes; null while the device is not open.
     pub capacity: Option<u64>,
     /// Logical block size in bytes.
     pub block_size: Option<u32>,
-    /// Whether it refuses writes.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Bytes that new volumes can have; nothing when it has no volumes.
+    /// Bytes free for new volumes; null without a pool.
     pub free: Option<u64>,
-    /// Names of the volumes on it.
+    /// Names of the volumes in its pool.
     pub volumes: Vec<String>,
-    /// Names of the exports that serve all of it.
+    /// Names of the exports that serve the whole device.
     pub exports: Vec<String>,
-    /// Why it is not open.
+    /// Reason why the device is not open.
     pub error: Option<String>,
 }
 
-/// A device to be opened, now and at every start.
+/// Request to open a device now and at each start of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDevice {
-    /// Its name.
+    /// Name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
-    /// `kind:key=value,…`, or the path of a file or block device.
+    /// Specification, `kind:key=value,…`, or the path of a file or block device.
     pub spec: String,
 }

@@ -1,21 +1,22 @@
-//! Events: what has happened.
+//! Events.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Something that has happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Counts events since the daemon was started, from 1.
+    /// Sequence number since the start of the daemon, from 1.
     pub id: u64,
-    /// When, in nanoseconds since 1970.
+    /// Time in nanoseconds since 1970.
     pub at_ns: u64,
-    /// What it is about: `device`, `array`, `volume`, `pool`, `group`, `export`, `job` or `daemon`.
+    /// Kind of the object: `device`, `array`, `volume`, `pool`, `group`, `export`, `job` or
+    /// `daemon`.
     pub kind: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// What has happened, in one word: `created`, `changed`, `deleted`, …
+    /// Event type, one word: `created`, `changed`, `deleted`, …
     pub what: String,
-    /// A sentence.
+    /// Description of the event.
     pub text: String,
 }

@@ -1,4 +1,4 @@
-//! Exports: what clients attach to.
+//! Exports, to which clients attach.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -7,43 +7,44 @@ use utoipa::ToSchema;
 /// An export.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Export {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// `vhost-user-blk`, `ublk`, `vduse`, `nbd` or `nvme-tcp`.
+    /// Kind: `vhost-user-blk`, `ublk`, `vduse`, `nbd` or `nvme-tcp`.
     pub kind: String,
-    /// The volumes, arrays or devices that it serves: one, or several as the namespaces of an NVMe subsystem.
+    /// Names of the served volumes, arrays or devices: one, or several as the namespaces of an NVMe
+    /// subsystem.
     pub of: Vec<String>,
-    /// Options of its kind, as `freestone serve --export` takes them.
+    /// Options of the kind, as in `freestone serve --export`.
     pub options: BTreeMap<String, String>,
-    /// Whether it refuses writes.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Processors that serve it; all of the daemon's when none is named.
+    /// Processors that serve the export; empty means all processors of the daemon.
     pub cores: Vec<usize>,
-    /// Whether it is served.
+    /// State.
     pub state: ExportState,
-    /// Why it is not served.
+    /// Reason for the state `waiting`.
     pub error: Option<String>,
-    /// Where it is and what was chosen that the options do not say.
+    /// Address of the export, and values that the daemon chose for omitted options.
     pub description: Option<String>,
-    /// What went through it since the daemon was started.
+    /// Traffic since the start of the daemon.
     pub traffic: Option<Traffic>,
-    /// Name of the `provisioner` token that may delete it.
+    /// Name of the `provisioner` token that may delete the export.
     #[serde(default)]
     pub label: Option<String>,
 }
 
-/// Whether an export is served.
+/// State of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExportState {
     /// Clients may connect.
     Active,
-    /// What it serves is not there, or it could not be started: that is tried again and again.
+    /// A served object is missing or the start failed; the daemon retries.
     Waiting,
 }
 
 impl ExportState {
-    /// The word for it.
+    /// The name used in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             ExportState::Active => "active",
@@ -52,70 +53,72 @@ impl ExportState {
     }
 }
 
-/// What went through an export.
+/// Traffic of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Traffic {
-    /// Clients that are connected.
+    /// Connected clients.
     pub clients: u64,
-    /// Clients that have connected so far.
+    /// Connections accepted in total.
     pub connections: u64,
-    /// Reads that have ended.
+    /// Completed reads.
     pub reads: u64,
-    /// Writes that have ended.
+    /// Completed writes.
     pub writes: u64,
-    /// Bytes that clients have read.
+    /// Bytes read by clients.
     pub bytes_read: u64,
-    /// Bytes that clients have written.
+    /// Bytes written by clients.
     pub bytes_written: u64,
-    /// Requests that were answered with an error.
+    /// Requests completed with an error.
     pub failed: u64,
 }
 
-/// An export to be started, now and at every start of the daemon.
+/// Request to start an export now and at each start of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewExport {
-    /// Its name.
+    /// Name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
-    /// `vhost-user-blk`, `ublk`, `vduse`, `nbd` or `nvme-tcp`.
+    /// Kind: `vhost-user-blk`, `ublk`, `vduse`, `nbd` or `nvme-tcp`.
     pub kind: String,
-    /// The volumes, arrays or devices to serve, by name; volumes by UUID too.
+    /// Volumes, arrays or devices to serve, by name; volumes also by UUID.
     pub of: Vec<String>,
-    /// Options of the kind, as `freestone serve --export` takes them. Without `socket` (and `listen`) an export over a
-    /// Unix socket gets one that is called after it.
+    /// Options of the kind, as in `freestone serve --export`.
+    /// Without `socket` and `listen`, an export over a Unix socket gets a socket named after it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, String>,
     /// Refuse writes.
     #[serde(default)]
     pub read_only: bool,
-    /// Processors to serve it; all of the daemon's when none is named.
+    /// Processors that serve the export; empty means all processors of the daemon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cores: Vec<usize>,
-    /// Name of the `provisioner` token that may delete it. Such a token's own name is the default for its exports.
+    /// Name of the `provisioner` token that may delete the export. Default: the name of the
+    /// caller's token, if it is a provisioner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub label: Option<String>,
 }
 
-/// What is to be different about an export while it is served.
+/// Request to change an export while it is in use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportChange {
-    /// Processors to serve it from now on, out of the daemon's; all of them when none is named. Exports over
-    /// vhost-user-blk can do that.
+    /// Processors of the daemon that serve the export from now on; empty means all.
+    /// Supported by vhost-user-blk exports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Vec<usize>>,
 }
 
-/// Lines to attach an export with.
+/// Command lines that attach clients to an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attach {
-    /// By program: `qemu` (9.2 and newer), `qemu-before-9.2`, `libvirt`, `cloud-hypervisor`, `nvme`, `nbd-client`, `path`, …
+    /// Lines by program: `qemu` (9.2 and newer), `qemu-before-9.2`, `libvirt`, `cloud-hypervisor`,
+    /// `nvme`, `nbd-client`, `path`, …
     pub lines: BTreeMap<String, String>,
 }
 
 impl Attach {
-    /// The program whose line is for QEMU before 9.2, where it is not that of `qemu`.
+    /// Key of the line for QEMU before 9.2, present where it differs from the line of `qemu`.
     pub const OLD_QEMU: &str = "qemu-before-9.2";
 }

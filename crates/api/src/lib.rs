@@ -1,8 +1,10 @@
-//! What goes over the daemon's REST API, version 1: the types that daemon, command line and page share.
+//! Types of the daemon's REST API, version 1, shared by daemon, command line and page.
 //!
-//! Names are the field's. Sizes are bytes, rates are a second, times are nanoseconds since 1970 unless the name says
-//! otherwise. A request with a field that is not known is refused: a typo must not pass for a default. Answers may get
-//! more fields. `docs/openapi.json` is generated from here.
+//! Sizes are bytes, rates are per second, and times are nanoseconds since 1970, unless the name has
+//! another unit.
+//! The daemon refuses a request with an unknown field, so that a typo does not become a default.
+//! Later versions may add fields to answers.
+//! `docs/openapi.json` is generated from these types.
 
 #![forbid(unsafe_code)]
 
@@ -28,9 +30,9 @@ pub use sample::{Sample, Samples};
 pub use system::{CoreInfo, StartProgress, System, SystemState};
 pub use volume::{Floor, Group, NewPlace, NewVolume, Qos, Rate, Volume, VolumeChange};
 
-/// What every path of the API begins with.
+/// Prefix of all paths of the API.
 pub const PREFIX: &str = "/v1";
-/// Where the daemon listens unless told otherwise.
+/// Default path of the daemon's socket.
 pub const DEFAULT_SOCKET: &str = "/run/freestone/freestoned.sock";
-/// The variable that says where the daemon listens.
+/// Environment variable with the path of the daemon's socket.
 pub const SOCKET_VARIABLE: &str = "FREESTONE_SOCKET";

@@ -1,43 +1,45 @@
-//! Pools: the tables that say where volumes lie on an array or device.
+//! Pools: tables of the extents of volumes on an array or device.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The pool on an array or device, with every copy of its table as it was read.
+/// The pool of an array or device, with each copy of its table as read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
-    /// The array or device that it is on.
+    /// The array or device of the pool.
     pub on: String,
-    /// Its identity.
+    /// UUID.
     pub uuid: String,
-    /// The sequence number of the table in use; each change of the pool counts it up.
+    /// Sequence number of the table in use; each change of the pool increments it.
     pub sequence: u64,
     /// Names of the volumes in the table in use.
     pub volumes: Vec<String>,
     /// Every copy of the table on the device.
     pub copies: Vec<TableCopy>,
-    /// How many copies are damaged.
+    /// Number of damaged copies.
     pub damaged: usize,
-    /// How many damaged copies were rewritten since the daemon has the pool open, those at its opening included.
+    /// Number of damaged copies rewritten since the daemon opened the pool, including at the
+    /// opening.
     pub rewritten: u64,
 }
 
 /// A copy of a pool's table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TableCopy {
-    /// Where it begins on the device, in bytes.
+    /// Offset on the device in bytes.
     pub offset: u64,
-    /// Its sequence number; nothing when it is not a whole table of this pool.
+    /// Sequence number; null unless the copy is a complete table of this pool.
     pub sequence: Option<u64>,
-    /// Names of the volumes in it; nothing when it is not a whole table of this pool.
+    /// Names of the volumes in the copy; null unless the copy is a complete table of this pool.
     pub volumes: Option<Vec<String>>,
-    /// Whether a repair rewrites it: it is not whole, or holds another table than the one in use and the one before.
+    /// Whether a repair rewrites the copy: it is incomplete, or neither the table in use nor its
+    /// predecessor.
     pub is_damaged: bool,
-    /// What was read there, in words.
+    /// Description of the copy as read.
     pub state: String,
 }
 
-/// Something to be done to the pool on an array or device.
+/// An action on the pool of an array or device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "action", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PoolAction {
@@ -45,11 +47,11 @@ pub enum PoolAction {
     Repair,
 }
 
-/// What a repair has done.
+/// Result of a repair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Repaired {
-    /// Where the rewritten copies begin on the device, in bytes.
+    /// Offsets of the rewritten copies on the device in bytes.
     pub offsets: Vec<u64>,
-    /// The pool as it was read afterwards.
+    /// The pool as read after the repair.
     pub pool: Pool,
 }

@@ -1,4 +1,4 @@
-//! The daemon itself.
+//! State of the daemon.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,25 +6,25 @@ use utoipa::ToSchema;
 /// The daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct System {
-    /// Its version.
+    /// Version.
     pub version: String,
     /// Readiness of the daemon.
     pub state: SystemState,
     /// Progress of the start: the step of the configuration that is under way.
     pub start: Option<StartProgress>,
-    /// Its process.
+    /// Process ID.
     pub pid: u32,
-    /// When it was started, in nanoseconds since 1970.
+    /// Start time in nanoseconds since 1970.
     pub started_ns: u64,
-    /// The user that it runs as.
+    /// User ID of the process.
     pub user: u32,
-    /// Capabilities that it has. Exports that need others are refused.
+    /// Capabilities of the process. The daemon refuses exports that need others.
     pub capabilities: Vec<String>,
-    /// Where its state is.
+    /// State directory.
     pub state_dir: String,
-    /// Changes of its state so far.
+    /// Number of changes of the state so far.
     pub generation: u64,
-    /// Its cores.
+    /// Cores.
     pub cores: Vec<CoreInfo>,
 }
 
@@ -41,7 +41,7 @@ pub enum SystemState {
 }
 
 impl SystemState {
-    /// The word for it.
+    /// The name used in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             SystemState::Starting => "starting",
@@ -66,13 +66,13 @@ pub struct StartProgress {
     pub total_bytes: Option<u64>,
 }
 
-/// A core: a thread that serves.
+/// A core: a thread that serves exports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CoreInfo {
-    /// Its number.
+    /// Number.
     pub number: usize,
-    /// The processor it is bound to.
+    /// Processor to which the core is bound.
     pub cpu: Option<usize>,
-    /// Names of the exports that it serves.
+    /// Names of the exports that the core serves.
     pub exports: Vec<String>,
 }

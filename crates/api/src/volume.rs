@@ -1,147 +1,148 @@
-//! Volumes, what they may take, and groups that share that.
+//! Volumes, their QoS limits, and groups that share limits.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A volume: bytes of an array or device under a name.
+/// A volume: a named range of an array or device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its identity, which stays when it is renamed.
+    /// UUID; a rename keeps it.
     pub uuid: String,
-    /// The array or device that it lies on.
+    /// The array or device that backs the volume.
     pub on: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// In how many pieces it lies.
+    /// Number of extents.
     pub pieces: usize,
-    /// What it may take.
+    /// QoS limits.
     pub qos: Qos,
-    /// The group whose limits it shares.
+    /// Group whose limits the volume shares.
     pub group: Option<String>,
-    /// What it gets of them.
+    /// Guaranteed minimum share of the limits of the group.
     pub floor: Floor,
-    /// Names of the exports that serve it.
+    /// Names of the exports that serve the volume.
     pub exports: Vec<String>,
-    /// The array or device that it moves to at the moment.
+    /// Destination of the running move.
     pub moves_to: Option<String>,
-    /// Name of the `provisioner` token that may change it.
+    /// Name of the `provisioner` token that may change the volume.
     #[serde(default)]
     pub label: Option<String>,
 }
 
-/// A volume to be made. It reads as zeroes.
+/// Request to create a volume, which reads as zeroes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVolume {
-    /// Its name.
+    /// Name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
-    /// The array or device to make it on. One without volumes is prepared for them first.
+    /// The array or device that backs the volume. The daemon creates a pool there if it has none.
     pub on: String,
-    /// Its size in bytes, a multiple of the logical block size.
+    /// Size in bytes, a multiple of the logical block size.
     pub size: u64,
-    /// What it may take; anything without it.
+    /// QoS limits. Default: none.
     #[serde(default)]
     pub qos: Qos,
-    /// The group whose limits it shares.
+    /// Group whose limits the volume shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// What it gets of them whatever the others of the group take.
+    /// Guaranteed minimum share of the limits of the group.
     #[serde(default)]
     pub floor: Floor,
-    /// Whatever lies on a device without volumes may be overwritten.
+    /// Overwrite existing content of an array or device without a pool.
     #[serde(default)]
     pub force: bool,
-    /// Name of the `provisioner` token that may change it. Such a token's own name is the default for its volumes.
+    /// Name of the `provisioner` token that may change the volume. Default: the name of the
+    /// caller's token, if it is a provisioner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub label: Option<String>,
 }
 
-/// Where a volume moves.
+/// Request to move a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewPlace {
-    /// The array or device. One without volumes is prepared for them first.
+    /// Destination array or device. The daemon creates a pool there if it has none.
     pub to: String,
-    /// Whatever lies on a device without volumes may be overwritten.
+    /// Overwrite existing content of an array or device without a pool.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What is to be different about a volume. What is not said stays as it is.
+/// Request to change a volume. Omitted fields keep their values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeChange {
-    /// Another name.
+    /// New name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A larger size in bytes. Users of its exports are told.
+    /// New size in bytes; a volume can only grow. Exports announce it to their clients.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// What it may take from now on: all limits, those that are not said are none.
+    /// New QoS limits, which replace all limits; omitted ones are unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
     /// The group whose limits it shares; the empty name for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// What it gets of them from now on whatever the others of the group take: what is not said is no floor.
+    /// Guaranteed minimum share of the group's limits. Omitted fields have no minimum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Floor>,
 }
 
-/// What a volume gets of its group's limits whatever the others of the group take. The limits hold all the same.
+/// Guaranteed minimum share of a group's limits for a volume. The limits still apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Floor {
-    /// Requests a second, of every kind but flushes.
+    /// Requests per second, except flushes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
-    /// Bytes a second.
+    /// Bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
 }
 
-/// What a volume or a group may take. All limits hold at the same time; what is not there is not limited.
+/// QoS limits of a volume or group. All limits apply together; an omitted limit is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Qos {
-    /// Requests of every kind but flushes.
+    /// Requests, except flushes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<Rate>,
     /// Reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_iops: Option<Rate>,
-    /// Writes, discards and written zeroes.
+    /// Writes, discards and zero writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_iops: Option<Rate>,
-    /// Bytes of all of them.
+    /// Bytes of all these requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Rate>,
-    /// Bytes that are read.
+    /// Bytes read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_bandwidth: Option<Rate>,
-    /// Bytes that are written, discarded or zeroed.
+    /// Bytes written, discarded or zeroed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_bandwidth: Option<Rate>,
 }
 
-/// How many a second, and how many at once after a pause.
+/// A rate limit with a burst allowance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rate {
-    /// Requests or bytes a second; at least 1.
+    /// Requests or bytes per second, at least 1.
     #[schema(minimum = 1)]
     pub per_second: u64,
-    /// How many of those that a pause has left over may come at once on top.
+    /// Unused requests or bytes that may accumulate in a pause and be used at once.
     #[serde(default)]
     pub burst: u64,
 }
 
 impl Qos {
-    /// The limits with their names.
+    /// Returns the limits with their names.
     pub fn list(&self) -> [(&'static str, Option<Rate>); 6] {
         [
             ("iops", self.iops),
@@ -157,10 +158,10 @@ impl Qos {
 /// Volumes that share limits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Group {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What its volumes may take together.
+    /// QoS limits for all volumes of the group together.
     pub qos: Qos,
-    /// Names of its volumes.
+    /// Names of the volumes.
     pub volumes: Vec<String>,
 }

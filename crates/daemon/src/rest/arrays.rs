@@ -11,13 +11,13 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// Every array.
+/// List the arrays.
 #[utoipa::path(get, path = "/v1/arrays", tag = "arrays", responses((status = 200, body = Vec<Array>)))]
 pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Array>>, Failure> {
     run(context, |engine| Ok(engine.arrays())).await.map(Json)
 }
 
-/// Make an array of devices; what they hold is lost.
+/// Create an array. The content of its devices is lost.
 #[utoipa::path(
     post, path = "/v1/arrays", tag = "arrays", request_body = NewArray,
     responses((status = 201, body = Array), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -30,9 +30,9 @@ pub async fn create(
     Ok(Tagged(StatusCode::CREATED, array))
 }
 
-/// An array.
+/// Show an array.
 #[utoipa::path(
-    get, path = "/v1/arrays/{name}", tag = "arrays", params(("name" = String, Path, description = "Its name or UUID")),
+    get, path = "/v1/arrays/{name}", tag = "arrays", params(("name" = String, Path, description = "Name or UUID")),
     responses((status = 200, body = Array), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn show(
@@ -42,10 +42,10 @@ pub async fn show(
     Ok(Tagged(StatusCode::OK, run(context, move |engine| engine.array(&name)).await?))
 }
 
-/// The members of an array.
+/// List the members of an array.
 #[utoipa::path(
     get, path = "/v1/arrays/{name}/members", tag = "arrays",
-    params(("name" = String, Path, description = "Its name or UUID")),
+    params(("name" = String, Path, description = "Name or UUID")),
     responses(
         (status = 200, body = Vec<Member>),
         (status = "default", body = Problem, content_type = "application/problem+json")
@@ -58,10 +58,10 @@ pub async fn members(
     run(context, move |engine| engine.members(&name)).await.map(Json)
 }
 
-/// Do something to an array that runs.
+/// Perform an action on a running array.
 #[utoipa::path(
     post, path = "/v1/arrays/{name}/actions", tag = "arrays", request_body = ArrayAction,
-    params(("name" = String, Path, description = "Its name or UUID")),
+    params(("name" = String, Path, description = "Name or UUID")),
     responses((status = 200, body = Done), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn act(
@@ -74,20 +74,21 @@ pub async fn act(
     run(context, move |engine| engine.act_on_array(&name, &action, &authority)).await.map(Json)
 }
 
-/// How an array is deleted.
+/// Options of a deletion.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct Deletion {
-    /// Leave its members as they are, so that it can be run again.
+    /// Keep the superblocks of the members, so that the array can start again.
     #[serde(default)]
     keep: bool,
 }
 
-/// End an array that nothing is on, and forget it. Its members' superblocks are erased unless they are to be kept.
+/// Delete an array without volumes and exports. The daemon erases the superblocks of the members
+/// unless the request keeps them.
 #[utoipa::path(
     delete, path = "/v1/arrays/{name}", tag = "arrays",
-    params(("name" = String, Path, description = "Its name or UUID"), Deletion),
+    params(("name" = String, Path, description = "Name or UUID"), Deletion),
     responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn delete(

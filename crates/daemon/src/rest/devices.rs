@@ -8,13 +8,13 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-/// Every device.
+/// List the devices.
 #[utoipa::path(get, path = "/v1/devices", tag = "devices", responses((status = 200, body = Vec<Device>)))]
 pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Device>>, Failure> {
     run(context, |engine| Ok(engine.devices())).await.map(Json)
 }
 
-/// Open a device, now and at every start.
+/// Open a device now and at each start of the daemon.
 #[utoipa::path(
     post, path = "/v1/devices", tag = "devices", request_body = NewDevice,
     responses((status = 201, body = Device), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -27,9 +27,9 @@ pub async fn create(
     Ok(Tagged(StatusCode::CREATED, device))
 }
 
-/// A device.
+/// Show a device.
 #[utoipa::path(
-    get, path = "/v1/devices/{name}", tag = "devices", params(("name" = String, Path, description = "Its name")),
+    get, path = "/v1/devices/{name}", tag = "devices", params(("name" = String, Path, description = "Name")),
     responses((status = 200, body = Device), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn show(
@@ -39,9 +39,9 @@ pub async fn show(
     Ok(Tagged(StatusCode::OK, run(context, move |engine| engine.device(&name)).await?))
 }
 
-/// Close a device that nothing is on, and forget it. What it holds stays as it is.
+/// Close an unused device and remove it. Its content does not change.
 #[utoipa::path(
-    delete, path = "/v1/devices/{name}", tag = "devices", params(("name" = String, Path, description = "Its name")),
+    delete, path = "/v1/devices/{name}", tag = "devices", params(("name" = String, Path, description = "Name")),
     responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn delete(

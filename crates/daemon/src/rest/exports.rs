@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-/// The export `name`, if it may be seen.
+/// Returns the export `name` if the caller may see it.
 fn find(engine: &Engine, name: &str, authority: &Authority) -> Result<Export, Fault> {
     let export = engine.export(name)?;
     check(&export, name, authority)?;
@@ -22,7 +22,7 @@ fn check(export: &Export, name: &str, authority: &Authority) -> Result<(), Fault
     authority.check_owns(export.label.as_deref(), || Fault::not_found("export", name))
 }
 
-/// Every export.
+/// List the exports.
 #[utoipa::path(get, path = "/v1/exports", tag = "exports", responses((status = 200, body = Vec<Export>)))]
 pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json<Vec<Export>>, Failure> {
     let authority = caller.authority();
@@ -30,7 +30,7 @@ pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json
     run(context, move |engine| Ok(engine.exports().into_iter().filter(is_seen).collect())).await.map(Json)
 }
 
-/// Start an export, now and at every start of the daemon.
+/// Start an export now and at each start of the daemon.
 #[utoipa::path(
     post, path = "/v1/exports", tag = "exports", request_body = NewExport,
     responses((status = 201, body = Export), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -45,9 +45,9 @@ pub async fn create(
     Ok(Tagged(StatusCode::CREATED, export))
 }
 
-/// An export.
+/// Show an export.
 #[utoipa::path(
-    get, path = "/v1/exports/{name}", tag = "exports", params(("name" = String, Path, description = "Its name")),
+    get, path = "/v1/exports/{name}", tag = "exports", params(("name" = String, Path, description = "Name")),
     responses((status = 200, body = Export), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn show(
@@ -59,10 +59,10 @@ pub async fn show(
     Ok(Tagged(StatusCode::OK, run(context, move |engine| find(engine, &name, &authority)).await?))
 }
 
-/// Change an export while it is served.
+/// Change an export while it is in use.
 #[utoipa::path(
     patch, path = "/v1/exports/{name}", tag = "exports", request_body = ExportChange,
-    params(("name" = String, Path, description = "Its name")),
+    params(("name" = String, Path, description = "Name")),
     responses((status = 200, body = Export), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn change(
@@ -75,9 +75,9 @@ pub async fn change(
     Ok(Tagged(StatusCode::OK, run(context, change).await?))
 }
 
-/// Lines to attach an export with.
+/// Show the command lines that attach clients to an export.
 #[utoipa::path(
-    get, path = "/v1/exports/{name}/attach", tag = "exports", params(("name" = String, Path, description = "Its name")),
+    get, path = "/v1/exports/{name}/attach", tag = "exports", params(("name" = String, Path, description = "Name")),
     responses((status = 200, body = Attach), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn attach(
@@ -93,9 +93,9 @@ pub async fn attach(
     run(context, attach).await.map(Json)
 }
 
-/// End an export, and forget it. Its clients lose it.
+/// Delete an export. The daemon disconnects its clients.
 #[utoipa::path(
-    delete, path = "/v1/exports/{name}", tag = "exports", params(("name" = String, Path, description = "Its name")),
+    delete, path = "/v1/exports/{name}", tag = "exports", params(("name" = String, Path, description = "Name")),
     responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn delete(

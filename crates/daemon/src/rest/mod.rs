@@ -56,17 +56,17 @@ struct Context {
     info(
         title = "freestoned",
         description = "Devices, arrays, volumes and exports of a Freestone daemon. Over TCP each request carries a \
-                       token (`Authorization: Bearer …`), whose role says what it may do. A POST with an \
-                       `Idempotency-Key` is carried out once; a change with `If-Match` only if nobody else made one.",
+                       token (`Authorization: Bearer …`), whose role decides what it may do. The daemon performs a \
+                       POST with an `Idempotency-Key` once, and a change with `If-Match` only if the object is unchanged.",
         license(name = "MIT OR Apache-2.0")
     ),
     tags(
-        (name = "devices", description = "Files, drives and network storage that volumes are on"),
+        (name = "devices", description = "Files, drives and network storage that back arrays and volumes"),
         (name = "arrays", description = "RAID arrays and their members"),
         (name = "volumes", description = "Volumes, and groups that share limits"),
-        (name = "exports", description = "What clients attach to"),
-        (name = "jobs", description = "Work that takes long"),
-        (name = "system", description = "The daemon itself, what has happened, what was counted")
+        (name = "exports", description = "Exports, to which clients attach"),
+        (name = "jobs", description = "Long-running jobs"),
+        (name = "system", description = "The daemon: state, events, counters and metrics")
     )
 )]
 struct Api;

@@ -7,7 +7,8 @@ use api::{Pool, PoolAction, Problem, Repaired};
 use axum::Json;
 use axum::extract::State;
 
-/// The pool on an array or device. Every copy of its table is read and compared with the table in use.
+/// Check the pool of an array or device: read each copy of its table and compare it with the table
+/// in use.
 #[utoipa::path(
     get, path = "/v1/pools/{on}", tag = "volumes",
     params(("on" = String, Path, description = "The name of the device, or the name or UUID of the array")),
@@ -17,7 +18,7 @@ pub async fn show(State(context): State<Context>, Path(on): Path<String>) -> Res
     run(context, move |engine| engine.pool(&on)).await.map(Json)
 }
 
-/// Do something to the pool on an array or device. Its volumes may be in use.
+/// Perform an action on the pool of an array or device. Its volumes may be in use.
 #[utoipa::path(
     post, path = "/v1/pools/{on}/actions", tag = "volumes", request_body = PoolAction,
     params(("on" = String, Path, description = "The name of the device, or the name or UUID of the array")),

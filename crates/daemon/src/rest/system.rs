@@ -16,23 +16,23 @@ use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt};
 use utoipa::IntoParams;
 
-/// The daemon.
+/// Show the daemon.
 #[utoipa::path(get, path = "/v1/system", tag = "system", responses((status = 200, body = System)))]
 pub async fn show(State(context): State<Context>) -> Result<Json<System>, Failure> {
     run(context, |engine| Ok(engine.system())).await.map(Json)
 }
 
-/// Which events.
+/// Selection of events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct After {
-    /// Those after the one with this id.
+    /// Only events after the one with this id.
     #[serde(default)]
     after: u64,
 }
 
-/// What has happened.
+/// List past events.
 #[utoipa::path(
     get, path = "/v1/events", tag = "system", params(After),
     responses((status = 200, body = Vec<Event>), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -44,8 +44,8 @@ pub async fn events(
     Json(context.engine.events().listen(after).0)
 }
 
-/// What happens, as server-sent events: each has the event's id, and the event as its data. `Last-Event-ID` says where to
-/// go on.
+/// Stream events as server-sent events with the id and the JSON of the event. `Last-Event-ID`
+/// resumes after that event.
 #[utoipa::path(
     get, path = "/v1/events/stream", tag = "system", params(After),
     responses((status = 200, body = String, content_type = "text/event-stream"))
@@ -67,7 +67,7 @@ pub async fn stream(
     Sse::new(all.map(message)).keep_alive(KeepAlive::default())
 }
 
-/// What was counted up to now, by volume.
+/// Show the counters of volumes and members.
 #[utoipa::path(get, path = "/v1/samples", tag = "system", responses((status = 200, body = Samples)))]
 pub async fn samples(State(context): State<Context>) -> Result<Json<Samples>, Failure> {
     run(context, |engine| Ok(engine.samples())).await.map(Json)

@@ -20,7 +20,7 @@ fn seen(prefer: Prefer, caller: &Caller) -> Prefer {
     Prefer { is_async: prefer.is_async && caller.role != Role::Provisioner }
 }
 
-/// Every volume.
+/// List the volumes.
 #[utoipa::path(get, path = "/v1/volumes", tag = "volumes", responses((status = 200, body = Vec<Volume>)))]
 pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json<Vec<Volume>>, Failure> {
     let authority = caller.authority();
@@ -28,7 +28,8 @@ pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json
     run(context, move |engine| Ok(engine.volumes().into_iter().filter(is_seen).collect())).await.map(Json)
 }
 
-/// Make a volume. It reads as zeroes, and is there when this has been answered; or, if that is a job, when the job has ended.
+/// Create a volume, which reads as zeroes. If the answer is a job, the volume exists when the job
+/// ends.
 #[utoipa::path(
     post, path = "/v1/volumes", tag = "volumes", request_body = NewVolume,
     params(("Prefer" = Option<String>, Header, description = "`respond-async`: what takes long is answered with its job")),
@@ -50,9 +51,9 @@ pub async fn create(
     run_long(context, prefer, StatusCode::CREATED, create, job).await
 }
 
-/// A volume.
+/// Show a volume.
 #[utoipa::path(
-    get, path = "/v1/volumes/{name}", tag = "volumes", params(("name" = String, Path, description = "Its name or UUID")),
+    get, path = "/v1/volumes/{name}", tag = "volumes", params(("name" = String, Path, description = "Name or UUID")),
     responses((status = 200, body = Volume), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn show(
@@ -69,12 +70,12 @@ pub async fn show(
     Ok(Tagged(StatusCode::OK, run(context, find).await?))
 }
 
-/// Rename a volume, make it larger, or say what it may take; while it is in use. If the answer is a job, it is larger when the
-/// job has ended.
+/// Rename a volume, grow it, or change its limits, while it is in use. If the answer is a job, the
+/// volume has its new size when the job ends.
 #[utoipa::path(
     patch, path = "/v1/volumes/{name}", tag = "volumes", request_body = VolumeChange,
     params(
-        ("name" = String, Path, description = "Its name or UUID"),
+        ("name" = String, Path, description = "Name or UUID"),
         ("Prefer" = Option<String>, Header, description = "`respond-async`: what takes long is answered with its job")
     ),
     responses(
@@ -101,10 +102,10 @@ pub async fn change(
     run_long(context, prefer, StatusCode::OK, change, job).await
 }
 
-/// Remove a volume that nobody serves; what is on it is lost.
+/// Delete a volume without exports. Its content is lost.
 #[utoipa::path(
     delete, path = "/v1/volumes/{name}", tag = "volumes",
-    params(("name" = String, Path, description = "Its name or UUID")),
+    params(("name" = String, Path, description = "Name or UUID")),
     responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn delete(
@@ -122,10 +123,10 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Move a volume to another array or device. It may be in use: its users do not notice.
+/// Move a volume to another array or device, while it is in use.
 #[utoipa::path(
     post, path = "/v1/volumes/{name}/move", tag = "volumes", request_body = NewPlace,
-    params(("name" = String, Path, description = "Its name or UUID")),
+    params(("name" = String, Path, description = "Name or UUID")),
     responses((status = 202, body = Job), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn relocate(
@@ -137,16 +138,16 @@ pub async fn relocate(
     Ok(Tagged(StatusCode::ACCEPTED, job))
 }
 
-/// Every group.
+/// List the groups.
 #[utoipa::path(get, path = "/v1/groups", tag = "volumes", responses((status = 200, body = Vec<Group>)))]
 pub async fn list_groups(State(context): State<Context>) -> Result<Json<Vec<Group>>, Failure> {
     run(context, |engine| Ok(engine.groups())).await.map(Json)
 }
 
-/// Say what the volumes of a group may take together; makes the group if there is none.
+/// Set the limits that the volumes of a group share. Creates the group if needed.
 #[utoipa::path(
     put, path = "/v1/groups/{name}", tag = "volumes", request_body = Qos,
-    params(("name" = String, Path, description = "Its name")),
+    params(("name" = String, Path, description = "Name")),
     responses((status = 200, body = Group), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn set_group(
@@ -157,9 +158,9 @@ pub async fn set_group(
     run(context, move |engine| engine.set_group(&name, &qos)).await.map(Json)
 }
 
-/// Remove a group that no volume is in.
+/// Delete a group without volumes.
 #[utoipa::path(
-    delete, path = "/v1/groups/{name}", tag = "volumes", params(("name" = String, Path, description = "Its name")),
+    delete, path = "/v1/groups/{name}", tag = "volumes", params(("name" = String, Path, description = "Name")),
     responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn delete_group(
