@@ -30,8 +30,8 @@ use tracing_subscriber::EnvFilter;
 
 /// Microseconds that a core polls without work before it sleeps, at most.
 const POLL_US: u64 = 50;
-/// Time that a configuration may take before the API starts. Afterwards the service manager is asked
-/// for more time at this interval.
+/// Time that a configuration may take before the API starts. Afterwards the service manager is
+/// asked for more time at this interval.
 const CONFIG_TIME: Duration = Duration::from_secs(1);
 /// Time that each request to the service manager adds.
 const MORE_TIME: Duration = Duration::from_secs(30);

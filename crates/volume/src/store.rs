@@ -5,20 +5,24 @@
 //!   set 1   2 MiB, 1 MiB    tables with an odd one                     the newest table, one copy after the other
 //! ```
 //!
-//! Each copy is durable before the next one is written. So a crash tears one copy at most, and a table that was
-//! acknowledged is in both copies of its set. From that follows what a reader may believe, with `g` the highest sequence
-//! number of a whole copy:
+//! Each copy is durable before the next one is written. So a crash tears one copy at most, and a
+//! table that was acknowledged is in both copies of its set. From that follows what a reader may
+//! believe, with `g` the highest sequence number of a whole copy:
 //!
-//! - When a copy of the other set is whole, it is older, so `g + 1` was never written to both copies of it: `g` is the
+//! - When a copy of the other set is whole, it is older, so `g + 1` was never written to both
+//!   copies of it: `g` is the
 //!   latest table that was acknowledged, or one that was being written.
-//! - When neither is, both may have held `g + 1`. No crash leaves that; two copies are damaged. The pool is refused.
+//! - When neither is, both may have held `g + 1`. No crash leaves that; two copies are damaged. The
+//!   pool is refused.
 //!   A table with sequence number 1 is an exception: only the table without volumes that follows it at the creation may
 //!   be missing.
-//! - A whole table in the set to which its sequence number does not belong counts as damaged: no commit writes it there.
+//! - A whole table in the set to which its sequence number does not belong counts as damaged: no
+//!   commit writes it there.
 //! - Two different tables with the sequence number `g` leave no choice. The pool is refused.
 //!
-//! A copy that is damaged, or that a crash has torn, is written again at the next opening, from the other copy of its set.
-//! Pools of a former format have one copy in each set; their first commit makes them what stands above.
+//! A copy that is damaged, or that a crash has torn, is written again at the next opening, from the
+//! other copy of its set. Pools of a former format have one copy in each set; their first commit
+//! makes them what stands above.
 
 use crate::mutant::{self, Mutant};
 use crate::name::Uuid;
@@ -26,7 +30,8 @@ use crate::table::{ALIGNMENT, COPIES, DecodeError, MAX_BYTES, Table};
 use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
 use reactor::{BufferPool, MAX_BUFFER};
 
-/// Where the copies begin, by set. What stands before is left alone, so that the device is taken for nothing else.
+/// Where the copies begin, by set. What stands before is left alone, so that the device is taken
+/// for nothing else.
 pub const SETS: [[u64; 2]; 2] = [[64 << 10, 3 << 20], [2 << 20, 1 << 20]];
 /// Bytes before the first unit, at least.
 pub const RESERVED: u64 = 4 << 20;
@@ -68,8 +73,8 @@ pub enum State {
     Whole(Table),
     /// Bytes that are no table, or none that can be used.
     Bad(DecodeError),
-    /// A whole table with this sequence number, which belongs to the other set. No commit writes it here, so it proves
-    /// nothing.
+    /// A whole table with this sequence number, which belongs to the other set. No commit writes it
+    /// here, so it proves nothing.
     Misplaced(u64),
     /// It cannot be read.
     Unreadable(IoError),
@@ -159,8 +164,8 @@ pub async fn inspect(channel: &dyn Channel) -> Result<Vec<Copy>, IoError> {
 
 /// Reads the table.
 ///
-/// # Errors
-/// When there is none, a later version was here, which may have written more since, or the newest may be lost.
+/// # Errors When there is none, a later version was here, which may have written more since, or the
+/// newest may be lost.
 pub async fn read(channel: &dyn Channel) -> Result<Found, ReadError> {
     choose(inspect(channel).await.map_err(ReadError::Io)?)
 }
@@ -175,7 +180,8 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
         _ => None,
     });
     let later: Vec<DecodeError> = later.collect();
-    // A table that was acknowledged stands twice; one alone is a damaged copy, or of a change that has not happened.
+    // A table that was acknowledged stands twice; one alone is a damaged copy, or of a change that
+    // has not happened.
     let is_later = later.len() > 1 || copies.iter().all(|copy| copy.table().is_none());
     if let Some(error) = later.into_iter().next().filter(|_| is_later) {
         return Err(ReadError::Decode(error));
@@ -218,7 +224,8 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
         let twin = twin.unwrap_or_else(|| Table { sequence: table.sequence + 1, ..table.clone() });
         let broken = copies[other..other + 2].iter().filter(|copy| copy.table().is_none());
         damaged.extend(broken.map(|copy| rewrite(copy, &twin)));
-        // The twin counts, so that the next change is 3: a lone 1 never stands for a change that was acknowledged.
+        // The twin counts, so that the next change is 3: a lone 1 never stands for a change that
+        // was acknowledged.
         if !is_proved {
             return Ok(Found { table: twin, copies, damaged });
         }
@@ -226,7 +233,8 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     Ok(Found { table, copies, damaged })
 }
 
-/// What copies are worth beside the table that a pool works with: that alone counts, whatever the copies hold.
+/// What copies are worth beside the table that a pool works with: that alone counts, whatever the
+/// copies hold.
 pub fn compare(mut copies: Vec<Copy>, table: Table) -> Found {
     disown(&mut copies, table.pool);
     let set = (table.sequence % 2) as usize;
@@ -282,7 +290,8 @@ async fn read_bytes(channel: &dyn Channel, offset: u64, len: usize) -> Result<Ve
 /// When the device fails. A copy of the new table may be whole all the same: see [`take_back`].
 pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResult {
     let [first, second] = SETS[sequence as usize % 2];
-    // In the former format nothing stands in the second place. While that is written the first holds the table before.
+    // In the former format nothing stands in the second place. While that is written the first
+    // holds the table before.
     for offset in [second, first] {
         if mutant::is(Mutant::OneCopy) && offset == second {
             continue;
@@ -300,8 +309,9 @@ pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResu
     Ok(())
 }
 
-/// Puts an older table back over one whose [`write`] failed. `current` is the sequence number of the table that counts.
-/// A place that cannot be written is passed over when what it holds is known, and is not newer.
+/// Puts an older table back over one whose [`write`] failed. `current` is the sequence number of
+/// the table that counts. A place that cannot be written is passed over when what it holds is
+/// known, and is not newer.
 ///
 /// # Errors
 /// When the device fails: a copy that is newer than `current` may be left.

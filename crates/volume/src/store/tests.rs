@@ -1,4 +1,5 @@
-//! Copies of the table that no commit leaves, and those that proptest draws: two openings in a row agree.
+//! Copies of the table that no commit leaves, and those that proptest draws: two openings in a row
+//! agree.
 
 use super::*;
 use crate::extents::Extent;
@@ -127,7 +128,7 @@ fn two_newest_tables_with_one_number_leave_no_choice() {
     refused(&device([older.clone(), older, a, b]), &said);
 }
 
-/// What stands in the place of a copy.
+/// The content in the place of a copy.
 fn place() -> impl Strategy<Value = Vec<u8>> {
     let whole = (0u64..7, 0u8..4, prop::bool::weighted(0.2), prop::bool::weighted(0.1)).prop_map(
         |(sequence, volumes, is_former, is_foreign)| {
