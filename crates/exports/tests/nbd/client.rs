@@ -285,7 +285,7 @@ impl Client {
     }
 
     /// Whether the server has hung up: what it still said is thrown away.
-    pub fn is_hung_up_on(&mut self) -> bool {
+    pub fn is_disconnected(&mut self) -> bool {
         loop {
             match self.stream.read(&mut [0; 65536]) {
                 Ok(0) => return true,

@@ -15,7 +15,7 @@ fn patterned(offset: u64, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_in_every_form() {
+fn written_data_is_read_in_every_form() {
     let server = Server::start(4 * MIB);
     for (round, form) in FORMS.into_iter().enumerate() {
         let mut client = server.connect(form);
@@ -106,7 +106,7 @@ fn the_state_of_blocks_is_data() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_the_next_request_is_served() {
+fn an_invalid_request_is_refused_and_the_next_one_is_served() {
     let server = Server::start(MIB);
     for form in FORMS {
         let mut client = server.connect(form);
@@ -138,7 +138,7 @@ fn what_cannot_be_is_refused_and_the_next_request_is_served() {
 }
 
 #[test]
-fn what_the_device_says_is_told() {
+fn device_errors_are_reported_to_the_client() {
     let server = Server::start(MIB);
     for (error, number) in [
         (IoError::Medium, EIO),

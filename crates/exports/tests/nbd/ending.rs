@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 #[test]
-fn who_disconnects_gets_the_replies_that_are_due() {
+fn a_client_that_disconnects_gets_its_pending_replies() {
     let server = Server::start(MIB);
     for form in FORMS {
         server.device.set_delay(20_000_000);
@@ -28,13 +28,13 @@ fn who_disconnects_gets_the_replies_that_are_due() {
             .collect();
         cookies.sort_unstable();
         assert_eq!(cookies, (0..9).collect::<Vec<_>>());
-        assert!(client.is_hung_up_on());
+        assert!(client.is_disconnected());
         server.wait_for_clients(0);
     }
 }
 
 #[test]
-fn who_closes_its_side_gets_the_replies_that_are_due_too() {
+fn a_client_that_closes_its_sending_side_gets_its_pending_replies() {
     let server = Server::start(MIB);
     server.device.set_delay(10_000_000);
     let mut client = server.connect(Form::Structured);
@@ -45,13 +45,13 @@ fn who_closes_its_side_gets_the_replies_that_are_due_too() {
     client.stream.shutdown(Shutdown::Write).unwrap();
     let reply = client.reply();
     assert_eq!((reply.cookie, reply.error), (1, 0));
-    assert!(client.is_hung_up_on());
+    assert!(client.is_disconnected());
     server.wait_for_clients(0);
     assert_eq!(server.device.bytes(0, 512), (0..512).map(pattern).collect::<Vec<_>>());
 }
 
 #[test]
-fn who_vanishes_leaves_nothing_behind_and_no_write_by_halves() {
+fn a_client_that_vanishes_leaves_nothing_behind_and_no_partial_write() {
     let server = Server::start(MIB);
     let mut before = server.device.bytes(0, 32 * 4096);
     for round in 1..=10u8 {
@@ -99,7 +99,7 @@ fn an_export_that_stops_answers_what_it_has_and_refuses_the_rest() {
     assert_eq!(replies[..2], [(3, ESHUTDOWN), (4, ESHUTDOWN)]);
     replies.sort_unstable();
     assert_eq!(replies, [(1, 0), (2, 0), (3, ESHUTDOWN), (4, ESHUTDOWN)]);
-    assert!(client.is_hung_up_on());
+    assert!(client.is_disconnected());
     stopping.join().unwrap();
     assert_eq!(server.device.bytes(0, 512), [1; 512]);
     assert_eq!(server.device.bytes(512, 1)[0], pattern(512));
@@ -118,7 +118,7 @@ fn an_export_stops_at_once_whatever_its_clients_are_at() {
     let start = Instant::now();
     server.export = None;
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
-    assert!(idle.is_hung_up_on() && half.is_hung_up_on() && newcomer.is_hung_up_on());
+    assert!(idle.is_disconnected() && half.is_disconnected() && newcomer.is_disconnected());
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn an_export_stops_though_half_a_write_waits_for_room() {
     let reply = client.reply();
     assert_eq!((reply.cookie, reply.error, reply.data.len() as u64), (1, 0, 32 * MIB));
     let start = Instant::now();
-    assert!(client.is_hung_up_on());
+    assert!(client.is_disconnected());
     stopping.join().unwrap();
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
 }

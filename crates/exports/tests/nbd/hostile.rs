@@ -20,19 +20,19 @@ fn wrong_magics_end_the_connection() {
     for form in FORMS {
         let mut client = server.connect(form);
         client.stream.write_all(&[0xab; 64]).unwrap();
-        assert!(client.is_hung_up_on());
+        assert!(client.is_disconnected());
         // The header of another form is as wrong.
         let mut client = server.connect(form);
         let own = client.form;
         client.form = if own == Form::Extended { Form::Simple } else { Form::Extended };
         let bytes = [client.request(READ, 0, 1, 0, 512), vec![0; 32]].concat();
         client.stream.write_all(&bytes).unwrap();
-        assert!(client.is_hung_up_on());
+        assert!(client.is_disconnected());
     }
     for greeting in [&b"\0\0\0\x04"[..], b"\0\0\0\x03GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\xff"] {
         let mut client = Client::silent(&server.socket);
         client.stream.write_all(greeting).unwrap();
-        assert!(client.is_hung_up_on());
+        assert!(client.is_disconnected());
     }
     check_others(&server);
 }
@@ -43,11 +43,11 @@ fn lengths_that_lie_are_skipped_or_end_the_connection() {
     for form in [Form::Simple, Form::Structured] {
         let mut client = server.connect(form);
         client.send(WRITE, 0, 1, 0, 65 * MIB);
-        assert!(client.is_hung_up_on());
+        assert!(client.is_disconnected());
     }
     let mut client = server.connect(Form::Extended);
     client.send(READ, PAYLOAD_LEN, 1, 0, u64::MAX);
-    assert!(client.is_hung_up_on());
+    assert!(client.is_disconnected());
     let mut client = server.connect(Form::Extended);
     let stray = [client.request(READ, PAYLOAD_LEN, 1, 0, 1000), vec![7; 1000]].concat();
     client.stream.write_all(&stray).unwrap();
@@ -66,7 +66,7 @@ fn a_client_that_only_connects_is_hung_up_on() {
     let mut silent = Client::silent(&server.socket);
     let mut greeted = Client::greeted(&server.socket);
     check_others(&server);
-    assert!(silent.is_hung_up_on() && greeted.is_hung_up_on());
+    assert!(silent.is_disconnected() && greeted.is_disconnected());
     let took = start.elapsed();
     assert!(took > Duration::from_secs(9) && took < Duration::from_secs(18), "{took:?}");
 }
@@ -76,7 +76,7 @@ fn half_open_connections_keep_nobody_out() {
     let server = Server::start(MIB);
     let mut silent: Vec<Client> = (0..200).map(|_| Client::silent(&server.socket)).collect();
     check_others(&server);
-    assert!(silent[0].is_hung_up_on(), "the one that took longest had to go");
+    assert!(silent[0].is_disconnected(), "the one that took longest had to go");
     assert_eq!(server.export().stats().connections(), 1);
 }
 
@@ -84,9 +84,9 @@ fn half_open_connections_keep_nobody_out() {
 fn there_are_as_many_places_as_the_configuration_says() {
     let server = Server::over(SlowDevice::new(MIB), |config| Config { clients: 2, ..config });
     let mut clients = [server.connect(Form::Simple), server.connect(Form::Simple)];
-    assert!(Client::silent(&server.socket).is_hung_up_on());
+    assert!(Client::silent(&server.socket).is_disconnected());
     clients[0].send(DISC, 0, 0, 0, 0);
-    assert!(clients[0].is_hung_up_on());
+    assert!(clients[0].is_disconnected());
     wait_until(|| server.export().stats().clients() == 1);
     check_others(&server);
     assert_eq!(clients[1].run(FLUSH, 0, 0, 0).error, 0);

@@ -83,7 +83,7 @@ fn an_error_in_the_middle_is_told_where_there_is_a_way() {
     simple.send(READ, 0, 1, 0, LEN);
     let mut front = [0; 16];
     simple.stream.read_exact(&mut front).unwrap();
-    assert!(simple.is_hung_up_on(), "the data that was promised cannot come");
+    assert!(simple.is_disconnected(), "the data that was promised cannot come");
     server.wait_for_clients(1);
 }
 
@@ -109,7 +109,7 @@ fn clients_that_vanish_and_an_export_that_stops_in_the_middle_leave_nothing_behi
     let export = server.export.take();
     let stopping = std::thread::spawn(move || drop(export));
     writer.stream.write_all(&vec![1; (LEN - MIB) as usize - 1000]).unwrap_or(());
-    assert!(writer.is_hung_up_on());
+    assert!(writer.is_disconnected());
     stopping.join().unwrap();
     wait_until(|| memory.in_use() == 0);
 }
@@ -121,7 +121,7 @@ fn a_client_without_memory_for_its_connection_is_refused() {
     let server = Server::over(SlowDevice::new(MIB), config);
     // Half of 16 MiB, of 514 KiB each.
     let clients: Vec<Client> = (0..15).map(|_| server.connect(Form::Simple)).collect();
-    assert!(server.connect(Form::Simple).is_hung_up_on());
+    assert!(server.connect(Form::Simple).is_disconnected());
     assert_eq!(server.export().stats().clients(), 15);
     drop(clients);
     server.wait_for_clients(0);

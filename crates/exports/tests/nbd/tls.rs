@@ -80,7 +80,7 @@ fn read(client: &mut Client, session: &mut Session, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn who_asks_is_served_through_tls_a_byte_at_a_time_if_need_be() {
+fn a_client_that_starts_tls_is_served_even_byte_by_byte() {
     let files = files();
     let server = secured(files.path(), true);
     let mut client = asked(&server);
@@ -110,7 +110,7 @@ fn who_asks_is_served_through_tls_a_byte_at_a_time_if_need_be() {
 }
 
 #[test]
-fn who_does_not_ask_is_told_to_or_served_as_the_server_has_it() {
+fn a_client_without_tls_is_refused_or_served_as_configured() {
     let files = files();
     let server = secured(files.path(), true);
     let mut client = Client::greeted(&server.socket);
@@ -128,7 +128,7 @@ fn bytes_in_the_clear_are_never_taken_for_what_comes_through_tls() {
         let server = secured(files.path(), is_required);
         let mut client = Client::greeted(&server.socket);
         client.stream.write_all(&[STARTTLS, GO].concat()).unwrap();
-        assert!(client.is_hung_up_on());
+        assert!(client.is_disconnected());
         let mut client = asked(&server);
         client.stream.write_all(GO).unwrap();
         let mut alert = Vec::new();
@@ -162,7 +162,7 @@ fn a_stream_that_breaks_behind_tls_ends_its_connection_alone() {
     let (mut good, mut its) = served();
     let (mut client, _) = served();
     client.stream.write_all(b"something in the clear, longer than a header").unwrap();
-    assert!(client.is_hung_up_on());
+    assert!(client.is_disconnected());
     drop(served());
     server.wait_for_clients(1);
     its.write(&good.request(READ, 0, 7, 0, 512)).unwrap();

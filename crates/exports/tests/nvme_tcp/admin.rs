@@ -118,7 +118,7 @@ fn a_host_hears_of_a_namespace_that_grew_once_until_it_looks() {
 }
 
 #[test]
-fn whoever_asks_is_told_of_the_subsystem() {
+fn discovery_lists_the_subsystem() {
     let server = Server::with(MIB, |config| Config { hosts: vec![Nqn::new(HOST).unwrap()], ..config });
     let mut host = Host::initialized(server.address(), false, false);
     assert_eq!(host.connect(nqn::DISCOVERY, 0, 32, ANY_CONTROLLER, 0).status, Status::SUCCESS);
@@ -153,7 +153,7 @@ fn a_connect_that_makes_no_sense_is_refused_with_what_is_wrong() {
     let refused = |connect: Connect, data: ConnectData| {
         let mut host = Host::initialized(server.address(), false, false);
         let done = host.connect_as(&connect, &data);
-        assert!(host.is_hung_up_on());
+        assert!(host.is_disconnected());
         (done.status, InvalidParameter::parse(done.result))
     };
     let good = connect_data(SUBSYSTEM, ANY_CONTROLLER);
@@ -194,7 +194,7 @@ fn a_host_that_is_silent_for_too_long_is_hung_up_on() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         assert_eq!(host.run(&Command::keep_alive(), 0).status, Status::SUCCESS);
     }
-    assert!(host.is_hung_up_on() && io.is_hung_up_on());
+    assert!(host.is_disconnected() && io.is_disconnected());
     wait_until(|| server.export().stats().clients() == 0);
 }
 
@@ -203,7 +203,7 @@ fn a_controller_that_is_disabled_has_no_io_queues_and_can_be_enabled_again() {
     let server = Server::start(MIB);
     let (mut host, mut io) = server.connect();
     assert_eq!(host.set(offset::CC, 0).status, Status::SUCCESS);
-    assert!(io.is_hung_up_on());
+    assert!(io.is_disconnected());
     assert_eq!(host.get(offset::CSTS, 4).result, 0);
     host.enable();
     host.io_queue(1, 32).read(0, 1);

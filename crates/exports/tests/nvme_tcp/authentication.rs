@@ -96,7 +96,7 @@ fn authenticate(host: &mut Host, of_target: Option<&Key>) {
 fn failure(host: &mut Host) -> Failure {
     let bytes = hear(host);
     let Body::Failure1(failure) = Message::parse(&bytes).unwrap().0.body else { panic!("{bytes:?}") };
-    assert!(host.is_hung_up_on());
+    assert!(host.is_disconnected());
     failure
 }
 
@@ -150,7 +150,7 @@ fn nothing_is_served_before() {
     let id = io.id();
     io.send(disconnect(id));
     assert_eq!(io.finish(id).status, Status::SUCCESS);
-    assert!(io.is_hung_up_on());
+    assert!(io.is_disconnected());
     // The queue is free for who can have it.
     let mut io = connected(server.address(), 1, admin.controller, false);
     authenticate(&mut io, None);
@@ -161,7 +161,7 @@ fn nothing_is_served_before() {
 }
 
 #[test]
-fn who_is_not_in_the_file_may_not_come_and_finds_nothing() {
+fn a_host_without_a_secret_is_refused_and_discovers_nothing() {
     let server = simple();
     let mut stranger = Host::initialized(server.address(), false, false);
     let mut data = nvme::fabrics::ConnectData {
@@ -191,7 +191,7 @@ fn who_is_not_in_the_file_may_not_come_and_finds_nothing() {
 }
 
 #[test]
-fn who_has_not_the_secret_is_told_and_hung_up_on() {
+fn a_host_with_a_wrong_secret_is_informed_and_disconnected() {
     let server = simple();
     for text in [OF_TARGET, &SECRET.replace("-1:01:", "-1:02:")] {
         let (parties, wrong) = (parties(), key(text));
@@ -286,7 +286,7 @@ fn a_host_that_gives_up_is_hung_up_on() {
     let server = simple();
     let (mut host, _) = challenged(&server);
     say(&mut host, &Message { transaction: 7, body: Body::Failure2(Failure::Failed) }.encode());
-    assert!(host.is_hung_up_on());
+    assert!(host.is_disconnected());
 }
 
 #[test]
@@ -343,21 +343,21 @@ fn the_head_of_the_queue_goes_on_from_where_the_proof_ends() {
 }
 
 #[test]
-fn who_only_talks_is_hung_up_on() {
+fn a_host_that_sends_too_many_commands_is_disconnected() {
     let server = simple();
     let mut host = connected(server.address(), 0, ANY_CONTROLLER, false);
     for _ in 0..32 {
         assert_eq!(host.get(offset::CAP, 8).status, Status::AUTHENTICATION_REQUIRED);
     }
-    assert!(host.is_hung_up_on());
+    assert!(host.is_disconnected());
 }
 
 #[test]
-fn who_is_silent_is_hung_up_on_in_time() {
+fn a_silent_host_is_disconnected_in_time() {
     let server = simple();
     let start = Instant::now();
     let (mut host, _) = challenged(&server);
-    assert!(host.is_hung_up_on());
+    assert!(host.is_disconnected());
     let waited = start.elapsed();
     assert!(waited > Duration::from_secs(5) && waited < Duration::from_secs(18), "{waited:?}");
 }
@@ -405,7 +405,7 @@ fn hosts_that_have_proven_nothing_take_no_place_of_one_that_has() {
     let last = send(&mut late, &reply);
     assert_eq!(last.status, Status::SUCCESS);
     assert_eq!(receive(&mut late, 4096).status, Status::CONNECT_CONTROLLER_BUSY);
-    assert!(late.is_hung_up_on());
+    assert!(late.is_disconnected());
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn a_peer_that_has_proven_nothing_takes_no_queue_of_a_host() {
     let reply = talk.reply(&hear(&mut squatter)).unwrap();
     say(&mut squatter, &reply);
     assert_eq!(receive(&mut squatter, 4096).status, Status::COMMAND_SEQUENCE_ERROR);
-    assert!(squatter.is_hung_up_on());
+    assert!(squatter.is_disconnected());
     assert_eq!(io.write(0, &[2; 512]), Status::SUCCESS);
     let mut again = Host::initialized(server.address(), false, false);
     let refused = again.connect(SUBSYSTEM, 1, 32, admin.controller, 0);

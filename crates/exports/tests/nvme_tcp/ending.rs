@@ -12,7 +12,7 @@ fn with_the_admin_queue_its_io_queues_go_and_others_stay() {
     let (admin, mut io) = server.connect();
     let (_other, mut others) = server.connect();
     drop(admin);
-    assert!(io.is_hung_up_on());
+    assert!(io.is_disconnected());
     assert_eq!(others.read(0, 1).len(), 512);
     server.wait_for_clients(2);
 }
@@ -67,7 +67,7 @@ fn an_export_that_stops_waits_for_what_is_in_flight_and_not_for_data_that_never_
     assert!(start.elapsed() < Duration::from_secs(4));
     let Pdu::Data { data, .. } = io.receive() else { panic!("what was in flight was not answered") };
     assert_eq!(data.len(), 4096);
-    assert!(io.is_hung_up_on() && admin.is_hung_up_on());
+    assert!(io.is_disconnected() && admin.is_disconnected());
 }
 
 #[test]

@@ -272,7 +272,7 @@ impl Host {
     }
 
     /// Whether the target has hung up: what it still said is thrown away.
-    pub fn is_hung_up_on(&mut self) -> bool {
+    pub fn is_disconnected(&mut self) -> bool {
         loop {
             match self.stream.read(&mut [0; 65536]) {
                 Ok(0) => return true,

@@ -17,7 +17,7 @@ fn check_others(server: &Server) {
 /// What the host is told before it is hung up on.
 fn termination(host: &mut Host) -> TermReq {
     let Pdu::Terminated(reason) = host.receive() else { panic!("not terminated") };
-    assert!(host.is_hung_up_on());
+    assert!(host.is_disconnected());
     reason
 }
 
@@ -188,8 +188,8 @@ fn half_open_connections_keep_nobody_out_and_end() {
     let mut silent: Vec<Host> = (0..150).map(|_| Host::silent(server.address())).collect();
     let mut initialized = Host::initialized(server.address(), true, false);
     check_others(&server);
-    assert!(silent[0].is_hung_up_on(), "the one that took longest had to go");
-    assert!(silent[149].is_hung_up_on() && initialized.is_hung_up_on());
+    assert!(silent[0].is_disconnected(), "the one that took longest had to go");
+    assert!(silent[149].is_disconnected() && initialized.is_disconnected());
     assert!(start.elapsed() < Duration::from_secs(18));
 }
 

@@ -69,7 +69,7 @@ fn a_host_that_looks_for_the_head_of_the_queue_finds_it() {
 }
 
 #[test]
-fn what_can_be_compared_verified_zeroed_and_given_back_is() {
+fn compare_verify_write_zeroes_and_deallocate_work() {
     let device = Arc::new(MemDevice::new(&MemOptions::new(4 * MIB)).unwrap());
     let (export, _cores) = export(&[device], 1, |config| config);
     let mut admin = Host::admin(export.address(), crate::server::SUBSYSTEM);
@@ -108,7 +108,7 @@ fn what_can_be_compared_verified_zeroed_and_given_back_is() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_the_queue_goes_on() {
+fn an_invalid_command_is_refused_and_the_queue_keeps_working() {
     let server = Server::start(MIB);
     let (_admin, mut io) = server.connect();
     assert_eq!(io.run(&Command::read(1, 2047, 2), 1024).status, Status::LBA_OUT_OF_RANGE);

@@ -38,7 +38,7 @@ fn there_are_as_many_places_as_the_configuration_says() {
     let (_admin, io) = server.connect();
     let (mut refused, status) = connect(Host::initialized(server.address(), false, false), HOST);
     assert_eq!(status, Status::CONNECT_CONTROLLER_BUSY);
-    assert!(refused.is_hung_up_on());
+    assert!(refused.is_disconnected());
     drop(io);
     server.wait_for_clients(1);
     let (_host, status) = connect(Host::initialized(server.address(), false, false), HOST);
@@ -51,7 +51,7 @@ fn anonymous_discovery_takes_no_place_of_a_host() {
     let mut visitors: Vec<Host> = (0..40).map(|_| Host::admin(server.address(), DISCOVERY)).collect();
     let (_admin, mut io) = server.connect();
     assert_eq!(io.write(0, &[1; 512]), Status::SUCCESS);
-    assert!(visitors[0].is_hung_up_on(), "the oldest made room for the newest");
+    assert!(visitors[0].is_disconnected(), "the oldest made room for the newest");
     visitors[39].enable();
     drop(visitors);
     server.wait_for_clients(2);

@@ -146,7 +146,7 @@ fn a_host_is_the_same_over_all_its_controllers_and_not_by_its_identifier_alone()
 }
 
 #[test]
-fn who_preempts_is_answered_when_nothing_of_the_other_is_on_its_way() {
+fn a_preempt_completes_after_all_writes_of_the_preempted_host() {
     let server = Server::start(MIB);
     let (mut one, mut other) = (Peer::registered(&server, 1), Peer::registered(&server, 2));
     // The second queue is on another core.
@@ -261,7 +261,7 @@ fn with_a_directory_reservations_outlive_the_server_if_they_are_to() {
 }
 
 #[test]
-fn what_there_is_is_said_and_what_there_is_not_is_refused() {
+fn reservation_support_is_reported_and_invalid_commands_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for has_directory in [true, false] {
         let server = if has_directory { persistent(folder.path()) } else { Server::start(MIB) };

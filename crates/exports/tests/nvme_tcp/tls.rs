@@ -138,7 +138,7 @@ fn a_key_is_good_for_its_host_and_its_subsystem_only() {
     assert_eq!(security(&mut admin), (SECURITY_TLS, TREQ_REQUIRED));
     // Nobody has such a key here: the handshake fails.
     let stranger = through_tls(server.address(), OTHER, SUBSYSTEM, 0);
-    assert!(Host::silent(&stranger).is_hung_up_on());
+    assert!(Host::silent(&stranger).is_disconnected());
 }
 
 #[test]
