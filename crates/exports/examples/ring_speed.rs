@@ -1,8 +1,8 @@
-//! What one request through a virtqueue costs: the export over a null device on one processor, an initiator
-//! that polls on another.
+//! The cost of one request through a virtqueue: the export over a null device on one processor, a
+//! polling initiator on another.
 //!
-//! With `alone` both take turns on one thread: what the code costs without the way between processors, in time
-//! of that thread, so that it can be measured on a busy machine.
+//! With `alone` both take turns on one thread. This measures the cost of the code without the
+//! transfer between processors, in CPU time of that thread, so it works on a busy machine.
 //!
 //! `cargo run --release -p exports --example ring_speed -- [seconds] [packed] [alone] [qd=1,32]`
 
@@ -101,7 +101,7 @@ fn alone(packed: Choice, depths: &[u32]) {
         let ns = (thread_time() - start).as_nanos() as f64 / REQUESTS as f64;
         println!("{depth:>6} {ns:>8.0}");
     }
-    std::process::exit(0); // nobody turns the core any more: there is nobody to stop the export in order
+    std::process::exit(0); // the core does not run any more, so the export cannot be stopped cleanly
 }
 
 /// Goes from one thread to another.

@@ -8,7 +8,7 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {
         fd if fd < 0 => Err(io::Error::last_os_error()),
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a fresh descriptor with no other owner.
         fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
     }
 }

@@ -61,7 +61,8 @@ fn readable(fd: RawFd) -> libc::pollfd {
 
 /// Waits until one of `fds` has a requested event, or for `timeout_ms` (-1: no timeout).
 pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
-    // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a timeout.
+    // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a
+    // timeout.
     if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {
         fds.iter_mut().for_each(|fd| fd.revents = 0);
     }

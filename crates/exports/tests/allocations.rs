@@ -1,4 +1,4 @@
-//! What an export costs in memory: nothing per request once it is warm, and little while it is idle.
+//! Memory costs of an export: nothing per request once it is warm, and little while it is idle.
 
 mod common;
 

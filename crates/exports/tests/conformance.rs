@@ -1,4 +1,5 @@
-//! The suite that every device passes, through the export: device ─ export ─ rings ─ our own client.
+//! The suite that every device passes, through the export: device ─ export ─ rings ─ our own
+//! client.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Guests and VMMs that do what the specifications forbid: their own ring or connection ends, with nothing
-//! left behind, and others notice nothing.
+//! Guests and VMMs that do what the specifications forbid: their own ring or connection ends, with
+//! nothing left behind, and others notice nothing.
 
 mod common;
 
@@ -108,7 +108,7 @@ fn a_broken_ring_is_left_alone_and_the_other_goes_on() {
         assert!(wait_signal(&guest.queues[0].err, Duration::from_secs(5)), "{name}");
         assert_eq!(guest.read(1, 2, 512), expected(1024, 512), "{name}: the other queue");
         assert_eq!(neighbour.read(0, 2, 512), expected(1024, 512), "{name}: another guest");
-        // It says where it stopped, and serves again once it is set up anew.
+        // The ring reports its position, and works again once it is set up again.
         guest.stop_queue(0);
         guest.queues[0].ring.avail_idx().store(0, Ordering::SeqCst);
         guest.queues[0].ring.used_idx().store(0, Ordering::SeqCst);
@@ -138,8 +138,8 @@ fn a_vmm_that_truncates_its_memory_disturbs_nobody() {
     assert_eq!(next.read(0, 3, 512), expected(1536, 512));
 }
 
-/// A blocking eventfd whose counter is filled whenever a thread of the server is about to write to any descriptor:
-/// what a VMM achieves that tries often enough.
+/// A blocking eventfd whose counter is filled whenever a server thread is about to write to any
+/// descriptor. A VMM can reach this state by trying often enough.
 struct FilledEvent {
     event: Arc<File>,
     stop: Arc<AtomicBool>,
@@ -169,13 +169,15 @@ impl Drop for FilledEvent {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().map(JoinHandle::join);
         if std::thread::panicking() {
-            // A core that stands still would keep the server from ending, and the test from failing.
+            // A core that stands still would keep the server from ending, and the test from
+            // failing.
             let _ = (&*self.event).read(&mut [0; 8]);
         }
     }
 }
 
-/// Fills the counter of an event that nobody signals now. The event blocks afterwards, as it did before.
+/// Fills the counter of an event that has no other writer now. Afterwards the event is blocking
+/// again.
 fn fill(mut event: &File) {
     let set_flags = |flags: libc::c_int| {
         // SAFETY: sets the flags of a descriptor of ours.
@@ -187,8 +189,8 @@ fn fill(mut event: &File) {
     set_flags(0);
 }
 
-/// From now on every `write(2)` of the calling thread waits for the listener that is returned; `None` where this
-/// system does not have that.
+/// From now on every `write(2)` of the calling thread waits for the listener that is returned;
+/// `None` where this system does not have that.
 fn report_writes() -> Option<OwnedFd> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let number = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0);
@@ -199,7 +201,8 @@ fn report_writes() -> Option<OwnedFd> {
     let mut filter = [number, is_write, notify, allow];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: the program and its instructions live through the call; a descriptor that it returns is new.
+    // SAFETY: the program and its instructions live through the call; a descriptor that it returns
+    // is new.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let fd = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
@@ -207,7 +210,7 @@ fn report_writes() -> Option<OwnedFd> {
     }
 }
 
-/// Waits a moment for a thread that is about to write, calls `act`, and lets the thread go on.
+/// Waits briefly for a thread that is about to write, calls `act`, and resumes the thread.
 fn before_each_write(listener: &OwnedFd, act: impl FnOnce()) {
     const RECEIVE: libc::c_ulong = 0xc050_2100;
     const ANSWER: libc::c_ulong = 0xc018_2101;

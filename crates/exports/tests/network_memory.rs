@@ -1,4 +1,4 @@
-//! What clients that read nothing cost in memory. In a process of its own: what that has is measured.
+//! Memory costs of clients that read nothing. Has its own process, whose memory it measures.
 
 #[path = "nbd/client.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -45,7 +45,8 @@ fn sixty_four_clients_with_an_unread_read_of_32_mib_stay_within_the_budget() {
     let before = resident();
     let mut greedy: Vec<Client> = (0..64).map(|_| Client::connect(&socket, Form::Structured)).collect();
     greedy.iter_mut().for_each(|client| client.send(READ, 0, 1, 0, LONG));
-    // Each has been answered, as far as that goes without its reading, when its first bytes are there.
+    // Each has been answered, as far as that goes without its reading, when its first bytes are
+    // there.
     for client in &greedy {
         let peeked = socket2::SockRef::from(&client.stream).peek(&mut [MaybeUninit::uninit()]).unwrap();
         assert_eq!(peeked, 1);
@@ -61,7 +62,7 @@ fn sixty_four_clients_with_an_unread_read_of_32_mib_stay_within_the_budget() {
     assert_eq!(good.write(0, 0, &content), 0);
     let mut late = Client::connect(&socket, Form::Simple);
     assert!(late.read(0, LONG) == content);
-    // Whoever begins to read has all of it.
+    // A client that begins to read gets all of its data.
     for client in greedy.iter_mut().step_by(16) {
         assert!(client.chunks(0, LONG).unwrap() == content);
         assert_eq!(client.run(FLUSH, 0, 0, 0).error, 0);

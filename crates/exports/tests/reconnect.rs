@@ -1,5 +1,5 @@
-//! The server dies by SIGKILL with requests in flight, again and again; a VMM that keeps the in-flight region
-//! reconnects, and every request is completed exactly once.
+//! The server is killed with SIGKILL with requests in flight, repeatedly. A VMM that keeps the
+//! in-flight region reconnects, and every request is completed exactly once.
 //!
 //! The server is this test binary itself, run again with [`SERVER`] in its environment.
 
@@ -24,7 +24,7 @@ const DISK_BYTES: u64 = 1 << 20;
 const RING: u16 = 32;
 /// Requests kept in flight.
 const DEPTH: u16 = 16;
-/// Where the data of requests starts in guest memory.
+/// Guest address of the requests' data.
 const DATA: u64 = 1 << 20;
 const BLOCK: u32 = 512;
 
@@ -72,7 +72,7 @@ struct Survivor {
     /// Answer and file of GET_INFLIGHT_FD.
     inflight: Option<(Vec<u8>, OwnedFd)>,
     vmm: Option<Vmm>,
-    /// What each slot is writing: block and version.
+    /// The current write of each slot: block and version.
     writes: Vec<Option<(u64, u64)>>,
     /// The last version of each block that was acknowledged or is in flight.
     versions: Vec<u64>,
@@ -138,7 +138,8 @@ impl Survivor {
         vmm.send(Request::SetMemTable, &memory, &[self.memory.fd.as_raw_fd()]);
         vmm.send(Request::SetVringNum, &[pair(0, RING.into())], &[]);
         let layout = self.queue.ring_layout();
-        // QEMU knows the used index of a split ring from the ring, and of a packed one what it knew at first.
+        // QEMU knows the used index of a split ring from the ring, and of a packed one what it knew
+        // at first.
         let used_idx = self.memory.read(GUEST_BASE + layout.device as u64 + 2, 2);
         let base = match self.is_packed {
             true => 0x8000_8000,
@@ -240,7 +241,7 @@ fn survive_kills(is_packed: bool, event_idx: bool) {
         survivor.publish();
         survivor.work(Duration::from_micros(2_000 + 3_777 * round), &mut seed);
         drop(server);
-        // What it published before it died counts; slots are filled again while nobody serves.
+        // Completions published before the kill count; slots are filled again while no server runs.
         for slot in survivor.reap() {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             survivor.submit(slot, seed >> 33);
@@ -256,7 +257,8 @@ fn survive_kills(is_packed: bool, event_idx: bool) {
         disk.read_exact_at(&mut bytes, block as u64 * u64::from(BLOCK)).unwrap();
         assert_eq!(bytes, contents(block as u64, version), "block {block}");
     }
-    // In order now: the ring stops where it is, and a session without the region goes on from there.
+    // Now an orderly stop: the ring stops at its position, and a session without the region
+    // continues there.
     let vmm = survivor.vmm.take().unwrap();
     let answer = vmm.ask(Request::GetVringBase, &[0]);
     let base = u32::from_ne_bytes(answer[4..8].try_into().unwrap());

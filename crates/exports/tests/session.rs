@@ -1,5 +1,5 @@
-//! The export as a VMM sees it: negotiation, configuration space, rings that start and stop, memory that
-//! comes and goes, clients that leave.
+//! The export as a VMM sees it: negotiation, configuration space, rings that start and stop, memory
+//! that comes and goes, clients that leave.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn the_configuration_space_is_answered_in_any_length_up_to_256() {
         let part = config_space(&guest.vmm, offset, size);
         assert_eq!(part, whole[offset as usize..(offset + size) as usize]);
     }
-    assert!(config_space(&guest.vmm, 250, 7).is_empty(), "refused, and the session goes on");
+    assert!(config_space(&guest.vmm, 250, 7).is_empty(), "refused, and the session still works");
     assert_eq!(guest.vmm.ask_u64(Request::GetQueueNum), 4);
     assert!(guest.vmm.ask_u64(Request::GetMaxMemSlots) >= 32);
 }
@@ -99,7 +99,8 @@ fn header_and_status_may_lie_anywhere_in_the_descriptors() {
     let at = guest.scratch(0, 40);
     guest.memory.write(at, &Header { kind: VIRTIO_BLK_T_IN, ioprio: 0, sector: 2 }.to_bytes());
     let buffer = |addr, len, is_writable| Buffer { addr, len, is_writable };
-    // The header in two descriptors; data and status together in one that is split in the middle of the data.
+    // The header in two descriptors; data and status together in one that is split in the middle of
+    // the data.
     guest.submit_chain(
         0,
         &[
@@ -319,7 +320,7 @@ fn memory_regions_come_and_go_while_rings_run() {
         assert_eq!(server.device.regions().len(), 1);
         assert_eq!(guest.read(0, round, 512), expected(round * 512, 512));
     }
-    // The region with the rings goes away and comes back: the ring waits and goes on.
+    // The region with the rings is removed and added again: the ring waits and then continues.
     let first = [0, GUEST_BASE, guest.memory.len, 0x7e00_0000_0000, 0];
     assert!(guest.vmm.send_acked(Request::RemMemReg, &first, &[]));
     let io = guest.submit(0, VIRTIO_BLK_T_IN, 3, Data::In(512));

@@ -67,7 +67,8 @@ impl Job {
     #[inline]
     async fn read(&self, target: &Target) -> IoResult {
         let Some(memory) = &self.memory else { return Err(IoError::Invalid) };
-        // SAFETY: the memory is the job's, which this future borrows; what is awaited below ends before it does.
+        // SAFETY: the memory is the job's, which this future borrows; what is awaited below ends
+        // before it does.
         let data = unsafe { memory.data() };
         target.transfer(Op::Read, Flags::NONE, self.blocks(target).offset, data).await
     }

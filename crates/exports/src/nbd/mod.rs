@@ -16,8 +16,8 @@
 //! until the client has read its replies. While the memory budget for all network clients is used
 //! up, a connection has less, and its long requests are split into [`pieces`].
 //!
-//! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its extension "extended
-//! headers".
+//! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its
+//! extension "extended headers".
 
 mod blocks;
 mod connection;
@@ -71,12 +71,13 @@ pub struct Config {
     pub tls: Option<Security>,
     /// Connections at a time, up to [`MAX_CLIENTS`]; more are refused.
     pub clients: usize,
-    /// Connections from one address at a time, of clients without a key of their own. `None`: three quarters of
-    /// `clients`, or all if these are fewer than 32. Unix sockets have no such limit.
+    /// Connections from one address at a time, of clients without a key of their own. `None`: three
+    /// quarters of `clients`, or all if these are fewer than 32. Unix sockets have no such limit.
     pub address_clients: Option<usize>,
     /// The memory budget of its connections.
     pub memory: MemoryBudget,
-    /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn. Empty: all.
+    /// The cores (places in the list given to [`Nbd::start`]) that serve connections, in turn.
+    /// Empty: all.
     pub core_map: Vec<usize>,
 }
 

@@ -1,7 +1,8 @@
 //! The handshake of a queue: ICReq and ICResp, Connect and its response, then the host's
 //! authentication if it is required.
 //!
-//! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3 (Connect).
+//! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3
+//! (Connect).
 
 use super::authentication::{Answer, Authentication};
 use super::ports::Port;

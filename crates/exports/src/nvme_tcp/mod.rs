@@ -25,7 +25,8 @@
 //! | [`reservations`] | write access of hosts that share a namespace |
 //! | [`io`], [`admin`], [`log_pages`] | execution of commands |
 //!
-//! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP Transport Specification 1.0.
+//! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP
+//! Transport Specification 1.0.
 
 mod admin;
 mod authentication;
@@ -157,7 +158,8 @@ pub struct Config {
     pub host_clients: Option<usize>,
     /// The memory budget of its connections.
     pub memory: MemoryBudget,
-    /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn. Empty: all.
+    /// The cores (places in the list given to [`NvmeTcp::start`]) that serve queues, in turn.
+    /// Empty: all.
     pub core_map: Vec<usize>,
 }
 

@@ -184,7 +184,8 @@ impl Reader {
     pub(super) fn with_due<R>(&mut self, receive: impl FnOnce(&mut Inbox, Data<'_>) -> R) -> R {
         match &self.state {
             State::Data(Payload { memory, start, len, received, .. }) => {
-                // SAFETY: the memory is ours until it goes with its payload, which is after this call.
+                // SAFETY: the memory is ours until it goes with its payload, which is after this
+                // call.
                 let data = unsafe { memory.data() };
                 receive(&mut self.inbox, data.part(start + received, len - received))
             }

@@ -6,8 +6,9 @@
 //!             └── flush: sendmsg ◄───────────── Link: Outbox ◄─────────────────────┘
 //! ```
 //!
-//! A *slot* is a task that serves one request at a time; over a device that completes at once one slot serves whole
-//! batches. A request counts from the moment it is taken until its reply is with the kernel, and so does its memory.
+//! A *slot* is a task that serves one request at a time; over a device that completes at once one
+//! slot serves whole batches. A request counts from the moment it is taken until its reply is with
+//! the kernel, and so does its memory.
 //!
 //! ```text
 //!   Open ──leave, end of stream──► Leaving ─┐   (no more is read; pending requests are answered)

@@ -65,7 +65,8 @@ pub(crate) struct ConnectionLimits {
     pub(crate) is_closed: bool,
 }
 
-/// The connections that one address or one host may have out of `total`: three quarters, or all of a few.
+/// The connections that one address or one host may have out of `total`: three quarters, or all of
+/// a few.
 pub(crate) fn default_limit(total: usize) -> usize {
     if total < LEAST_TO_KEEP { total } else { total - total / 4 }
 }

@@ -51,7 +51,7 @@ fn adopt() -> Vec<Passed> {
         variable("LISTEN_FDNAMES").as_deref(),
     );
     let adopt = |(fd, name)| {
-        // SAFETY: whoever started this process says that the descriptor was opened for it; nobody else here takes
+        // SAFETY: the parent process passed this descriptor; no other code in this process takes
         // it, since this runs once. One that is not open is found here, and not taken.
         let socket = unsafe {
             let flags = libc::fcntl(fd, libc::F_GETFD);

@@ -129,10 +129,10 @@ impl Memory {
 impl Memory {
     /// Passes `len` bytes from `start` on to `see`, piece by piece.
     pub(crate) fn look(&mut self, start: usize, len: usize, mut see: impl FnMut(&[u8])) {
-        // SAFETY: no request has this memory now: it is borrowed exclusively, by whoever put something in.
+        // SAFETY: no request has this memory now: it is borrowed exclusively.
         let data = unsafe { self.data() };
         for piece in data.part(start, len).iter() {
-            // SAFETY: a piece is part of a buffer of ours, and nobody writes there meanwhile.
+            // SAFETY: a piece is part of a buffer of ours, and nothing writes there meanwhile.
             see(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
         }
     }
@@ -187,7 +187,7 @@ mod tests {
                 assert_eq!(memory.fill(half, &bytes[half..]), len - half);
                 assert_eq!(memory.fill(len, b"more"), 0);
                 let mut got = vec![0; len];
-                // SAFETY: nobody else has the memory.
+                // SAFETY: the memory has no other user.
                 assert_eq!(unsafe { memory.data() }.copy_to(&mut got), len);
                 assert!(got == bytes);
                 memory.cut(len / 3, half);

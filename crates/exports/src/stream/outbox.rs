@@ -94,7 +94,8 @@ impl Outbox {
             message.msg_iov = self.pieces.as_mut_ptr();
             message.msg_iovlen = self.pieces.len();
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-            // SAFETY: the pieces are fronts and data of replies that we own, and nothing is added meanwhile.
+            // SAFETY: the pieces are fronts and data of replies that we own, and nothing is added
+            // meanwhile.
             let sent = unsafe { libc::sendmsg(wire.fd(), &raw const message, flags) };
             if sent < 0 {
                 let error = io::Error::last_os_error();
@@ -144,7 +145,8 @@ impl Outbox {
             for at in (0..piece_len).step_by(tls::RECORD) {
                 let len = tls::RECORD.min(piece_len - at);
                 let from = piece.iov_base.cast::<u8>().wrapping_add(at).cast_const();
-                // SAFETY: the piece is part of a front or the data of a reply that we own, and `to` is elsewhere.
+                // SAFETY: the piece is part of a front or the data of a reply that we own, and `to`
+                // is elsewhere.
                 tls.say(len, |to| unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) })?;
             }
             self.sealed += piece_len;

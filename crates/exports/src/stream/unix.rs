@@ -102,7 +102,8 @@ pub fn listen(path: &Path, permissions: u32, group: Option<u32>) -> io::Result<(
     Ok((UnixListener::from(socket), claim))
 }
 
-/// A stream socket bound to `path` that does not listen yet, which the standard library cannot make.
+/// A stream socket bound to `path` that does not listen yet, which the standard library cannot
+/// make.
 fn bind_closed(path: &Path) -> io::Result<OwnedFd> {
     // SAFETY: plain data, valid when zeroed.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -115,7 +116,8 @@ fn bind_closed(path: &Path) -> io::Result<OwnedFd> {
     for (target, byte) in address.sun_path.iter_mut().zip(bytes) {
         *target = *byte as libc::c_char;
     }
-    // SAFETY: the new descriptor is ours alone; `address` is a live sockaddr_un of the size that is given.
+    // SAFETY: the new descriptor is ours alone; `address` is a live sockaddr_un of the size that is
+    // given.
     unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {

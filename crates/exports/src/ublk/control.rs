@@ -377,8 +377,8 @@ impl Control {
         self.sequence += 1;
         let entry = UringCmd80::new(Fd(self.file.as_raw_fd()), op).cmd(command.to_bytes());
         let entry = entry.build().user_data(self.sequence);
-        // SAFETY: `with_memory` names a variable of the caller, which waits here until the command has ended, or never
-        // frees it.
+        // SAFETY: `with_memory` names a variable of the caller, which waits here until the command
+        // has ended, or never frees it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::other("too many earlier commands timed out"))?;
         let deadline = patience.map(|patience| Instant::now() + patience);

@@ -45,8 +45,9 @@ impl Descriptors {
     #[inline]
     pub(super) fn read(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tag {tag} of {}", self.depth);
-        // SAFETY: inside the mapping, which has one for each tag. The kernel writes to it, so it is read as volatile; it
-        // does so before it hands the request over, and not again until the answer.
+        // SAFETY: inside the mapping, which has one for each tag. The kernel writes to it, so it is
+        // read as volatile; it does so before it hands the request over, and not again until the
+        // answer.
         unsafe { self.memory.add(tag.into()).read_volatile() }
     }
 }

@@ -9,7 +9,8 @@ use block::Limits;
 /// Largest logical block that the driver supports: a page.
 const MAX_BLOCK: u32 = 4096;
 
-/// The parameters of a disk over a device with these limits, whose requests are at most `max_io` bytes long.
+/// The parameters of a disk over a device with these limits, whose requests are at most `max_io`
+/// bytes long.
 pub(super) fn of(limits: &Limits, config: &Config, max_io: u32) -> Params {
     let is_read_only = config.read_only || limits.read_only;
     let physical = limits.physical_block_size.max(limits.block_size);

@@ -117,7 +117,7 @@ pub(super) struct Served {
     waiters: Box<[RefCell<Option<Waker>>]>,
     /// Buffers of reads whose commit has not been submitted yet.
     held: RefCell<Vec<Buffer>>,
-    /// Tags whose command has not failed for good.
+    /// Tags whose command has not failed permanently.
     tags_left: Cell<u16>,
     connected: RefCell<Option<Arc<Connected>>>,
     is_ending: Arc<AtomicBool>,
@@ -419,9 +419,9 @@ impl Served {
 
 fn push(ring: &mut Ring, op: u32, command: IoCommand) {
     let entry = UringCmd16::new(Fixed(0), op).cmd(command.to_bytes()).build();
-    // SAFETY: an address in the command is a buffer's, which `get_data` keeps until the kernel has copied and `commit`
-    // hands to `held`, where it stays until the entry is submitted: the kernel copies what was read while it takes the
-    // entry.
+    // SAFETY: an address in the command is a buffer's, which `get_data` keeps until the kernel has
+    // copied and `commit` hands to `held`, where it stays until the entry is submitted: the kernel
+    // copies what was read while it takes the entry.
     unsafe { ring.push(&entry.user_data(command.tag.into())) };
 }
 

@@ -39,7 +39,7 @@ pub(super) async fn read(
     stats: &QueueStats,
 ) -> IoResult {
     let segment = buffer.segment();
-    // SAFETY: the caller keeps the buffer until this has ended, and nobody else refers to it.
+    // SAFETY: the caller keeps the buffer until this has ended, and nothing else refers to it.
     let data = unsafe { Data::one(&segment) };
     let request = Request::read(data);
     let result = match descriptor.offset() {

@@ -17,7 +17,8 @@
 //! ([`journal`]). A server that is stopped also leaves the device while it is on the bus; `vdpa dev
 //! del` removes it from there.
 //!
-//! Source of truth: Linux, include/uapi/linux/vduse.h and Documentation/userspace-api/vduse.rst; virtio 1.3, 5.2.
+//! Source of truth: Linux, include/uapi/linux/vduse.h and Documentation/userspace-api/vduse.rst;
+//! virtio 1.3, 5.2.
 
 mod char_device;
 mod control;

@@ -106,8 +106,8 @@ pub(super) const UPDATE_IOTLB: u32 = 2;
 pub(super) const RESULT_OK: u32 = 0;
 pub(super) const RESULT_FAILED: u32 = 1;
 
-/// `struct vduse_dev_request` and, with `kind` and `request_id` swapped for `request_id` and `result`, `struct
-/// vduse_dev_response`: six words and a union of 128 bytes.
+/// `struct vduse_dev_request` and, with `kind` and `request_id` swapped for `request_id` and
+/// `result`, `struct vduse_dev_response`: six words and a union of 128 bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {

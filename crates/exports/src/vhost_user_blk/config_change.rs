@@ -69,8 +69,8 @@ fn peek(main: &UnixStream, take_fd: bool) -> Option<([u8; HEADER], Option<OwnedF
         message.msg_controllen = unsafe { libc::CMSG_LEN(size_of::<i32>() as u32) } as usize;
     }
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: `message` points to live buffers of the lengths that it carries; control messages are read as
-    // the kernel wrote them, and a descriptor among them is new and ours.
+    // SAFETY: `message` points to live buffers of the lengths that it carries; control messages are
+    // read as the kernel wrote them, and a descriptor among them is new and ours.
     unsafe {
         if libc::recvmsg(main.as_raw_fd(), &raw mut message, flags) != HEADER as isize {
             return None;

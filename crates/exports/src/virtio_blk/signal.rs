@@ -55,8 +55,8 @@ impl ErrorEvent {
         match self {
             ErrorEvent::Own(event) => {
                 let one = 1u64;
-                // SAFETY: writes 8 bytes of a live variable. It fails only when the counter is full: then the
-                // event is readable already.
+                // SAFETY: writes 8 bytes of a live variable. It fails only when the counter is
+                // full: then the event is readable already.
                 unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
             }
             ErrorEvent::Peer(event) => PeerEvent::new(event.as_fd())?.signal(),

@@ -19,7 +19,7 @@ pub struct SharedBuffers {
 
 #[derive(Default)]
 struct Places {
-    /// What was cut off so far, in bytes.
+    /// Total bytes cut off so far.
     cut: usize,
     /// Offsets of free buffers, by the exponent of their length.
     free: [Vec<usize>; 21],

@@ -1,4 +1,5 @@
-//! A guest with split rings written by hand: any descriptor in any place, and requests the usual way.
+//! A guest with split rings written by hand: any descriptor in any place, and requests the usual
+//! way.
 
 use super::vmm::{Request, Vmm, eventfd};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -8,9 +9,9 @@ use std::time::{Duration, Instant};
 use virtio::blk::{HEADER_BYTES, Header};
 use virtio::ring::{DESC_F_NEXT, DESC_F_WRITE, SplitDescriptor, SplitRing};
 
-/// Where the guest sees its memory.
+/// The guest's address of its memory.
 pub const GUEST_BASE: u64 = 0x4000_0000;
-/// Where the VMM sees the guest's memory; nobody but the export's translation cares.
+/// The VMM's address of the guest's memory, which only the export translates.
 const USER_BASE: u64 = 0x7e00_0000_0000;
 /// Bytes of each ring area, and of what belongs to a queue.
 const AREA: u64 = 0x4000;
@@ -19,12 +20,12 @@ const QUEUE_BYTES: u64 = 0x1_0000;
 /// Protocol features the guest's VMM asks for.
 pub const PROTOCOL_FEATURES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 15;
 
-/// What a guest looks like.
+/// The configuration of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     pub queues: usize,
     pub size: u16,
-    /// Taken out of what the export offers.
+    /// Features that the guest refuses.
     pub refused_features: u64,
     pub memory: u64,
 }

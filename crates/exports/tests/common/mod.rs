@@ -1,5 +1,5 @@
-//! What the tests of the export share: a device that can be slow, and a VMM with a guest written by hand,
-//! which can do everything right or anything wrong.
+//! Test helpers: a device that can be slow, and a handwritten VMM with a guest, which can follow or
+//! violate the protocol.
 
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 

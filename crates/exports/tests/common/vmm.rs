@@ -92,7 +92,7 @@ impl Vmm {
         let mut iov = [libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: 12 }];
         // SAFETY: `header` takes any bytes.
         let (got, count) = unsafe { self.socket.recv_with_fds(&mut iov, &mut fds) }.unwrap();
-        assert_eq!(got, 12, "the export hung up instead of answering {request:?}");
+        assert_eq!(got, 12, "the export disconnected instead of answering {request:?}");
         assert_eq!(u32::from_ne_bytes(header[..4].try_into().unwrap()), request as u32);
         let len = u32::from_ne_bytes(header[8..].try_into().unwrap());
         let mut body = vec![0; len as usize];
@@ -101,12 +101,12 @@ impl Vmm {
         (body, (count == 1).then(|| unsafe { OwnedFd::from_raw_fd(fds[0]) }))
     }
 
-    /// Sends bytes that may be no message at all; the other side may have hung up.
+    /// Sends bytes that may not be a message; the export may have disconnected already.
     pub fn send_raw(&self, bytes: &[u8]) {
         let _ = (&self.socket).write_all(bytes);
     }
 
-    /// Whether the export hangs up (it may send something before).
+    /// Whether the export disconnects (it may send data before).
     pub fn is_hung_up(&self) -> bool {
         let mut rest = Vec::new();
         match (&self.socket).read_to_end(&mut rest) {

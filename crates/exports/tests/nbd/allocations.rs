@@ -1,4 +1,4 @@
-//! What the server costs in memory: nothing per request once it is warm.
+//! Memory costs of the server: nothing per request once it is warm.
 
 use crate::client::*;
 use crate::server::{MIB, export};
@@ -49,7 +49,8 @@ fn work(client: &mut Client, rounds: usize) {
     }
 }
 
-/// Has more requests come at once than the server takes, as may happen later to a server that is held up.
+/// Has more requests come at once than the server takes, as may happen later to a server that is
+/// held up.
 fn crowd(client: &mut Client) {
     let all: Vec<u8> = (0..1000).flat_map(|cookie| client.request(FLUSH, 0, cookie, 0, 0)).collect();
     client.stream.write_all(&all).unwrap();

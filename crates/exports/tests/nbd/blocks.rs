@@ -1,4 +1,5 @@
-//! Clients that never asked for the sizes of blocks: they read and write any bytes, and no write is lost for that.
+//! Clients that never asked for the sizes of blocks: they read and write any bytes, and no write is
+//! lost for that.
 
 use crate::client::*;
 use crate::device::{SlowDevice, pattern};
@@ -105,7 +106,8 @@ fn a_write_of_a_part_waits_for_writes_of_its_block_and_for_no_others() {
     let mut whole = [server.connect(Form::Simple), server.connect(Form::Simple)];
     let mut part = unaware(&server, Form::Simple);
     for round in 0..2u8 {
-        // The first time the export has not kept track of what is on its way; the core of the other connection has it.
+        // The first time the export has not kept track of what is on its way; the core of the other
+        // connection has it.
         for client in &mut whole {
             server.device.set_delay(300_000_000);
             let before = server.device.executed();

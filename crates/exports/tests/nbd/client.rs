@@ -76,7 +76,8 @@ impl Client {
         Client { stream, form: Form::Simple, reads: HashMap::new(), size: 0, flags: 0 }
     }
 
-    /// A client that may send requests, and has `base:allocation` where it can. It has asked for the sizes of blocks.
+    /// A client that may send requests, and has `base:allocation` where it can. It has asked for
+    /// the sizes of blocks.
     pub fn connect(socket: &Path, form: Form) -> Client {
         Client::asking(socket, form, &[0, 0, 0, 0, 0, 1, 0, 3])
     }
@@ -284,7 +285,7 @@ impl Client {
         bytes
     }
 
-    /// Whether the server has hung up: what it still said is thrown away.
+    /// Whether the server has disconnected; discards remaining data.
     pub fn is_disconnected(&mut self) -> bool {
         loop {
             match self.stream.read(&mut [0; 65536]) {

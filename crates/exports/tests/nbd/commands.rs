@@ -27,7 +27,7 @@ fn written_data_is_read_in_every_form() {
             assert!(client.read(at, len as u64) == data, "{form:?} {len}");
         }
         assert_eq!(client.run(FLUSH, 0, 0, 0).error, 0);
-        // Where it was before, for the next round.
+        // Restores the old content for the next round.
         assert_eq!(client.write(0, 512, &patterned(512, 1024)), 0);
     }
 }
@@ -87,7 +87,7 @@ fn the_longest_payload_goes_through_and_a_longer_one_is_refused() {
         if form != Form::Extended {
             assert_eq!(client.write(0, 0, &vec![0; 33 << 20]), EINVAL);
         }
-        assert!(client.read(MIB, 512) == data[..512], "the stream goes on");
+        assert!(client.read(MIB, 512) == data[..512], "the connection still works");
     }
 }
 
@@ -287,7 +287,8 @@ fn every_byte_of_an_image_that_ends_inside_a_block_is_served() {
         }
         assert!(copy[..SIZE] == content && copy[SIZE..].iter().all(|byte| *byte == 0));
     }
-    // A write behind the end of the file is refused whole. One that has zeroes there keeps the rest, and the file's size.
+    // A write behind the end of the file is refused whole. One that has zeroes there keeps the
+    // rest, and the file's size.
     let mut client = Client::connect(&socket, Form::Structured);
     assert_ne!(client.write(0, 999_936, &[9; 512]), 0);
     let mut block = [0; 512];

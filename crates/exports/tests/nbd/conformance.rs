@@ -1,4 +1,5 @@
-//! The suite that every device passes, through the export: device ─ server ─ socket ─ our own client.
+//! The suite that every device passes, through the export: device ─ server ─ socket ─ our own
+//! client.
 
 use crate::server::{MIB, export};
 use block::Device;

@@ -1,4 +1,4 @@
-//! Clients that mean ill, or know no better: they are hung up on, and others notice nothing.
+//! Hostile and faulty clients: the server disconnects them, and other clients are not affected.
 
 use crate::client::*;
 use crate::device::SlowDevice;
@@ -8,7 +8,7 @@ use exports::nbd::Config;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Somebody who behaves, and is served all the time.
+/// Checks that a well-behaved client is still served.
 fn check_others(server: &Server) {
     let mut client = server.connect(Form::Structured);
     assert_eq!(client.run(FLUSH, 0, 0, 0).error, 0);
@@ -109,7 +109,7 @@ fn a_client_that_does_not_read_is_not_read_from_and_holds_its_own_memory_only() 
     }
     // 32 MiB and what is in the socket.
     let executed = server.device.executed();
-    assert!(executed < 240, "{executed} MiB for nobody");
+    assert!(executed < 240, "{executed} MiB for a client that is gone");
     for _ in 0..4000 {
         assert_eq!(greedy.reply().data.len(), MIB as usize);
     }

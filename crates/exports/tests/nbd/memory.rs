@@ -1,4 +1,5 @@
-//! Requests that are longer than the memory that there is for them: they go in pieces, and end as all others do.
+//! Requests that are longer than the memory that there is for them: they go in pieces, and end as
+//! all others do.
 
 use crate::client::*;
 use crate::device::{SlowDevice, pattern};
@@ -31,7 +32,7 @@ fn a_long_read_comes_in_chunks_or_as_one_reply_where_chunks_cannot_be() {
     drop(unaware);
     for (form, flags) in [(Form::Simple, 0), (Form::Structured, 4)] {
         let mut client = server.connect(form);
-        // Two that may not be interrupted, and short ones beside them.
+        // Two replies that must not be interrupted, and short ones in between.
         for cookie in 0..2 {
             client.send(READ, flags, cookie, cookie * MIB, LEN);
             client.send(READ, 0, 10 + cookie, cookie * 4096, 4096);
@@ -77,7 +78,7 @@ fn an_error_in_the_middle_is_told_where_there_is_a_way() {
     assert_eq!(structured.read_chunks(0, LEN), Err(EIO));
     assert_eq!(structured.read_chunks(5 * MIB, LEN), Err(EIO));
     assert_eq!(structured.write(0, 0, &vec![1; LEN as usize]), EIO);
-    assert_eq!(structured.run(FLUSH, 0, 0, 0).error, 0, "the connection goes on");
+    assert_eq!(structured.run(FLUSH, 0, 0, 0).error, 0, "the connection still works");
     simple.send(READ, 0, 1, 5 * MIB, LEN);
     assert_eq!(simple.reply().error, EIO, "nothing of it had been sent");
     simple.send(READ, 0, 1, 0, LEN);

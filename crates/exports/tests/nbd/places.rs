@@ -42,7 +42,7 @@ fn one_address_leaves_places_to_the_others() {
     assert!(client([127, 0, 0, 3], &export).is_some());
     drop(taken);
     crate::server::wait_until(|| export.stats().clients() == 0);
-    assert!(client([127, 0, 0, 2], &export).is_some(), "places come back");
+    assert!(client([127, 0, 0, 2], &export).is_some(), "slots are freed");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! TLS as clients find it: those who ask for it, those who do not, and those who try to slip something in.
+//! TLS as clients find it: those who ask for it, those who do not, and those who try to slip
+//! something in.
 
 use crate::client::{Client, Form, READ};
 use crate::device::SlowDevice;
@@ -35,7 +36,7 @@ fn answer(client: &mut Client) -> u32 {
     number(12)
 }
 
-/// A client that was told to go on with TLS.
+/// A client whose STARTTLS was acknowledged.
 fn asked(server: &Server) -> Client {
     let mut client = Client::greeted(&server.socket);
     client.stream.write_all(STARTTLS).unwrap();
@@ -55,7 +56,7 @@ fn agree(client: &mut Client, files: &Path) -> Session {
         pump(client, &mut session);
         let mut bytes = [0; 1000];
         let len = client.stream.read(&mut bytes).unwrap();
-        assert!(len > 0, "hung up on");
+        assert!(len > 0, "disconnected");
         session.feed(&bytes[..len]);
     }
     pump(client, &mut session);
@@ -70,7 +71,7 @@ fn read(client: &mut Client, session: &mut Session, len: usize) -> Vec<u8> {
             Plain::Bytes(count) => at += count,
             Plain::Nothing => {
                 let count = client.stream.read(&mut bytes).unwrap();
-                assert!(count > 0, "hung up on");
+                assert!(count > 0, "disconnected");
                 session.feed(&bytes[..count]);
             }
             Plain::End => panic!("an end after {at} bytes"),

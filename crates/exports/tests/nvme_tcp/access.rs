@@ -113,7 +113,7 @@ fn a_port_that_changes_keeps_commands_off_and_its_hosts_hear_of_it_once() {
         assert_eq!(write(&mut other_io), Status::SUCCESS, "the other port is as it was");
         assert_eq!(server.export().access_state(0), Some(access));
     }
-    // The page was read since, so the next change is told of.
+    // The page was read, so the next change causes an event.
     let id = admin.id();
     admin.send(SubmissionEntry::new(&Command::async_event_request(), id, Sgl::None));
     server.export().set_access_state(0, AccessState::Optimized);

@@ -134,7 +134,7 @@ fn discovery_lists_the_subsystem() {
     assert_eq!(host.run(&Command::identify(1, cns::NAMESPACE, 0), 4096).status, Status::INVALID_FIELD);
     let mut io = Host::initialized(server.address(), false, false);
     assert_ne!(io.connect(SUBSYSTEM, 1, 32, host.controller, 0).status, Status::SUCCESS);
-    // Somebody else finds nothing, and may not come.
+    // Another host discovers nothing and is refused.
     let stranger =
         || ConnectData { host: Nqn::new("nqn.other").unwrap(), ..connect_data(SUBSYSTEM, ANY_CONTROLLER) };
     let mut other = Host::initialized(server.address(), false, false);

@@ -1,4 +1,5 @@
-//! Hosts that have to prove who they are: with both sides' messages well made, and each of them wrong once.
+//! Hosts that have to prove who they are: with both sides' messages well made, and each of them
+//! wrong once.
 
 use crate::host::{Done, HOST, Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server};
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 const SECRET: &str = "DHHC-1:01:Rf8y5+e9Ojte9c9rSi2001pCK3PD9ldfyFwjgMZGmppOqurY:";
 const OF_TARGET: &str = "DHHC-1:00:UXd4h42Y65lhbGJjuMYxBibkg5fTSyqamwk98bpgfR7eJWVa:";
 
-/// Asks hosts for proof. The one that has two secrets is [`HOST`], the one that has one is `nqn.one`.
+/// Asks hosts for proof. The one that has two secrets is [`HOST`], the one that has one is
+/// `nqn.one`.
 fn server(choices: Choices) -> Server {
     server_with(choices, |config| config)
 }
@@ -92,7 +94,7 @@ fn authenticate(host: &mut Host, of_target: Option<&Key>) {
     }
 }
 
-/// Why the host is hung up on.
+/// The reason for which the host is disconnected.
 fn failure(host: &mut Host) -> Failure {
     let bytes = hear(host);
     let Body::Failure1(failure) = Message::parse(&bytes).unwrap().0.body else { panic!("{bytes:?}") };
@@ -178,7 +180,7 @@ fn a_host_without_a_secret_is_refused_and_discovers_nothing() {
         keep_alive_ms: 0,
     };
     assert_eq!(stranger.connect_as(&connect, &data).status, Status::CONNECT_INVALID_HOST);
-    // Anybody may ask what there is; nobody has to prove anything for that.
+    // Discovery is open to all hosts without authentication.
     data.subsystem = Nqn::discovery();
     for (name, records) in [("nqn.stranger", 1), (HOST, 2)] {
         data.host = Nqn::new(name).unwrap();
@@ -256,7 +258,7 @@ fn each_message_that_is_wrong_ends_the_connection_with_a_reason() {
         say(&mut host, message);
         assert_eq!(failure(&mut host), *reason);
     }
-    // Another server: this one has heard enough nonsense from here.
+    // Another server: this one has counted enough failures of this address.
     let server = simple();
     for (message, reason) in &cases[8..] {
         let mut host = connected(server.address(), 0, ANY_CONTROLLER, false);

@@ -1,4 +1,5 @@
-//! The suite that every device passes, through the export: device ─ target ─ TCP ─ our own initiator.
+//! The suite that every device passes, through the export: device ─ target ─ TCP ─ our own
+//! initiator.
 
 use crate::server::{MIB, SUBSYSTEM, export};
 use block::Device;

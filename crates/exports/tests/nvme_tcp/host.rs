@@ -20,13 +20,13 @@ pub struct Host {
     pub address: String,
     pub framing: Framing,
     pub controller: u16,
-    /// Who it says that it is.
+    /// The identity that it claims.
     identity: (Nqn, [u8; 16]),
     next_id: u16,
     has_flow_control: bool,
 }
 
-/// What came.
+/// A received PDU.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pdu {
     Response(CompletionEntry),
@@ -79,7 +79,7 @@ impl Host {
         self
     }
 
-    /// The same, who says to be somebody else.
+    /// The same host with another identity.
     pub fn of(self, identity: (Nqn, [u8; 16])) -> Host {
         Host { identity, ..self }
     }
@@ -89,7 +89,7 @@ impl Host {
         Host::admin_of(address, subsystem, (Nqn::new(HOST).unwrap(), HOST_ID))
     }
 
-    /// An admin queue of somebody.
+    /// An admin queue of a host with this identity.
     pub fn admin_of(address: &str, subsystem: &str, identity: (Nqn, [u8; 16])) -> Host {
         let mut host = Host::initialized(address, false, false).of(identity);
         assert_eq!(host.connect(subsystem, 0, 32, ANY_CONTROLLER, 0).status, Status::SUCCESS);
@@ -220,7 +220,8 @@ impl Host {
         self.finish(id)
     }
 
-    /// A command with data, which goes in its capsule if it fits, else when it is asked for, in pieces.
+    /// A command with data, which goes in its capsule if it fits, else when it is asked for, in
+    /// pieces.
     pub fn run_with(&mut self, command: &Command, data: &[u8]) -> Done {
         let (id, len) = (self.id(), data.len() as u32);
         if data.len() <= 8192 {
@@ -271,7 +272,7 @@ impl Host {
         self.run_with(&Command::write(1, lba, data.len() as u32 / 512, false), data).status
     }
 
-    /// Whether the target has hung up: what it still said is thrown away.
+    /// Whether the target has disconnected; discards remaining data.
     pub fn is_disconnected(&mut self) -> bool {
         loop {
             match self.stream.read(&mut [0; 65536]) {

@@ -1,4 +1,4 @@
-//! Hosts that mean ill, or know no better: they are hung up on, and others notice nothing.
+//! Hostile and faulty hosts: the target disconnects them, and other hosts are not affected.
 
 use crate::host::{Host, Pdu};
 use crate::server::{MIB, Server, wait_until};
@@ -8,13 +8,13 @@ use nvme::{Command, Sgl, Status, SubmissionEntry};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Somebody who behaves, and is served all the time.
+/// Checks that a well-behaved host is still served.
 fn check_others(server: &Server) {
     let (_admin, mut io) = server.connect();
     assert_eq!(io.read(0, 1).len(), 512);
 }
 
-/// What the host is told before it is hung up on.
+/// The termination that the host receives before the target disconnects it.
 fn termination(host: &mut Host) -> TermReq {
     let Pdu::Terminated(reason) = host.receive() else { panic!("not terminated") };
     assert!(host.is_disconnected());
@@ -174,7 +174,7 @@ fn a_host_that_does_not_read_holds_its_own_memory_only() {
     assert!(start.elapsed() < Duration::from_secs(5));
     // 32 MiB and what is in the socket.
     let executed = server.device.executed() - 100;
-    assert!(executed < 60, "{executed} MiB for nobody");
+    assert!(executed < 60, "{executed} MiB for a host that is gone");
     for _ in 0..127 {
         let Pdu::Data { data, .. } = greedy.receive() else { panic!("no data") };
         assert_eq!(data.len(), MIB as usize);

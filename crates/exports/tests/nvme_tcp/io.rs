@@ -154,7 +154,8 @@ fn many_commands_run_side_by_side_and_more_memory_than_there_is_comes_in_turn() 
         io.send(SubmissionEntry::new(&command, id, Sgl::Transport { len: MIB as u32 }));
     };
     (0..60).for_each(|id| ask(&mut io, id));
-    // The target asks for as much as it has memory for. Then there are those that wait, and others come.
+    // The target asks for as much as it has memory for. Then there are those that wait, and others
+    // come.
     let mut asked: VecDeque<Pdu> = (0..32).map(|_| io.receive()).collect();
     std::thread::sleep(Duration::from_millis(20));
     (60..100).for_each(|id| ask(&mut io, id));

@@ -183,13 +183,13 @@ fn data_that_comes_after_the_right_to_write_is_gone_is_not_written() {
     assert_eq!(
         other.acquire(ReservationType::WriteExclusive),
         Status::SUCCESS,
-        "nobody waits for a host's data"
+        "the target does not wait for the host's data"
     );
     let header =
         nvme::tcp::H2cData { command_id: id, tag: request.tag, offset: 0, len: 32 << 10, is_last: true };
     one.io.send_data(header, &vec![1; 32 << 10]);
     assert_eq!(one.io.finish(id).status, Status::RESERVATION_CONFLICT);
-    assert_eq!(one.read(), Status::SUCCESS, "the queue goes on");
+    assert_eq!(one.read(), Status::SUCCESS, "the queue still works");
     assert_ne!(server.device.bytes(0, 512), [1; 512]);
 }
 
@@ -245,7 +245,7 @@ fn with_a_directory_reservations_outlive_the_server_if_they_are_to() {
     assert_eq!((stranger.read(), one.write()), (Status::RESERVATION_CONFLICT, Status::SUCCESS));
     let report = one.report();
     assert_eq!((report.kind, report.persists, report.generation), (Some(kind), true, before.generation));
-    // What cannot be made durable does not happen.
+    // A change that cannot be made durable is not applied.
     let moved = folder.path().join("moved");
     std::fs::rename(&directory, &moved).unwrap();
     assert_eq!(one.release(ReleaseAction::Release(kind)), Status::INTERNAL_ERROR);
@@ -306,7 +306,8 @@ fn hosts_that_fight_over_a_namespace_never_both_have_it() {
     const ROUNDS: usize = 300;
     let server = Server::start(MIB);
     server.device.set_delay(200_000);
-    // Each takes it from the other, and finds its own number after it has written it, as long as it has it.
+    // Each takes it from the other, and finds its own number after it has written it, as long as it
+    // has it.
     let fight = |mut peer: Peer| {
         let kind = ReservationType::ExclusiveAccess;
         let (mut found, deadline) = (0, Instant::now() + Duration::from_secs(60));
@@ -317,7 +318,7 @@ fn hosts_that_fight_over_a_namespace_never_both_have_it() {
             // It comes at any moment, and not before the other could do anything.
             std::thread::sleep(Duration::from_micros(pauses_us.next().unwrap()));
             let other = 3 - peer.key;
-            // There may be nobody to be preempted; or it has been preempted itself.
+            // There may be no registrant to preempt, or this host has been preempted itself.
             peer.take(AcquireAction::Preempt, kind, other);
             let is_mine = peer.acquire(kind) == Status::SUCCESS;
             if !is_mine {
@@ -325,7 +326,7 @@ fn hosts_that_fight_over_a_namespace_never_both_have_it() {
             }
             while is_mine && found < ROUNDS && peer.write() == Status::SUCCESS {
                 let read = peer.io.run(&Command::read(1, 0, 1), 512);
-                // Who is preempted meanwhile may read what the other has written.
+                // A host that is preempted meanwhile may read the other's data.
                 if peer.write() == Status::SUCCESS {
                     assert_eq!(read.status, Status::SUCCESS);
                     assert!(read.data == [peer.key as u8; 512], "host {} has written into it", read.data[0]);

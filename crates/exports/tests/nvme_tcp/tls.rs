@@ -28,8 +28,8 @@ fn server(is_required: bool) -> Server {
     Server::with(8 * MIB, |config| Config { tls: Some(Security { keys, is_required }), ..config })
 }
 
-/// Has everything that comes to the address that is returned go through TLS to `to`: with the key that `host` has for
-/// `subsystem`, derived in the way with this number.
+/// Starts a proxy that forwards through TLS to `to`, and returns its address. It uses the key that
+/// `host` has for `subsystem`, derived in the way with this number.
 fn through_tls(to: &str, host: &str, subsystem: &str, way: usize) -> String {
     let secret = key().secrets(&name(host), &name(subsystem)).swap_remove(way);
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -136,7 +136,7 @@ fn a_key_is_good_for_its_host_and_its_subsystem_only() {
     assert_eq!(status, Status::SUCCESS);
     admin.enable();
     assert_eq!(security(&mut admin), (SECURITY_TLS, TREQ_REQUIRED));
-    // Nobody has such a key here: the handshake fails.
+    // The server does not know this key: the handshake fails.
     let stranger = through_tls(server.address(), OTHER, SUBSYSTEM, 0);
     assert!(Host::silent(&stranger).is_disconnected());
 }
@@ -168,7 +168,7 @@ fn where_tls_is_allowed_those_without_a_key_come_without_it() {
     assert_eq!(connect(&address, SUBSYSTEM, HOST).1, Status::SUCCESS);
 }
 
-/// What the discovery log says of the subsystem.
+/// The security fields of the discovery log.
 fn security(admin: &mut Host) -> (u8, u8) {
     let page = admin.run(&Command::get_log_page(0, log_page::DISCOVERY, 0, 4096), 4096);
     let entry = DiscoveryEntry::parse(page.data[2048..3072].try_into().unwrap()).unwrap();
