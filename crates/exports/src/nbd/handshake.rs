@@ -253,7 +253,7 @@ impl NbdHandshake {
         if self.offer.is_called(name) {
             Ok(())
         } else {
-            Err((wire::REP_ERR_UNKNOWN, "no export has this name"))
+            Err((wire::REP_ERR_UNKNOWN, "no such export"))
         }
     }
 

@@ -164,7 +164,7 @@ impl Control {
         let file = OpenOptions::new().read(true).write(true).open(PATH).map_err(|source| {
             let hint = match source.raw_os_error() {
                 Some(libc::ENOENT) => " (is the module ublk_drv loaded?)",
-                Some(libc::EACCES | libc::EPERM) => " (needs root or a udev rule that grants access)",
+                Some(libc::EACCES | libc::EPERM) => " (needs root, or a udev rule that grants access)",
                 _ => "",
             };
             Error::Ublk { what: format!("cannot open {PATH}{hint}"), source }

@@ -247,6 +247,6 @@ fn a_namespace_has_the_uuid_that_was_chosen_and_no_two_have_one() {
     }
     for uuids in [[5, 5], [5, 0]] {
         let said = start(uuids).err().unwrap().to_string();
-        assert!(said.contains("want a different one for each"), "{said}");
+        assert!(said.contains("want distinct and non-zero values"), "{said}");
     }
 }
