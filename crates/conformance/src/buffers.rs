@@ -5,11 +5,11 @@ use reactor::Buffer;
 use std::future::Future;
 use std::pin::Pin;
 
-/// The end of [`RequestBuffer::transfer`]: the buffer comes back with the result.
+/// The future of [`RequestBuffer::transfer`], which returns the buffer with the result.
 pub type Transfer<'a> = Pin<Box<dyn Future<Output = (Box<dyn RequestBuffer>, IoResult)> + 'a>>;
 
-/// A part of a buffer that one request uses: it starts `skip` bytes into the buffer and is cut into segments
-/// of `lens` bytes, one after the other.
+/// A part of a buffer that one request uses: it starts `skip` bytes into the buffer and is cut into
+/// segments of `lens` bytes, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes before the first segment.
@@ -40,8 +40,8 @@ pub trait RequestBuffer {
     /// All its bytes. Not called while a request uses it.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Runs a read or write of `layout` at `offset`. Owning the buffer until the request has completed is
-    /// what makes this safe.
+    /// Runs a read or write of `layout` at `offset`. Owning the buffer until the request has
+    /// completed is what makes this safe.
     fn transfer<'a>(
         self: Box<Self>,
         channel: &'a dyn Channel,
@@ -54,8 +54,8 @@ pub trait RequestBuffer {
 
 /// Where buffers come from. Called on the core that uses the buffer.
 pub trait BufferSource: Send + Sync {
-    /// A buffer of at least `len` bytes, which is at most [`reactor::MAX_BUFFER`]; its start is aligned as the
-    /// device wants it. May wait until others have come back.
+    /// Returns a buffer of at least `len` bytes (at most [`reactor::MAX_BUFFER`]), aligned as the
+    /// device requires. May wait until other buffers are returned.
     fn take(&self, len: usize) -> Pin<Box<dyn Future<Output = Box<dyn RequestBuffer>>>>;
 }
 

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What memory holds before a read, so that bytes that were not read show.
+/// Fills memory before a read, so that bytes that the device did not write are visible.
 const POISON: u8 = 0xa5;
 
 #[derive(Clone)]

@@ -107,7 +107,7 @@ fn both_at_once(first: &CoreRef, second: &CoreRef, subject: &Subject) {
         writer.join().unwrap_or_else(|e| std::panic::resume_unwind(e));
     }
     for core in [first, second] {
-        check(core, subject, "what two cores wrote", |client| async move {
+        check(core, subject, "data written by two cores", |client| async move {
             let block = client.block_size();
             for i in 0..2 * BLOCKS as u64 {
                 let bytes = pattern(i * block, block as usize, 55);

@@ -9,7 +9,8 @@
 //!     growth        a device that grew
 //! ```
 //!
-//! A check that fails panics with the name of the device and of the check, what came and what should have.
+//! A check that fails panics with the name of the device and of the check, what came and what
+//! should have.
 //! The suite overwrites the device.
 
 #![forbid(unsafe_code)]
@@ -46,7 +47,7 @@ pub struct Suite {
     grow: Option<Box<dyn FnMut() + Send>>,
 }
 
-/// What every check needs to know.
+/// The device under test and its properties, shared by all checks.
 #[derive(Clone)]
 pub(crate) struct Subject {
     device: Arc<dyn Device>,
@@ -78,14 +79,16 @@ impl Suite {
         self
     }
 
-    /// Takes memory for requests from `buffers`, e.g. because it must be registered with the device.
+    /// Takes memory for requests from `buffers`, e.g. because it must be registered with the
+    /// device.
     #[must_use]
     pub fn buffers(mut self, buffers: Arc<dyn BufferSource>) -> Suite {
         self.subject.buffers = buffers;
         self
     }
 
-    /// `grow` makes the backing store larger by at least one block; the suite then refreshes the device.
+    /// `grow` makes the backing store larger by at least one block; the suite then refreshes the
+    /// device.
     #[must_use]
     pub fn on_grow(mut self, grow: impl FnMut() + Send + 'static) -> Suite {
         self.grow = Some(Box::new(grow));
@@ -167,7 +170,8 @@ where
     }
 }
 
-/// A check's panic as a value: the core goes on, and other tasks end their requests in order.
+/// Returns the panic of a check as a value, so that the core continues and other tasks can finish
+/// their requests.
 pub(crate) fn caught<F: Future>(future: F) -> impl Future<Output = std::thread::Result<F::Output>> {
     let mut future = Box::pin(future);
     std::future::poll_fn(move |cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {

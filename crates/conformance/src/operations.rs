@@ -1,4 +1,4 @@
-//! What each operation does to the data, alone.
+//! The effect of each operation alone.
 
 use crate::client::{Client, pattern};
 use crate::rng::Rng;
@@ -7,7 +7,7 @@ use block::{Flags, IoError, Op};
 use reactor::CoreRef;
 
 pub(crate) fn run(core: &CoreRef, subject: &Subject) {
-    check(core, subject, "what is written is read back", write_read);
+    check(core, subject, "written data is read back", write_read);
     check(core, subject, "the first and last blocks", borders);
     check(core, subject, "scattered memory", scattered);
     check(core, subject, "durable writes and flushes", durable);
@@ -161,7 +161,7 @@ async fn discard(client: Client) {
         None
     })
     .await;
-    // What was discarded can be written again.
+    // Discarded blocks can be written again.
     let mut rng = Rng::new(client.seed);
     let bytes: Vec<u8> = (0..client.block_size()).map(|_| rng.next() as u8).collect();
     client.write(4 << 20, &bytes).await;

@@ -1,4 +1,5 @@
-//! What a device must refuse: any offset and length may come in, and the answer says what was wrong.
+//! Requests that a device must refuse. Any offset and length may arrive; the error names the
+//! reason.
 
 use crate::client::{Client, pattern};
 use crate::{Subject, check};

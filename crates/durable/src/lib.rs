@@ -1,12 +1,12 @@
-//! Files that are replaced as a whole: whenever the program is killed or power is lost, there is the old content or the
-//! new, and once [`replace`] has returned it is the new.
+//! Atomic replacement of files. After a kill or a power loss a file has its old or its new content;
+//! after [`replace`] returned, the new content.
 //!
 //! ```text
 //!   write NAME.new ─ sync it ─ (copy NAME to the backup) ─ rename NAME.new to NAME ─ sync the folder
 //! ```
 //!
-//! POSIX promises that a rename within a folder is atomic, and nothing about the order in which what was not synced
-//! reaches the disk; the tests take that at its word.
+//! POSIX promises that a rename within a folder is atomic, and nothing about the order in which
+//! what was not synced reaches the disk; the tests take that at its word.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +35,7 @@ pub trait Folder {
     /// Makes a file's content durable.
     ///
     /// # Errors
-    /// When the system refuses: then nobody knows what is durable.
+    /// When the system call fails. The durable content is unknown then.
     fn sync(&self, name: &str) -> io::Result<()>;
 
     /// Gives the file `from` the name `to` as well, which is free.
@@ -59,7 +59,7 @@ pub trait Folder {
     /// Makes the names durable.
     ///
     /// # Errors
-    /// When the system refuses: then nobody knows what is durable.
+    /// When the system call fails. The durable content is unknown then.
     fn sync_names(&self) -> io::Result<()>;
 }
 
@@ -117,8 +117,9 @@ impl Folder for SystemFolder {
     }
 }
 
-/// Gives the file `name` the content `bytes`, durably; what it had before stays under the name `backup`, if one is
-/// given. Names with `.new` behind them are used on the way, and may be left over.
+/// Gives the file `name` the content `bytes`, durably; what it had before stays under the name
+/// `backup`, if one is given. Names with `.new` behind them are used on the way, and may be left
+/// over.
 ///
 /// # Errors
 /// When that fails; then the file is as it was, or as it shall be.
@@ -133,10 +134,11 @@ pub fn replace(folder: &dyn Folder, name: &str, bytes: &[u8], backup: Option<&st
     folder.sync_names()
 }
 
-/// Copies the file `name`, if there is one, to `backup`. It is no second name of the same file: a crash before `name` is
-/// replaced would leave both on the same sectors, of which one may become bad.
+/// Copies the file `name`, if there is one, to `backup`. It is no second name of the same file: a
+/// crash before `name` is replaced would leave both on the same sectors, of which one may become
+/// bad.
 fn keep(folder: &dyn Folder, name: &str, backup: &str) -> io::Result<()> {
-    // What cannot be read is not kept. The backup before it stays.
+    // An unreadable file does not replace its backup.
     let Ok(Some(bytes)) = folder.read(name, u64::MAX) else { return Ok(()) };
     let new = format!("{backup}.new");
     folder.write(&new, &bytes)?;
@@ -155,10 +157,10 @@ fn put_aside(folder: &dyn Folder, name: &str, aside: &str) -> io::Result<()> {
     }
 }
 
-/// What the bytes of a file mean.
+/// The parsed content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meaning<T> {
-    /// This.
+    /// A value.
     Value(T),
     /// A later version of the program has written them, in this format.
     Later(u64),
@@ -166,7 +168,7 @@ pub enum Meaning<T> {
     Damaged(String),
 }
 
-/// What [`recover`] has found.
+/// Result of [`recover`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recovered<T> {
     /// There is no file.
@@ -175,9 +177,9 @@ pub enum Recovered<T> {
     Current(T),
     /// The file was damaged, as `damage` says: it has the content of its backup again.
     Previous {
-        /// What the backup says.
+        /// The value of the backup.
         value: T,
-        /// What was wrong with the file.
+        /// Error of the file.
         damage: String,
     },
 }
@@ -191,16 +193,16 @@ pub enum RecoverError {
     Later(String, u64),
     /// The file is damaged, and its backup does not help.
     Damaged {
-        /// What is wrong with the file.
+        /// Error of the file.
         error: String,
-        /// What is wrong with its backup.
+        /// Error of the backup.
         backup: String,
     },
 }
 
-/// Reads the file `name` that [`replace`] wrote: its first `most` bytes. When it is damaged, it stays under the name
-/// `aside`, and gets the content of `backup`. The backup stays as it is: until the file is whole again, it is the only
-/// one that is.
+/// Reads the file `name` that [`replace`] wrote: its first `most` bytes. When it is damaged, it
+/// stays under the name `aside`, and gets the content of `backup`. The backup stays as it is: until
+/// the file is whole again, it is the only one that is.
 ///
 /// # Errors
 /// When neither can be used, or the system refuses something. Then the backup is as it was.

@@ -22,9 +22,9 @@ enum Change {
 #[derive(Clone, Debug, Default)]
 struct Disk {
     inodes: Vec<Inode>,
-    /// What names mean to the program.
+    /// Inode of each name, as the program sees it.
     names: BTreeMap<String, usize>,
-    /// What they mean after a loss of power, at least.
+    /// Inode of each name that a power loss cannot undo.
     durable: BTreeMap<String, usize>,
     /// Changes of names since they were synced.
     changes: Vec<Change>,
@@ -132,7 +132,8 @@ impl Folder for Crashing {
 }
 
 impl Disk {
-    /// What is there after power was lost and only the changes of names in `kept`, a bit each, had reached the disk.
+    /// Returns the files after a power loss in which only the name changes in the bit mask `kept`
+    /// reached the disk.
     fn after_loss(&self, kept: u64) -> BTreeMap<String, Vec<u8>> {
         let mut names = self.durable.clone();
         for (number, change) in self.changes.iter().enumerate() {
@@ -144,7 +145,7 @@ impl Disk {
         names.into_iter().map(|(name, inode)| (name, content(&self.inodes[inode]))).collect()
     }
 
-    /// What is there after the program was killed.
+    /// Returns the files after a kill of the program.
     fn after_kill(&self) -> BTreeMap<String, Vec<u8>> {
         self.names.iter().map(|(name, inode)| (name.clone(), self.inodes[*inode].content.clone())).collect()
     }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 /// Chunks that are copied at the same time.
 const DEPTH: usize = 4;
-/// Bytes of a chunk at most.
+/// Maximum bytes of one copy request.
 const PART: u64 = 1 << 20;
-/// What may be left to be copied while the volume's users wait. Twice as much after each [`PATIENCE`] passes: it ends even if
-/// they write as fast as it copies.
+/// Maximum bytes to copy while the users of the volume wait. The limit doubles after each
+/// [`PATIENCE`] passes, so that a move ends even if users write as fast as it copies.
 const LAST: u64 = 8 * PART;
 const PATIENCE: u32 = 8;
 
@@ -42,8 +42,9 @@ impl Copier {
         })
     }
 
-    /// Copies all that is dirty, if it `is_last`; else until so little is left that users can wait for it. `begin` is
-    /// asked before each few chunks, with their bytes, and `left` gets how many are left after them.
+    /// Copies all that is dirty, if it `is_last`; else until so little is left that users can wait
+    /// for it. `begin` is asked before each few chunks, with their bytes, and `left` gets how many
+    /// are left after them.
     ///
     /// # Errors
     /// The error of `begin`, or what `failed` makes of a place's.

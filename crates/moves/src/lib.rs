@@ -1,4 +1,5 @@
-//! Moving a volume from one pool to another while it is in use: what is durable when, and what a start makes of it.
+//! Moving a volume from one pool to another while it is in use: what is durable when, and what a
+//! start makes of it.
 //!
 //! ```text
 //!   record set ─► copy made ─► copied, and what is written meanwhile again ─► record set again ─► users wait
@@ -6,13 +7,16 @@
 //!       ─► the old place is deleted ─► record removed
 //! ```
 //!
-//! - The old place alone counts until the copy has the volume's identity, and from then on the new one alone. Both are
-//!   the same at that moment, because users wait.
-//! - Until then the copy has a name and an identity of its own: a start that knows no record of it deletes it.
-//! - Whoever keeps the records keeps the set of them before the last change, too. The record is set twice before the
-//!   switch, so that it stands in both: a start that has to use the older one finishes the move all the same.
+//! - The old place alone counts until the copy has the volume's identity, and from then on the new
+//!   one alone. Both are the same at that moment, because users wait.
+//! - Until then the copy has a name and an identity of its own: a start that knows no record of it
+//!   deletes it.
+//! - The owner of the records also keeps the set before the last change. The record is set
+//!   twice before the switch, so that it stands in both: a start that has to use the older one
+//!   finishes the move all the same.
 //!
-//! The daemon drives this with its state file and its threads, the simulator (`sim --pools`) with simulated ones.
+//! The daemon drives this with its state file and its threads, the simulator (`sim --pools`) with
+//! simulated ones.
 #![forbid(unsafe_code)]
 
 mod copier;
@@ -77,7 +81,7 @@ pub trait Owner {
     fn pause(&self) -> bool;
 }
 
-/// What a start has to do with a record.
+/// Action of a start for a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
     /// The volume has moved, and its old place is free, or is not there yet.
@@ -91,27 +95,30 @@ fn name_of_copy(copy: Uuid) -> String {
     format!("moving-{copy}")
 }
 
-/// Whether a volume is a copy that is not whole: it holds what others had in its place, and is never shown.
+/// Whether a volume is a copy that is not whole: it holds what others had in its place, and is
+/// never shown.
 pub fn is_unfinished_copy(info: &Info) -> bool {
     info.name.as_str() == name_of_copy(info.uuid)
 }
 
-/// Whether a volume at a place is a copy that is not whole yet, or what a whole one was copied from.
+/// Whether a volume at a place is a copy that is not whole yet, or what a whole one was copied
+/// from.
 pub fn is_hidden(records: &Records, place: &str, info: &Info) -> bool {
     let counts_not = |record: &MoveRecord| place == if record.is_done { &record.from } else { &record.to };
     is_unfinished_copy(info) || records.get(&info.uuid.to_string()).is_some_and(counts_not)
 }
 
-/// Whether the new place has the volume itself, not a copy of another identity. The pool says that durably before the
-/// record does, and no user writes in between: both places hold the same then, and later only the new one is current. So
-/// records that are older than the switch, restored after damage, delete nothing.
+/// Whether the new place has the volume itself, not a copy of another identity. The pool says that
+/// durably before the record does, and no user writes in between: both places hold the same then,
+/// and later only the new one is current. So records that are older than the switch, restored after
+/// damage, delete nothing.
 fn has_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> bool {
     let to = owner.pool(&record.to);
     to.is_ok_and(|pool| pool.volumes().iter().any(|info| info.uuid.to_string() == uuid))
 }
 
-/// Deletes copies in these pools that no move will finish: a move failed, and its copy could not be removed. They hold
-/// what their room held before. Returns whether none is left.
+/// Deletes copies in these pools that no move will finish: a move failed, and its copy could not be
+/// removed. They hold what their room held before. Returns whether none is left.
 pub fn remove_leftovers(pools: &[Arc<Pool>], records: &Records) -> bool {
     let mut is_none_left = true;
     for pool in pools {
@@ -132,8 +139,8 @@ pub fn remove_leftovers(pools: &[Arc<Pool>], records: &Records) -> bool {
     is_none_left
 }
 
-/// Finishes a move that a start finds, as far as it was done: marks it as done if its pool says so, and frees the old
-/// place.
+/// Finishes a move that a start finds, as far as it was done: marks it as done if its pool says so,
+/// and frees the old place.
 ///
 /// # Errors
 /// When a pool or the records cannot be changed; a later start tries again.
@@ -168,7 +175,8 @@ fn remove_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Resu
     copy.map_or(Ok(()), |info| owner.delete(&to, &info))
 }
 
-/// Makes the copy of a volume of `size` bytes, after what an earlier attempt has left of one is removed.
+/// Makes the copy of a volume of `size` bytes, after what an earlier attempt has left of one is
+/// removed.
 ///
 /// # Errors
 /// When the new place is not open, has no room, or fails.
@@ -187,7 +195,8 @@ fn remove_copy<O: Owner>(owner: &O, record: &MoveRecord) -> Result<(), O::Error>
     to.volumes().iter().filter(|info| is_copy(info)).try_for_each(|info| owner.delete(&to, info))
 }
 
-/// The last part, while the volume's users wait. `finish` copies what is left, and flushes the copy.
+/// The last part, while the volume's users wait. `finish` copies what is left, and flushes the
+/// copy.
 ///
 /// # Errors
 /// When something fails before the new place counts; the volume stays where it is.
@@ -218,7 +227,8 @@ pub fn switch<O: Owner, E: From<O::Error>>(
     to.identify_volume(&record.copy, info.uuid, info.name.clone()).map_err(O::Error::from)?;
     while let Err(error) = owner.set(&uuid, Some(&done)) {
         tracing::error!(volume = %info.name, %error, "cannot remember that a volume has moved");
-        // Whether it is remembered all the same is not known. No user may write until it is known which place counts.
+        // Whether it is remembered all the same is not known. No user may write until it is known
+        // which place counts.
         if owner.confirm().is_ok() {
             take_identity_back(owner, &to, info, record);
             return Err(error.into());
@@ -231,8 +241,8 @@ pub fn switch<O: Owner, E: From<O::Error>>(
     Ok(())
 }
 
-/// The old place counts after all: the copy gets its own identity again before the volume's users write to the old
-/// place, so that the pool does not say that the volume has moved.
+/// Gives the copy its own identity again, because the old place remains in use. This happens before
+/// users write to the old place, so that the pool does not report the volume as moved.
 fn take_identity_back<O: Owner>(owner: &O, to: &Pool, info: &Info, record: &MoveRecord) {
     let Some(copy) = Uuid::parse(&record.copy) else { return };
     let Ok(name) = Name::new(&name_of_copy(copy)) else { return };
@@ -258,8 +268,8 @@ pub fn free_old_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> R
     owner.set(uuid, None)
 }
 
-/// The move failed or is cancelled: the volume stays where it is. A copy that cannot be removed is hidden, and deleted
-/// by a later [`remove_leftovers`].
+/// The move failed or is cancelled: the volume stays where it is. A copy that cannot be removed is
+/// hidden, and deleted by a later [`remove_leftovers`].
 ///
 /// # Errors
 /// When the copy or the record stays for now.

@@ -1,4 +1,4 @@
-//! What is checked, opened for reading only; and numbers in what was read.
+//! Checked devices, opened read-only, and decoding of numbers.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};

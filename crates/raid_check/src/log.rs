@@ -54,7 +54,7 @@ pub fn check(members: &[&Member], findings: &mut Findings) {
     let table = &members[0].block;
     let key = Key::new(table.nonce());
     for lane in 0..table.lanes() {
-        // What copies of one entry have in common, and where the first was seen.
+        // The common fields of the copies of one entry, and the location of the first copy.
         let mut seen: BTreeMap<u64, (Vec<u8>, String)> = BTreeMap::new();
         for member in members {
             let offset = u64_at(&member.block.0, 248) + lane as u64 * u64::from(table.lane_bytes());
@@ -103,7 +103,7 @@ fn entry(member: &Member, lane: usize, at: usize, image: &[u8], key: &Key) -> Re
     }
     let place = (u16_at(header, 48), u16_at(header, 50), u32_at(header, 52) as usize);
     if place != (lane, table.slot(), at) {
-        return fail(format!("is of lane {}, slot {}, place {}", place.0, place.1, place.2));
+        return fail(format!("the header names lane {}, slot {}, place {}", place.0, place.1, place.2));
     }
     let (kind, tail) = (header[10], u64_at(header, 64));
     if u16_at(header, 8) != 1 || kind > 1 || header[11] > 1 {

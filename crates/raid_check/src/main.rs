@@ -1,8 +1,9 @@
-//! `raid-check MEMBER…`: verifies what stands on the members of an array, and on a pool, and writes nothing.
+//! `raid-check MEMBER…`: verifies what stands on the members of an array, and on a pool, and writes
+//! nothing.
 //!
-//! Written by `docs/on-disk-formats.md`: it shares no code with the engine, so that an error of the engine, or
-//! of the document, is not repeated here. One line a finding: member, structure, offset, value. Exit code 0: clean;
-//! 1: findings; 2: cannot read.
+//! Written by `docs/on-disk-formats.md`: it shares no code with the engine, so that an error of the
+//! engine, or of the document, is not repeated here. One line a finding: member, structure, offset,
+//! value. Exit code 0: clean; 1: findings; 2: cannot read.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +20,7 @@ use parity::Array;
 use std::process::ExitCode;
 use superblock::Superblock;
 
-/// What was found.
+/// Count of findings.
 #[derive(Default)]
 pub struct Findings {
     count: u64,

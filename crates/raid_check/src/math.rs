@@ -1,4 +1,5 @@
-//! CRC-32C and GF(2^8), by tables: chapters "Stripes and parity" and the introduction of the format document.
+//! CRC-32C and GF(2^8), by tables: chapters "Stripes and parity" and the introduction of the format
+//! document.
 
 /// CRC-32C (Castagnoli) of some parts, one behind the other.
 pub fn crc32c(parts: &[&[u8]]) -> u32 {

@@ -75,7 +75,7 @@ impl Array<'_> {
                 continue;
             }
             compared += 1;
-            // What parity says and what it should say, added: zeroes when all is right.
+            // The sum of the stored and the computed parity: zero when they match.
             for (j, parity) in (k..n).enumerate() {
                 let (data, rest) = strips.split_at_mut(parity);
                 let data = &data[..k];

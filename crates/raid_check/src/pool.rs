@@ -36,7 +36,8 @@ pub fn check(name: &str, device: &dyn Source, findings: &mut Findings) -> bool {
             Copy::Valid(bytes) => {
                 let twin = valid().find(|(other, twin)| other == set && twin != &bytes);
                 if let Some((_, twin)) = twin {
-                    let why = format!("sequence {} beside sequence {}", sequence(bytes), sequence(twin));
+                    let why =
+                        format!("sequence {} in one set with sequence {}", sequence(bytes), sequence(twin));
                     findings.add(name, &what, *offset, why);
                 }
                 table(name, *offset, bytes, device.bytes(), findings);

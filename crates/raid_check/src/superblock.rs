@@ -181,7 +181,7 @@ impl Superblock {
         (0..5).map(|i| zone(432 + 16 * i)).take_while(|zone| zone.groups > 0).collect()
     }
 
-    /// What all members say alike: without the checksum and what is each member's own.
+    /// Returns the fields that are equal on all members: without the checksum and per-member fields.
     pub fn common(&self) -> Vec<u8> {
         let mut bytes = self.0.clone();
         for own in [16..20, 106..108, 176..192, 208..244, 248..296] {
@@ -200,7 +200,8 @@ pub fn read(name: &str, device: &dyn Source, findings: &mut Findings) -> Option<
     };
     let device_end = device.bytes() & !4095;
     let mut copies = vec![read(0, 4096), read(1, 16 << 10)];
-    // The first two say where the last two are; without them, where they are on a device that has not grown.
+    // The first two say where the last two are; without them, where they are on a device that has
+    // not grown.
     let newest = copies.iter().filter_map(|(.., copy)| copy.as_ref().ok()).max_by_key(|copy| copy.order());
     let end = newest.map_or(device_end, Superblock::member_bytes);
     if end > device_end || end < 64 << 10 {

@@ -1,12 +1,13 @@
 //! Files that hold keys and tokens.
 //!
-//! Every reader of such a file goes through [`read`] or [`read_text`]. They refuse a file that other users of the
-//! machine have access to, that is no regular file, or that is too long. The content is erased from memory when it is
-//! dropped. The rule for all readers: an error names the file and the line number and quotes no content, because the
-//! path may come from a caller who may not read the file itself.
+//! Every reader of such a file goes through [`read`] or [`read_text`]. They refuse a file that
+//! other users of the machine have access to, that is no regular file, or that is too long. The
+//! content is erased from memory when it is dropped. An error
+//! names the file and the line number and quotes no content: the path may come from a caller without
+//! access to the file.
 //!
-//! Access: the owner and, for reading, the group of the file (modes such as 600, 400 and 640). The group is for a
-//! service with a user of its own: `root:freestone`, mode 640.
+//! Access: the owner and, for reading, the group of the file (modes such as 600, 400 and 640). The
+//! group is for a service with a user of its own: `root:freestone`, mode 640.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +17,8 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// Permission bits that a secret file must not have: the group may not change it, other users have no access.
+/// Permission bits that a secret file must not have: the group may not change it, other users have
+/// no access.
 const REFUSED_BITS: u32 = 0o027;
 
 /// Why a file cannot be used. No variant holds content of the file.
@@ -86,7 +88,7 @@ pub fn read_public(path: &Path, limit: u64) -> Result<Zeroizing<Vec<u8>>, Error>
     read_open(path, file, limit)
 }
 
-/// Writes a secret file that only its owner has access to, whatever was there.
+/// Writes a secret file with mode 600. Existing content is replaced.
 ///
 /// # Errors
 /// When the file cannot be created or written.
@@ -96,7 +98,8 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     file.write_all(content.as_ref())
 }
 
-/// Opens a regular file and returns its permission bits. The mode is that of the open file, not of the path.
+/// Opens a regular file and returns its permission bits. The mode is that of the open file, not of
+/// the path.
 fn open(path: &Path) -> Result<(File, u32), Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     // A pipe without a writer would block the caller.

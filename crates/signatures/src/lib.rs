@@ -1,9 +1,11 @@
 //! Signatures: finds what a device holds before something overwrites it.
 //!
-//! [`table`] is the one list of formats. Every command that makes an array, a member, a spare or a pool asks [`probe`],
-//! and so does a benchmark that writes. The crate does no I/O: the caller passes a function that reads.
+//! [`table`] is the one list of formats. Every command that makes an array, a member, a spare or a
+//! pool asks [`probe`], and so does a benchmark that writes. The crate does no I/O: the caller
+//! passes a function that reads.
 //!
-//! A block that cannot be read may hold a signature. [`Findings`] reports it like one: the caller refuses the device.
+//! A block that cannot be read may hold a signature. [`Findings`] reports it like one: the caller
+//! refuses the device.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +40,8 @@ impl fmt::Display for Signature {
     }
 }
 
-/// All that stands against overwriting a device. It displays as a list: "XFS at byte 0, an unreadable block at byte 4096".
+/// All that stands against overwriting a device. It displays as a list: "XFS at byte 0, an
+/// unreadable block at byte 4096".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// The signatures, the first of each format.
@@ -66,10 +69,12 @@ impl fmt::Display for Findings {
 
 /// Looks for signatures on a device of `capacity` bytes.
 ///
-/// `read` reads a range of whole blocks (offset and length in bytes) of at most 64 KiB or one block, if that is longer.
+/// `read` reads a range of whole blocks (offset and length in bytes) of at most 64 KiB or one
+/// block, if that is longer.
 ///
 /// # Errors
-/// The error of a read, unless it concerns single blocks ([`IoError::Medium`], [`IoError::Corrupt`]).
+/// The error of a read, unless it concerns single blocks ([`IoError::Medium`],
+/// [`IoError::Corrupt`]).
 pub async fn probe<R>(capacity: u64, block_size: u32, read: R) -> Result<Findings, IoError>
 where
     R: AsyncFn(u64, usize) -> Result<Vec<u8>, IoError>,
@@ -82,7 +87,8 @@ where
     Ok(Device { capacity, pieces }.findings())
 }
 
-/// Everything that the rules look at, in whole units, ascending and without overlap. Gaps shorter than a step are filled.
+/// Everything that the rules look at, in whole units, ascending and without overlap. Gaps shorter
+/// than a step are filled.
 fn places_to_read(capacity: u64, unit: u64) -> Vec<Range<u64>> {
     let mut ranges: Vec<Range<u64>> = RULES
         .iter()

@@ -1,8 +1,9 @@
 //! The table: every format that is looked for, and its places.
 //!
-//! Sources: the formats' own headers and specifications (Linux `uapi/linux` and `drivers/md`, UEFI for GPT, ECMA-119 and
-//! ECMA-167, SNIA DDF 2.0, the specifications of QEMU's image formats, of VMDK, VHD and VHDX); the choice follows what
-//! `wipefs` of util-linux knows. `docs/on-disk-formats.md` has the places of Freestone's own.
+//! Sources: the formats' own headers and specifications (Linux `uapi/linux` and `drivers/md`, UEFI
+//! for GPT, ECMA-119 and ECMA-167, SNIA DDF 2.0, the specifications of QEMU's image formats, of
+//! VMDK, VHD and VHDX). The choice follows `wipefs` of util-linux.
+//! `docs/on-disk-formats.md` has the places of Freestone's own.
 
 use crate::judge::{self, SECTOR};
 use std::ops::Range;
@@ -12,7 +13,7 @@ pub struct Rule {
     /// Its name.
     pub kind: &'static str,
     places: Places,
-    /// What is there.
+    /// The test of its content.
     pub test: Test,
     /// It counts only where no other format is found.
     pub is_last_resort: bool,
@@ -26,9 +27,9 @@ enum Places {
     By(fn(u64) -> Vec<u64>),
 }
 
-/// What has to be at a place.
+/// Required content of a place.
 pub enum Test {
-    /// These bytes.
+    /// Exactly these bytes.
     Is(&'static [u8]),
     /// A sector with fields that fit.
     Sector(fn(&[u8]) -> bool),

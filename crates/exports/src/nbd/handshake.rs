@@ -250,11 +250,7 @@ impl NbdHandshake {
     }
 
     fn find(&self, name: &[u8]) -> Result<(), Refused> {
-        if self.offer.is_called(name) {
-            Ok(())
-        } else {
-            Err((wire::REP_ERR_UNKNOWN, "no such export"))
-        }
+        if self.offer.is_called(name) { Ok(()) } else { Err((wire::REP_ERR_UNKNOWN, "no such export")) }
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<(), Refused> {
