@@ -1,30 +1,30 @@
-//! A leaf's queue without a reactor, for programs without `unsafe`: every slot has a buffer of its own.
+//! A device queue without a reactor, for programs without `unsafe`: every slot has its own buffer.
 
 use crate::shared_buffer::SharedBuffer;
 use block::{Data, Flags, IoResult, Limits, Op, Queue, Request, Segment};
 
-/// A queue that is polled by its owner. Dropping it waits for everything in flight.
+/// A queue polled by its owner. Dropping it waits for everything in flight.
 ///
 /// ```text
-///   loop { reap: slots that have ended ─► submit: what they do next ─► kick }
+///   loop { reap: slots that have ended ─► submit: their next requests ─► kick }
 /// ```
 pub struct BareQueue<Q: Queue> {
     queue: Q,
     limits: Limits,
-    /// Where each slot's data lies; they point into `buffers`.
+    /// The memory of each slot; points into `buffers`.
     segments: Box<[Segment]>,
     is_busy: Box<[bool]>,
     in_flight: usize,
-    /// Keeps the memory for as long as the queue lives.
+    /// Keeps the memory alive as long as the queue.
     _buffers: Vec<SharedBuffer>,
 }
 
 impl<Q: Queue> BareQueue<Q> {
-    /// Takes `queue` into use with as many slots as there are buffers, of equal length, in memory that its
-    /// device has been told about.
+    /// Uses `queue` with one slot per buffer. All buffers have the same length, and their memory is
+    /// registered with the device.
     ///
     /// # Panics
-    /// With more buffers than the queue is deep.
+    /// With more buffers than the depth of the queue.
     pub fn new(queue: Q, limits: Limits, buffers: Vec<SharedBuffer>) -> BareQueue<Q> {
         assert!(
             buffers.len() <= queue.depth() as usize,
@@ -42,25 +42,26 @@ impl<Q: Queue> BareQueue<Q> {
         }
     }
 
-    /// How many requests are in flight.
+    /// The number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Puts a request of the buffers' length into an idle slot; it moves the slot's buffer where it has data.
+    /// Submits a request of the buffers' length in an idle slot, with the slot's buffer if the
+    /// operation has data.
     ///
     /// # Errors
-    /// When the request ends here and now; the slot is idle then.
+    /// When the request fails at once; the slot stays idle.
     ///
     /// # Panics
-    /// When there is no such slot, or it is busy.
+    /// When the slot does not exist or is busy.
     #[inline]
     pub fn submit(&mut self, slot: u32, op: Op, flags: Flags, offset: u64) -> IoResult {
         let place = slot as usize;
         assert!(!self.is_busy[place], "slot {slot} is busy");
         let list = std::slice::from_ref(&self.segments[place]);
-        // SAFETY: list and memory live as long as the queue, whose drop waits for what is in flight; nobody
-        // else has the buffer.
+        // SAFETY: list and memory live as long as the queue, whose drop waits for requests in
+        // flight; nothing else uses the buffer.
         let data = if op.has_data() { unsafe { Data::new(list) } } else { Data::none() };
         let len = if op == Op::Flush { 0 } else { list[0].len as u64 };
         let req = Request { op, flags, len, data };
@@ -72,13 +73,13 @@ impl<Q: Queue> BareQueue<Q> {
         Ok(())
     }
 
-    /// Rings the doorbell for everything that was submitted since the last call.
+    /// Rings the doorbell for everything submitted since the last call.
     #[inline]
     pub fn kick(&mut self) {
         self.queue.kick();
     }
 
-    /// Hands over what has ended; returns how many.
+    /// Appends completed requests to `done`. Returns their number.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<(u32, IoResult)>) -> usize {
         let is_busy = &mut self.is_busy;
@@ -111,7 +112,7 @@ mod tests {
     use super::*;
     use std::os::fd::RawFd;
 
-    /// Ends requests two looks after they were pushed.
+    /// Completes requests in the second poll after their submission.
     struct Slow {
         pushed: Vec<u32>,
         looks: u32,

@@ -1,4 +1,4 @@
-//! A graph's queue as a [`DirectQueue`]: how the C API drives devices that run on cores.
+//! The queue of a device stack as a [`DirectQueue`]: lets the C API use devices that run on cores.
 
 use crate::direct::{DirectQueue, ZoneRequest, poll_readable};
 use block::{IoError, IoResult, Queue};
@@ -6,7 +6,7 @@ use reactor::bridge::BridgeQueue;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long a poll queue looks before it lets signals through and looks at its timeout.
+/// Time that a poll queue spins before it delivers signals and checks its timeout.
 const SPIN: Duration = Duration::from_micros(100);
 
 impl DirectQueue for BridgeQueue {
@@ -63,10 +63,10 @@ fn spin(
     }
 }
 
-/// Handles what `mask` does not block and is pending.
+/// Handles pending signals that `mask` does not block.
 ///
 /// # Errors
-/// `EINTR` when there was something.
+/// `EINTR` when a signal was handled.
 fn let_signals_through(mask: &libc::sigset_t) -> io::Result<()> {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: no descriptors are passed; the structures live through the call.

@@ -1,21 +1,23 @@
-//! A leaf's queue for a program without a reactor: what the C API needs of it beyond [`Queue`].
+//! A device queue for a program without a reactor: the operations that the C API needs beyond
+//! [`Queue`].
 //!
-//! The caller owns slots and waiting line, may hand the queue from one thread to another between calls, and
-//! may sleep in it.
+//! The caller owns the slots and the list of waiting requests. It may move the queue between
+//! threads between calls, and may block in it.
 
 use block::{IoResult, Queue};
 use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// A queue that its caller may block on, from whatever thread has it at the moment.
+/// A queue on which its caller may block, from any thread.
 pub trait DirectQueue: Queue + Send {
-    /// Kicks, then waits until [`Queue::reap`] is worth a call: about `at_least` operations have ended. It may
-    /// return early and for nothing; the caller reaps, and calls again for what is still missing.
+    /// Kicks, then waits until about `at_least` operations have completed, so that [`Queue::reap`]
+    /// is worth a call. It may return early without a completion. The caller reaps, and calls again
+    /// for the rest.
     ///
-    /// An event queue sleeps. A poll queue spins, in the kernel where the kernel can poll the drive.
+    /// An event queue sleeps. A poll queue spins, in the kernel if the kernel can poll the drive.
     ///
-    /// `signal_mask`, if any, is the thread's signal mask while it sleeps, as in `ppoll(2)`.
+    /// `signal_mask` is the thread's signal mask while it sleeps, as in `ppoll(2)`.
     ///
     /// # Errors
     /// `ETIME` when `timeout` has passed, `EINTR` when a signal was handled.
@@ -26,37 +28,38 @@ pub trait DirectQueue: Queue + Send {
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()>;
 
-    /// As [`Queue::push`], for what only zoned devices have.
+    /// As [`Queue::push`], for requests that only zoned devices support.
     ///
-    /// An `Err` ends the operation at once: its slot is free again and no completion follows. A device without
-    /// zones answers [`block::IoError::Unsupported`].
+    /// An `Err` ends the operation at once: its slot is free again and no completion follows. A
+    /// device without zones returns [`block::IoError::Unsupported`].
     ///
     /// # Safety
-    /// What a [`ZoneRequest::Report`] points at stays valid until the completion has been reaped.
+    /// All memory that a [`ZoneRequest::Report`] points at stays valid until the completion has
+    /// been reaped.
     unsafe fn push_zone(&mut self, slot: u32, req: ZoneRequest) -> IoResult;
 }
 
-/// What is asked of a zoned device. Offsets are bytes and name the zone that they lie in.
+/// A request to a zoned device. An offset in bytes names the zone that contains it.
 #[derive(Clone, Copy, Debug)]
 pub enum ZoneRequest {
     /// Describes up to `max` zones, from the one at `offset` on.
     Report {
         /// A byte of the first zone.
         offset: u64,
-        /// Where `max` descriptions have room.
+        /// Memory for `max` descriptions.
         zones: *mut Zone,
-        /// Most zones to describe.
+        /// Maximum number of zones to describe.
         max: u32,
-        /// Where the number of zones that were described goes before the operation completes.
+        /// Receives the number of described zones before the operation completes.
         reported: *mut u32,
     },
     /// Changes the state of the zone at `offset`.
     Manage(ZoneAction, u64),
-    /// Changes the state of all zones for which that makes sense.
+    /// Changes the state of all zones that permit it.
     ManageAll(ZoneAction),
 }
 
-// SAFETY: the pointers belong to whoever owns the request, on whatever thread that is.
+// SAFETY: the pointers belong to the owner of the request, on any thread.
 unsafe impl Send for ZoneRequest {}
 
 /// A change of a zone's state.
@@ -78,48 +81,51 @@ pub enum ZoneAction {
 pub struct Zone {
     /// First byte.
     pub start: u64,
-    /// From this zone to the next.
+    /// Length up to the next zone.
     pub len: u64,
-    /// How much of `len` holds data.
+    /// The part of `len` that can hold data.
     pub capacity: u64,
-    /// Where the next write goes, from the start of the device.
+    /// Position of the next write, from the start of the device.
     pub write_pointer: u64,
     /// 1 conventional, 2 sequential writes required, 3 sequential writes preferred.
     pub zone_type: u8,
     /// 1 empty, 2 implicitly open, 3 explicitly open, 4 closed, 13 read-only, 14 full, 15 offline.
     pub zone_state: u8,
-    /// 1 when the device asks for a reset of the zone.
+    /// 1 when the device requests a reset of the zone.
     pub reset: u8,
-    /// For later.
+    /// Reserved.
     pub reserved: [u8; 29],
 }
 
-/// A short look before a sleep, for a peer that answers faster than a thread falls asleep and wakes up again. It
-/// grows while it finds something and goes away while it does not, as where the peer needs this very processor.
+/// Spins briefly before a sleep, for a peer that answers faster than a thread falls asleep and
+/// wakes up. The window grows while spinning finds completions, and shrinks to nothing while it
+/// does not, for example when the peer needs this very processor.
 #[derive(Debug)]
 pub struct Spin {
     window_ns: u64,
-    /// Waits without a look since the last one.
+    /// Waits without spinning since the last try.
     skipped: u32,
-    /// So many waits go without a look before it is tried again.
+    /// Number of waits without spinning before the next try.
     retry_after: u32,
 }
 
 impl Spin {
-    /// Longest look, and the first: long enough for a peer that has to be woken, as it may stay awake from then on.
+    /// Longest window, and the first: long enough for a peer that has to be woken, as it may stay
+    /// awake from then on.
     const MOST_NS: u64 = 50_000;
-    /// Shortest look.
+    /// Shortest window.
     const LEAST_NS: u64 = 2_000;
-    /// Where looks have gone away, one wait in this many tries again; twice as many after each try in vain.
+    /// After spinning has stopped, one wait in this many tries again; the number doubles after each
+    /// failed try.
     const RETRY: u32 = 64;
     const MOST_RETRY: u32 = 4096;
 
-    /// Looks at first.
+    /// Starts with spinning enabled.
     pub const fn new() -> Spin {
         Spin { window_ns: Self::MOST_NS, skipped: 0, retry_after: Self::RETRY }
     }
 
-    /// Looks until `has_ended`; `false` when it is time to sleep.
+    /// Spins until `has_ended`. Returns `false` when it is time to sleep.
     pub fn until(&mut self, timeout: Option<Duration>, mut has_ended: impl FnMut() -> bool) -> bool {
         if self.window_ns == 0 {
             self.skipped += 1;
@@ -133,7 +139,8 @@ impl Spin {
         let start = Instant::now();
         while !has_ended() {
             if start.elapsed() >= window {
-                // A quarter: what did not come in the whole window is not worth much more of it.
+                // A quarter: after a whole window without a completion, more spinning is unlikely
+                // to help.
                 self.window_ns = if self.window_ns > Self::LEAST_NS { self.window_ns / 4 } else { 0 };
                 return false;
             }
@@ -171,10 +178,7 @@ pub fn sleep_on_event(
     result
 }
 
-/// Waits until the eventfd `fd` has been raised, and lowers it.
-///
-/// # Errors
-/// As [`DirectQueue::wait`].
+/// Waits until the eventfd `fd` is signalled, and resets it.
 pub fn poll_readable(
     fd: RawFd,
     timeout: Option<Duration>,
@@ -183,16 +187,13 @@ pub fn poll_readable(
     poll_events(fd, libc::POLLIN, timeout, signal_mask)?;
     let mut counter = 0u64;
     let bytes = libc::iovec { iov_base: (&raw mut counter).cast(), iov_len: size_of::<u64>() };
-    // A server that has the event, too, may have lowered it already and made it block.
+    // A server that shares the event may have reset it already and set it to blocking mode.
     // SAFETY: eight bytes of our own.
     unsafe { libc::preadv2(fd, &raw const bytes, 1, -1, libc::RWF_NOWAIT) };
     Ok(())
 }
 
-/// Waits until any of `events` (as in `poll(2)`) holds of `fd`, or its other end is gone.
-///
-/// # Errors
-/// As [`DirectQueue::wait`].
+/// Waits until `fd` has any of `events` (as in `poll(2)`) or its other end is closed.
 pub fn poll_events(
     fd: RawFd,
     events: libc::c_short,
@@ -202,10 +203,7 @@ pub fn poll_events(
     poll_any(&mut [libc::pollfd { fd, events, revents: 0 }], timeout, signal_mask)
 }
 
-/// As [`poll_events`], until it is so for any of `wanted`; negative descriptors are left out.
-///
-/// # Errors
-/// As [`DirectQueue::wait`].
+/// As [`poll_events`], for any of `wanted`; negative descriptors are ignored.
 pub fn poll_any(
     wanted: &mut [libc::pollfd],
     timeout: Option<Duration>,

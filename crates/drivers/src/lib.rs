@@ -1,14 +1,14 @@
-//! Leaf drivers: the devices that stand on something other than a device.
+//! Leaf drivers: the devices that do not stand on another device.
 //!
-//! | module | what it stands on |
+//! | module | backed by |
 //! |---|---|
-//! | [`null`] | nothing: reads and writes end at once, or as slowly as a modelled drive |
+//! | [`null`] | nothing: reads and writes complete at once, or with the latency of a modelled drive |
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
 //! | [`nbd`] | an export of an NBD server, over TCP or a Unix socket |
 //! | [`nvme_tcp`] | a namespace of an NVMe/TCP target |
-//! | [`nvme_uring`] | an NVMe namespace, whose commands go to the controller as they are |
-//! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), one of the vDPA bus, a PCI function |
+//! | [`nvme_uring`] | an NVMe namespace, with commands passed through to the controller |
+//! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
 //!
 //! Drivers never depend on each other, nor on layers or exports.
 
@@ -31,7 +31,7 @@ mod zeroes;
 
 use block::{DeviceError, Limits};
 
-/// Limits of a device without a medium of its own, after a look at what the user asked for.
+/// Checks the configured size and block size, and returns the limits of a device without a medium.
 fn plain_limits(device: &str, size: u64, block_size: u32) -> Result<Limits, DeviceError> {
     if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
         let message = format!("block_size={block_size}: powers of two from 512 to 65536");

@@ -1,24 +1,24 @@
 //! A RAM disk: sparse memory of this process that all cores copy from and to.
 //!
-//! The disk is one anonymous mapping. A page of it exists once it was written, and ceases to exist when it
-//! is discarded or zeroed. Requests are plain copies inside `submit`; cores that touch the same bytes at the
-//! same time get any mix of them, as from a drive.
+//! The disk is one anonymous mapping. A page is allocated when it is written, and released when it
+//! is discarded or zeroed. Requests are plain copies inside `submit`. Cores that access the same
+//! bytes concurrently get any mix of them, as with a drive.
 
 use block::{Channel, Device, DeviceError, Flags, IoFuture, Limits, MemoryRegion, Op, Request, SharedLimits};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Unit in which memory is given back.
+/// Granularity at which memory is released.
 const PAGE: u64 = 4096;
 
-/// What a RAM disk looks like.
+/// The configuration of a RAM disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes; rounded down to whole blocks.
+    /// Size in bytes; rounded down to whole blocks.
     pub size: u64,
-    /// Most bytes that [`MemDevice::resize`] can make of it; address space is reserved for them. Not less
-    /// than `size` counts as `size`.
+    /// Maximum size for [`MemDevice::resize`] in bytes, for which address space is reserved. A
+    /// smaller value than `size` counts as `size`.
     pub max_size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
@@ -45,11 +45,11 @@ struct Shared {
 }
 
 impl MemDevice {
-    /// Makes a disk that is all zeroes.
+    /// Creates a disk full of zeroes.
     ///
     /// # Errors
-    /// When the block size is no power of two from 512, the size is less than a block, or there is not
-    /// enough address space.
+    /// When the block size is not a power of two from 512 to 65536, the size is less than a block,
+    /// or address space is lacking.
     pub fn new(options: &Options) -> Result<MemDevice, DeviceError> {
         let limits = crate::plain_limits("mem", options.size, options.block_size)?;
         let len = options.max_size.max(options.size);
@@ -60,10 +60,10 @@ impl MemDevice {
         Ok(MemDevice { name: "mem".into(), shared: Arc::new(shared) })
     }
 
-    /// Grows or shrinks the disk. What is cut off is gone.
+    /// Grows or shrinks the disk. Data beyond the new end is lost.
     ///
     /// # Errors
-    /// When it would exceed [`Options::max_size`] or be less than a block.
+    /// When `size` exceeds [`Options::max_size`] or is less than a block.
     pub fn resize(&self, size: u64) -> Result<(), DeviceError> {
         let limits = &self.shared.limits;
         let (least, most) = (u64::from(limits.fixed().block_size), self.shared.mapping.len);
@@ -122,15 +122,15 @@ impl Channel for MemChannel {
     }
 }
 
-/// Private anonymous memory that takes space only where it was written.
+/// Private anonymous memory that is allocated only where it was written.
 struct Mapping {
     base: NonNull<u8>,
-    /// What may be used; the mapping ends at the page border after it.
+    /// Usable length; the mapping ends at the next page boundary.
     len: u64,
 }
 
-// SAFETY: the memory belongs to the mapping and is only reached through raw copies, never a reference; cores
-// that race for the same bytes get any mix of them, as the device model allows.
+// SAFETY: the memory belongs to the mapping and is only accessed through raw copies, never a
+// reference; cores that race for the same bytes get any mix of them, as the device model allows.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -175,7 +175,8 @@ impl Mapping {
         }
     }
 
-    /// Makes a range read as zeroes; pages that lie wholly inside are given back unless they are to be kept.
+    /// Makes a range read as zeroes; releases the pages that lie completely inside unless
+    /// `keeps_pages`.
     fn zero(&self, offset: u64, len: u64, keeps_pages: bool) {
         let end = offset + len;
         let (first, last) = (offset.next_multiple_of(PAGE), end & !(PAGE - 1));
@@ -192,12 +193,12 @@ impl Mapping {
         unsafe { self.at(offset, len).write_bytes(0, len as usize) };
     }
 
-    /// Gives back the pages that lie wholly inside a range; they read as zeroes then.
+    /// Releases the pages that lie completely inside a range; they then read as zeroes.
     fn release_pages(&self, offset: u64, len: u64) {
         let (first, last) = (offset.next_multiple_of(PAGE), (offset + len) & !(PAGE - 1));
         if first < last {
             let start = self.at(first, last - first);
-            // SAFETY: whole pages of our own mapping, which nobody holds references to.
+            // SAFETY: whole pages of our own mapping, to which no reference exists.
             let result = unsafe { libc::madvise(start.cast(), (last - first) as usize, libc::MADV_DONTNEED) };
             assert_eq!(result, 0, "madvise on our own pages: {}", std::io::Error::last_os_error());
         }
@@ -259,7 +260,8 @@ mod tests {
             pages.iter().filter(|p| **p & 1 == 1).count()
         };
         let mapping = &disk.shared.mapping;
-        // SAFETY: the host may give us huge pages otherwise, which this test is not about.
+        // SAFETY: plain call on our own mapping. Huge pages, which the host may use otherwise, are
+        // not part of this test.
         unsafe { libc::madvise(mapping.base.as_ptr().cast(), 16 * 4096, libc::MADV_NOHUGEPAGE) };
         mapping.zero(0, 8 * 4096, true);
         assert_eq!(resident(mapping), 8);

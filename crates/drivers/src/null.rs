@@ -1,9 +1,10 @@
-//! A device that stands on nothing: what is written is gone, what is read is zeroes or whatever the memory
-//! held. It measures what everything above costs; with a latency and a ceiling it models a drive.
+//! A device without storage: written data is discarded, and reads return zeroes or leave memory
+//! unchanged. It measures the cost of the layers above. With a latency and a ceiling it models a
+//! drive.
 //!
 //! ```text
 //!   no latency, no ceiling:  submit ─► done
-//!   otherwise:               submit ─► turn in the device's line (all cores: one counter) ─► timer ─► done
+//!   otherwise:               submit ─► turn in the device's queue (one counter for all cores) ─► timer ─► done
 //! ```
 
 use block::{
@@ -16,33 +17,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
-/// What a null device pretends to be.
+/// The configuration of a null device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Bytes; rounded down to whole blocks.
+    /// Size in bytes; rounded down to whole blocks.
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// Whether reads return zeroes; if not, they leave the memory as it is.
+    /// Whether reads return zeroes; if not, they leave memory unchanged.
     pub zero: bool,
-    /// How long every request takes, in nanoseconds; 0 ends it before `submit` returns.
+    /// Latency of every request in nanoseconds; 0: requests complete before `submit` returns.
     pub latency_ns: u64,
-    /// Requests a second over all cores; 0 for no ceiling.
+    /// Maximum requests per second over all cores; 0: no limit.
     pub iops: u64,
-    /// Bytes a second over all cores; 0 for no ceiling. A request takes as long as the lower ceiling asks for.
+    /// Maximum bytes per second over all cores; 0: no limit. The lower of the two limits counts.
     pub bandwidth: u64,
 }
 
 impl Options {
-    /// A device of `size` bytes that ends every request at once and leaves memory as it is.
+    /// A device of `size` bytes that completes every request at once and leaves memory unchanged.
     pub fn new(size: u64) -> Options {
         Options { size, block_size: 512, read_only: false, zero: false, latency_ns: 0, iops: 0, bandwidth: 0 }
     }
 }
 
-/// A device that stands on nothing.
+/// A device without storage.
 pub struct NullDevice {
     name: String,
     shared: Arc<Shared>,
@@ -52,11 +53,11 @@ struct Shared {
     limits: Arc<SharedLimits>,
     zero: bool,
     latency_ns: u64,
-    /// Time between two requests under the ceiling; 0 without.
+    /// Time between two requests at the request limit; 0 without.
     interval_ns: u64,
-    /// Nanoseconds for 2^20 bytes under the ceiling; 0 without.
+    /// Nanoseconds for 2^20 bytes at the bandwidth limit; 0 without.
     mebibyte_ns: u64,
-    /// When the next request may start, on the cores' clock.
+    /// Earliest start of the next request, on the cores' clock.
     next_start_ns: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! From the step of an [`Operation`] to the submission entry that asks the kernel for it.
+//! Converts the step of an [`Operation`] into a submission entry.
 
 use super::fixed::FixedBuffers;
 use super::operation::{Backing, MAX_IOVECS, Operation, Step};
@@ -14,7 +14,7 @@ const DISCARD_COMMAND: u32 = 0x1200;
 /// `IOSQE_FIXED_FILE`: the descriptor is an index into the ring's registered files.
 const FIXED_FILE: squeue::Flags = squeue::Flags::from_bits_retain(1);
 
-/// What every entry of a queue has in common.
+/// The fields that all entries of a queue share.
 pub(super) struct Target {
     pub backing: Backing,
     pub fd: RawFd,
@@ -33,7 +33,7 @@ impl Target {
             Step::Transfer => self.transfer(fd, operation, buffers),
             Step::WriteZeroes => {
                 let left = (operation.len - operation.done) as usize;
-                // Whole pages but for the last call, whose list is cut in the operation's own.
+                // Whole pages except in the last call, whose list is built in the operation's own.
                 if left >= ZERO_STEP {
                     writev(fd, self.zeroes, operation.offset + operation.done, rw_flags(operation))
                 } else {
@@ -56,7 +56,7 @@ impl Target {
         if is_registered { entry.flags(FIXED_FILE) } else { entry }
     }
 
-    /// The entry for a transfer that asks for nothing special.
+    /// The entry of a plain transfer, with one segment and no flags.
     #[inline(always)]
     pub fn plain_entry(&self, operation: &Operation, segment: Segment) -> squeue::Entry {
         let fd = if self.is_registered { Fd(0) } else { Fd(self.fd) };

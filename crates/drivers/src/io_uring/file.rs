@@ -1,7 +1,7 @@
-//! A file or block device for callers that drive its queues themselves, as the C API does.
+//! A file or block device for callers that drive its queues themselves, such as the C API.
 //!
-//! Other than a [`super::UringDevice`] it claims and locks nothing, has no block size where the kernel asks for
-//! none, and lets a regular file grow.
+//! Unlike a [`super::UringDevice`] it claims and locks nothing, has no block size unless the kernel
+//! requires one, and lets a regular file grow.
 
 use super::UringQueue;
 use super::limits::{self, FileFacts};
@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Most entries of an io_uring (`IORING_MAX_ENTRIES`).
+/// Maximum entries of an io_uring (`IORING_MAX_ENTRIES`).
 pub const MAX_ENTRIES: u32 = 32768;
 
 /// An open file or block device.
@@ -30,9 +30,10 @@ impl UringFile {
     /// Opens the file or block device at `path`.
     ///
     /// # Errors
-    /// What `open(2)` says; `EINVAL` for what is neither file nor block device.
+    /// An error of `open(2)`; `EINVAL` if it is neither a file nor a block device.
     pub fn open(path: &Path, is_direct: bool, read_only: bool) -> io::Result<UringFile> {
-        // Opening a pipe would wait, opening a device may do anything: look first.
+        // Opening a pipe would block, and opening a device may have side effects: check the type
+        // first.
         check_kind(std::fs::metadata(path)?.file_type())
             .map_err(|what| io::Error::new(io::ErrorKind::InvalidInput, what))?;
         let flags = libc::O_CLOEXEC | if is_direct { libc::O_DIRECT } else { 0 };
@@ -40,10 +41,11 @@ impl UringFile {
         UringFile::new(file)
     }
 
-    /// Takes an open file or block device over; `fd` is given back with the error.
+    /// Takes over an open file or block device; returns `fd` with an error.
     ///
     /// # Errors
-    /// `EINVAL` for what is neither file nor block device; what the kernel says when it is asked about it.
+    /// `EINVAL` if it is neither a file nor a block device; an error of the system when it cannot
+    /// be queried.
     pub fn from_fd(fd: OwnedFd) -> Result<UringFile, (io::Error, OwnedFd)> {
         let file = File::from(fd);
         let facts = file.metadata().and_then(|metadata| {
@@ -69,7 +71,7 @@ impl UringFile {
         UringFile { shared: Arc::new(shared), facts }
     }
 
-    /// What is known about it.
+    /// The properties of the file.
     pub fn facts(&self) -> &FileFacts {
         &self.facts
     }
@@ -79,24 +81,24 @@ impl UringFile {
         self.shared.file.as_raw_fd()
     }
 
-    /// Bytes in it now.
+    /// The current size in bytes.
     ///
     /// # Errors
-    /// When the file cannot be asked.
+    /// When the size cannot be queried.
     pub fn capacity(&self) -> io::Result<u64> {
         limits::size(&self.shared.file)
     }
 
-    /// Most segments of one request.
+    /// Maximum segments of one request.
     pub fn max_segments(&self) -> usize {
         super::operation::MAX_IOVECS
     }
 
-    /// Rings of their own with room for `depth` requests. Threads may hand the queue to each other.
+    /// Opens a queue with its own rings for `depth` requests. It may move between threads.
     ///
     /// # Errors
-    /// What `io_uring_setup(2)` says: `EINVAL` for more entries than [`MAX_ENTRIES`] or none, `EPERM` where
-    /// io_uring is forbidden, `ENOMEM`.
+    /// An error of `io_uring_setup(2)`: `EINVAL` for 0 or more than [`MAX_ENTRIES`] entries,
+    /// `EPERM` where io_uring is forbidden, `ENOMEM`.
     pub fn open_queue(&self, depth: u32, is_polled: bool) -> io::Result<UringQueue> {
         if !(1..=MAX_ENTRIES).contains(&depth) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -105,10 +107,11 @@ impl UringFile {
     }
 }
 
-/// Whether this process may use io_uring at all.
+/// Checks whether this process may use io_uring.
 ///
 /// # Errors
-/// What `io_uring_setup(2)` says: `ENOSYS` where the kernel has none, `EPERM` where it is forbidden.
+/// An error of `io_uring_setup(2)`: `ENOSYS` if the kernel does not support it, `EPERM` if it is
+/// forbidden.
 pub fn probe() -> io::Result<()> {
     <Ring>::for_any_thread(1, false).map(drop)
 }
@@ -121,7 +124,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
-    /// The next end of a request.
+    /// Waits for the next completion.
     fn ended(queue: &mut UringQueue) -> (u32, block::IoResult) {
         let mut all = Vec::new();
         while all.is_empty() {
@@ -161,7 +164,7 @@ mod tests {
         let memory: &'static mut [u8; 4096] = Box::leak(Box::new([0; 4096]));
         let list: &'static [Segment] =
             Box::leak(Box::new([Segment { base: memory.as_mut_ptr(), len: 4096 }]));
-        // SAFETY: both live for ever.
+        // SAFETY: both live forever.
         unsafe { queue.push(2, &Request::read(Data::new(list)), 0).unwrap() };
         queue.kick();
         std::thread::spawn(move || {

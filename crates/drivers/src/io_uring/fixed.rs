@@ -1,19 +1,19 @@
-//! Buffers that are registered with a ring: the kernel pins their pages once instead of with every request.
+//! Buffers registered with a ring: the kernel pins their pages once instead of for every request.
 //!
-//! The device keeps the list of regions; each queue brings its own ring up to date before it looks a buffer
-//! up, so that a region that was taken back is never used again.
+//! The device keeps the list of regions. Each queue updates its own ring before it looks up a
+//! buffer, so an unregistered region is never used again.
 
 use block::{MemoryRegion, Segment};
 use io_uring::IoUring;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most buffers of one ring.
+/// Maximum buffers of one ring.
 const MAX_BUFFERS: usize = 256;
 /// Longest buffer that the kernel registers.
 const MAX_BUFFER_LEN: usize = 1 << 30;
 
-/// The regions that a device was told about.
+/// The regions registered with a device.
 #[derive(Default)]
 pub(super) struct Regions {
     /// Grows with every change.
@@ -43,18 +43,18 @@ impl Regions {
 /// The buffers of one ring.
 pub(super) struct FixedBuffers {
     generation: u64,
-    /// By index in the ring: first byte and length; 0 for a free one.
+    /// By index in the ring: first byte and length; 0 for a free entry.
     table: Vec<(usize, usize)>,
 }
 
 impl FixedBuffers {
-    /// Prepares `ring` for buffers; `None` where the kernel cannot (before Linux 5.19).
+    /// Prepares `ring` for buffers; `None` if the kernel cannot (before Linux 5.19).
     pub fn new(ring: &IoUring) -> Option<FixedBuffers> {
         ring.submitter().register_buffers_sparse(MAX_BUFFERS as u32).ok()?;
         Some(FixedBuffers { generation: 0, table: vec![(0, 0); MAX_BUFFERS] })
     }
 
-    /// Registers what is new in `regions` and takes back what is gone.
+    /// Registers new regions and unregisters removed ones.
     #[inline]
     pub fn update(&mut self, ring: &IoUring, regions: &Regions) {
         let generation = regions.generation.load(Ordering::Acquire);
@@ -82,13 +82,14 @@ impl FixedBuffers {
 
     fn set(&mut self, ring: &IoUring, index: usize, buffer: (usize, usize)) {
         let iovec = libc::iovec { iov_base: buffer.0 as *mut libc::c_void, iov_len: buffer.1 };
-        // SAFETY: whoever mapped the region keeps it mapped until it has been taken back; the kernel pins
-        // the pages, so even later use would not touch memory of somebody else.
+        // SAFETY: the owner of the region keeps it mapped until it is unregistered. The kernel pins
+        // the pages, so even later use would not touch other memory.
         let result = unsafe { ring.submitter().register_buffers_update(index as u32, &[iovec], None) };
         self.table[index] = match result {
             Ok(()) => buffer,
             Err(error) => {
-                // RLIMIT_MEMLOCK, or memory that cannot be pinned: the plain way works as well.
+                // RLIMIT_MEMLOCK is reached, or the memory cannot be pinned: unregistered buffers
+                // work as well.
                 tracing::debug!(%error, len = buffer.1, "buffer not registered with io_uring");
                 (0, 0)
             }
@@ -106,7 +107,7 @@ impl FixedBuffers {
     }
 }
 
-/// A region in pieces that the kernel takes.
+/// A region in pieces that the kernel accepts.
 fn pieces(region: &MemoryRegion) -> impl Iterator<Item = (usize, usize)> {
     let (addr, len) = (region.addr, region.len);
     (0..len).step_by(MAX_BUFFER_LEN).map(move |skip| (addr + skip, (len - skip).min(MAX_BUFFER_LEN)))

@@ -1,31 +1,32 @@
 //! Locks of an image file that is opened for writing, in the byte ranges that QEMU locks.
 //!
-//! QEMU has a permission protocol over locks of single bytes (`block/file-posix.c`, `raw_apply_lock_bytes` and
-//! `raw_check_lock_bytes`): byte 100 + N is locked by programs that use permission N, byte 200 + N by programs that
-//! refuse it to others. All locks are shared, so that programs that agree hold them together; after locking, each
-//! program asks whether a lock of another contradicts its own. So a program that only reads and lets others write (`-U`
-//! of QEMU's tools) gets in beside a writer, and a second writer does not.
+//! QEMU has a permission protocol over locks of single bytes (`block/file-posix.c`,
+//! `raw_apply_lock_bytes` and `raw_check_lock_bytes`). Programs that use permission N lock byte 100
+//! + N; programs that refuse it to others lock byte 200 + N. All locks are shared, so compatible
+//! programs hold them together. After locking, each program checks whether a lock of another
+//! contradicts its own. So a program that only reads and lets others write (`-U` of QEMU's tools)
+//! may run next to a writer. A second writer is refused.
 //!
-//! One byte more is locked exclusively by Freestone alone: of two servers that start at the same moment one wins.
-//! The locks belong to the open file (`F_OFD_SETLK`), not to the process: a second device of this process is refused
-//! too.
+//! Freestone also locks one more byte exclusively: of two servers that start at the same moment one
+//! wins. The locks belong to the open file (`F_OFD_SETLK`), not to the process. So a second device
+//! of this process is refused, too.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// First byte of the permissions that are used.
+/// First byte of the used permissions.
 const USED: i64 = 100;
-/// First byte of the permissions that are refused to others.
+/// First byte of the refused permissions.
 const REFUSED: i64 = 200;
-/// Locked exclusively by every writer of this project.
+/// Locked exclusively by every Freestone writer.
 const OWN: i64 = 1000;
 
 /// Reads of consistent data: bit 0 in QEMU.
 const CONSISTENT_READ: i64 = 0;
 /// Writes: bit 1.
 const WRITE: i64 = 1;
-/// Writes of what is there already: bit 2.
+/// Writes of existing data: bit 2.
 const WRITE_UNCHANGED: i64 = 2;
 /// Changes of the size: bit 3.
 const RESIZE: i64 = 3;
@@ -35,7 +36,7 @@ const WRITER_USES: [i64; 2] = [CONSISTENT_READ, WRITE];
 /// Permissions that a writer refuses to others.
 const WRITER_REFUSES: [i64; 3] = [WRITE, WRITE_UNCHANGED, RESIZE];
 
-/// Why a file cannot be locked for writing.
+/// The reason why a file cannot be locked for writing.
 #[derive(Debug)]
 pub(super) enum Conflict {
     /// Another program writes to it or changes its size.
@@ -44,7 +45,7 @@ pub(super) enum Conflict {
     Reader(io::Error),
 }
 
-/// Claims `file` for writing until it is closed. A file system without locks takes part in nothing.
+/// Claims `file` for writing until it is closed. Does nothing on a file system without locks.
 ///
 /// # Errors
 /// When another program's locks contradict that.
@@ -55,7 +56,7 @@ pub(super) fn lock(file: &File) -> Result<(), Conflict> {
     }
     let used = WRITER_USES.map(|permission| USED + permission);
     let refused = WRITER_REFUSES.map(|permission| REFUSED + permission);
-    // Shared locks: refused only where another program locks exclusively.
+    // Shared locks: refused only if another program holds an exclusive lock.
     if !used.iter().chain(&refused).all(|byte| try_lock(file, *byte, libc::F_RDLCK)) {
         return Err(writer());
     }
@@ -68,7 +69,7 @@ pub(super) fn lock(file: &File) -> Result<(), Conflict> {
     Ok(())
 }
 
-/// Locks a byte; `false` where another open file has it locked.
+/// Locks a byte. Returns `false` when another open file has a conflicting lock.
 fn try_lock(file: &File, byte: i64, kind: libc::c_int) -> bool {
     let mut lock = byte_lock(byte, kind);
     // SAFETY: the structure is valid and lives through the call.
@@ -83,10 +84,10 @@ fn try_lock(file: &File, byte: i64, kind: libc::c_int) -> bool {
     true
 }
 
-/// Whether another open file has a byte locked in any way.
+/// Whether another open file has any lock on a byte.
 fn is_locked(file: &File, byte: i64) -> bool {
     let mut lock = byte_lock(byte, libc::F_WRLCK);
-    // SAFETY: as above; the kernel says in the structure what it found.
+    // SAFETY: as above; the kernel writes its result into the structure.
     let is_known = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0;
     is_known && i32::from(lock.l_type) != libc::F_UNLCK
 }
@@ -109,12 +110,13 @@ mod tests {
         File::options().read(true).write(true).open(path).unwrap()
     }
 
-    /// Opens the file as QEMU would: uses and refuses these permissions; whether that is possible.
+    /// Opens the file like QEMU, which uses and refuses these permissions. Returns `None` if QEMU
+    /// would fail.
     fn as_qemu(path: &std::path::Path, uses: &[i64], refuses: &[i64]) -> Option<File> {
         let file = open(path);
         let bytes = uses.iter().map(|bit| USED + bit).chain(refuses.iter().map(|bit| REFUSED + bit));
         for byte in bytes {
-            // QEMU says "Failed to lock byte" here.
+            // QEMU reports "Failed to lock byte" here.
             try_lock(&file, byte, libc::F_RDLCK).then_some(())?;
         }
         let is_free = !refuses.iter().any(|bit| is_locked(&file, USED + bit))
@@ -147,7 +149,7 @@ mod tests {
         assert!(as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).is_none(), "a guest");
         assert!(as_qemu(path, &[CONSISTENT_READ, WRITE], &[]).is_none(), "a guest with share-rw");
         assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))), "another server");
-        // Those that were refused leave nothing behind.
+        // Refused attempts leave no lock behind.
         drop(server);
         lock(&open(path)).unwrap();
     }
@@ -165,7 +167,7 @@ mod tests {
         let guest = as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).unwrap();
         assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))));
         drop(guest);
-        // A program that locks the whole file, as this project once did.
+        // A program that locks the whole file, as early versions of Freestone did.
         let whole = open(path);
         let mut all = byte_lock(0, libc::F_WRLCK);
         all.l_len = 0;

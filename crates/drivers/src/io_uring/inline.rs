@@ -1,18 +1,19 @@
-//! Transfers that need no ring: files that live in memory.
+//! Transfers that need no ring: files in memory.
 //!
-//! tmpfs and ramfs cannot say beforehand whether a transfer would block, so io_uring hands each one to a worker
-//! thread: two context switches for a copy of a few kilobytes. Such a copy is done at once instead, as
-//! `preadv2(2)` and `pwritev2(2)` do it. Only memory that was swapped out makes it wait.
+//! tmpfs and ramfs cannot report in advance whether a transfer would block. So io_uring passes each
+//! one to a worker thread: two context switches for a copy of a few kilobytes. The driver does such
+//! a copy at once instead, with `preadv2(2)` and `pwritev2(2)`. It blocks only for memory that was
+//! swapped out.
 
 use super::operation::{MAX_IOVECS, Operation, Step};
 use block::{Data, Flags, Op, Request, Segment};
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Longest transfer that is done at once, in bytes: about 10 µs of copying. Worker threads copy longer ones
-/// beside each other.
+/// Longest transfer that is done at once, in bytes: about 10 µs of copying. Worker threads copy
+/// longer ones in parallel.
 const LONGEST: u64 = 128 << 10;
-/// Segments whose list fits on the stack; a transfer with more goes through the ring.
+/// Maximum segments that fit on the stack; a transfer with more uses the ring.
 const MOST_SEGMENTS: usize = 16;
 
 /// Whether the file's file system is in memory.
@@ -25,8 +26,8 @@ pub(super) fn is_in_memory(file: &File) -> bool {
     result == 0 && matches!(found.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC)
 }
 
-/// Does the operation's transfer now and returns the kernel's answer, as a ring would give it; `None` when it
-/// is none or too long.
+/// Does the operation's transfer now and returns the result as a ring would. Returns `None` if the
+/// step is not a transfer or is too long.
 #[inline]
 pub(super) fn transfer(fd: RawFd, operation: &Operation, flags: i32) -> Option<i32> {
     if operation.step != Step::Transfer || operation.len > LONGEST {
@@ -37,10 +38,11 @@ pub(super) fn transfer(fd: RawFd, operation: &Operation, flags: i32) -> Option<i
     Some(answer(moved))
 }
 
-/// Does a whole request at once, if it is a short transfer of one segment that asks for nothing special; `false` when
-/// it is another or something came in between.
+/// Does a whole request at once, if it is a short transfer of one segment without flags. Returns
+/// `false` for any other request or after an interruption.
 ///
 /// # Safety
+/// The request's memory is valid.
 /// The request's memory is valid.
 #[inline(always)]
 pub(super) unsafe fn transfer_one(fd: RawFd, req: &Request<'_>, offset: u64) -> bool {

@@ -1,5 +1,5 @@
-//! What a file or block device promises: from `statx(2)` and, where there is a drive underneath, from
-//! `/sys/dev/block` (`Documentation/ABI/stable/sysfs-block` of the kernel).
+//! The limits of a file or block device: from `statx(2)` and, for a drive, from `/sys/dev/block`
+//! (`Documentation/ABI/stable/sysfs-block` of the kernel).
 
 use super::operation::Backing;
 use super::tail::Tail;
@@ -11,33 +11,34 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
-/// Largest block size that makes sense to a client.
+/// Largest supported block size.
 const MAX_BLOCK_SIZE: u32 = 64 << 10;
-/// Longest transfer: a `read(2)` moves a little less than 2 GiB at most.
+/// Longest transfer in bytes: one `read(2)` moves slightly less than 2 GiB.
 const MAX_TRANSFER: u32 = 1 << 30;
 
-/// Bytes in the file or device now.
+/// The current size of the file or device in bytes.
 pub(super) fn size(file: &File) -> io::Result<u64> {
-    // Nobody uses the file's position, and unlike its metadata this works for block devices too.
+    // The file's position is unused, and unlike its metadata this also works for block devices.
     let mut file = file;
     file.seek(SeekFrom::End(0))
 }
 
-/// The capacity in bytes of `size` bytes in blocks of `block_size`. A regular file that ends inside a block has that block,
-/// too: its missing bytes read as zeroes, and nothing else can be written there. Of a block device that part is not used.
+/// The capacity in bytes of `size` bytes in blocks of `block_size`. A regular file that ends inside
+/// a block includes that block: its missing bytes read as zeroes, and only zeroes may be written
+/// there. A partial block of a block device is not used.
 pub(super) fn capacity(size: u64, is_block_device: bool, block_size: u32) -> u64 {
     let block = u64::from(block_size);
     if is_block_device { size / block * block } else { size.next_multiple_of(block) }
 }
 
-/// What is known about an open file or block device. Sizes are bytes.
+/// The properties of an open file or block device. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileFacts {
-    /// A block device, not a regular file.
+    /// Whether it is a block device rather than a regular file.
     pub is_block_device: bool,
-    /// The page cache is bypassed.
+    /// Whether the page cache is bypassed.
     pub is_direct: bool,
-    /// Open for reading only.
+    /// Whether it is open for reading only.
     pub read_only: bool,
     /// Alignment of every memory segment's address and length; 1 through the page cache.
     pub memory_alignment: u32,
@@ -45,17 +46,18 @@ pub struct FileFacts {
     pub offset_alignment: u32,
     /// A block device's logical block size, at least 512; 512 for a regular file.
     pub logical_block_size: u32,
-    /// Physical block size of a block device, block size of a file system.
+    /// Physical block size of a block device, or block size of a file system.
     pub physical_block_size: u32,
-    /// The I/O size that works best; 0 when there is none.
+    /// The preferred I/O size; 0 when unknown.
     pub optimal_io_size: u32,
-    /// Granularity of a block device's discard; 0 when there is none.
+    /// Granularity of a block device's discard; 0 without discard.
     pub discard_granularity: u32,
     /// Start of the first whole discard granule of a partition.
     pub discard_offset: u32,
-    /// Whether a block device takes discards; `None` for a regular file, where only trying tells.
+    /// Whether a block device supports discards; `None` for a regular file, where only a try shows
+    /// it.
     pub has_discard: Option<bool>,
-    /// Whether a block device zeroes by itself, without being sent the zeroes.
+    /// Whether a block device can write zeroes without receiving them.
     pub zeroes_itself: bool,
     /// Whether completed writes may be lost without a flush.
     pub needs_flush: bool,
@@ -68,10 +70,11 @@ pub struct FileFacts {
 }
 
 impl FileFacts {
-    /// Learns them of `file`.
+    /// Queries the properties of `file`.
     ///
     /// # Errors
-    /// When the file cannot be asked, or its file system has no direct I/O but the file was opened for it.
+    /// When a query fails, or the file was opened for direct I/O that its file system does not
+    /// support.
     pub(super) fn of(file: &File) -> io::Result<FileFacts> {
         let metadata = file.metadata()?;
         // SAFETY: no pointer is passed.
@@ -102,7 +105,7 @@ impl FileFacts {
             },
             optimal_io_size: number("optimal_io_size") as u32,
             discard_granularity: granularity,
-            // Several drivers report the granularity there, which as an offset means none.
+            // Several drivers report the granularity there, which as an offset means 0.
             discard_offset: match number("../discard_alignment") as u32 {
                 offset if granularity > 0 => offset % granularity,
                 _ => 0,
@@ -116,7 +119,7 @@ impl FileFacts {
         })
     }
 
-    /// What a queue has to know. `block_size` is that of direct I/O.
+    /// The properties that a queue needs. `block_size` is that of direct I/O.
     pub(super) fn backing(&self, file: &File, block_size: u32) -> Backing {
         Backing {
             is_block_device: self.is_block_device,
@@ -128,7 +131,7 @@ impl FileFacts {
     }
 }
 
-/// What the open `file` promises.
+/// The limits of the open `file`.
 pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing, Tail), DeviceError> {
     let refuse = |message: String| DeviceError::new(options.device_name(), message);
     let path = options.path.display();
@@ -165,8 +168,8 @@ pub(super) fn inspect(file: &File, options: &Options) -> Result<(Limits, Backing
         optimal_io_size: facts.optimal_io_size,
         memory_alignment: facts.memory_alignment,
         max_transfer: MAX_TRANSFER & !(block_size - 1),
-        // The kernel splits what the drive cannot take in one go, so the drive's own limits on segments and
-        // length are of no use to callers.
+        // The kernel splits requests that exceed the drive's limits on segments and length, so
+        // callers need not know these limits.
         max_segments: super::operation::MAX_IOVECS as u16,
         max_discard: if has_discard { 1 << 40 } else { 0 },
         discard_alignment: if facts.is_block_device {
@@ -190,7 +193,8 @@ fn sane_block_size(size: u32, least: u32) -> u32 {
     if size.is_power_of_two() { size.clamp(least, MAX_BLOCK_SIZE.max(least)) } else { least.max(4096) }
 }
 
-/// Whether a block device has no volatile cache. A regular file's metadata always wants a sync.
+/// Whether a block device has no volatile cache. A regular file always needs a sync for its
+/// metadata.
 fn is_write_through(own: Option<&Sysfs>) -> bool {
     own.and_then(|s| s.text("write_cache")).is_some_and(|mode| mode == "write through")
 }
@@ -209,7 +213,7 @@ fn direct_alignment(file: &File, logical: u32) -> io::Result<(u32, u32)> {
             aligned => Ok(aligned),
         };
     }
-    // Before Linux 6.1, and for file systems that do not say: try.
+    // Before Linux 6.1, and for file systems that do not report it: try.
     [logical, 4096]
         .into_iter()
         .find(|alignment| reads_with(file, *alignment))
@@ -217,7 +221,7 @@ fn direct_alignment(file: &File, logical: u32) -> io::Result<(u32, u32)> {
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Whether a direct read with exactly this alignment of memory, offset and length is possible.
+/// Whether a direct read with exactly this alignment of memory, offset and length succeeds.
 fn reads_with(file: &File, alignment: u32) -> bool {
     let alignment = alignment as usize;
     let mut memory = vec![0u8; alignment * 4];
@@ -225,7 +229,8 @@ fn reads_with(file: &File, alignment: u32) -> bool {
     file.read_at(&mut memory[skip..skip + alignment], alignment as u64).is_ok()
 }
 
-/// Whether holes can be punched into a regular file; tried beyond its end, where it changes nothing.
+/// Whether holes can be punched into a regular file. Tried beyond its end, where it changes
+/// nothing.
 fn has_holes(file: &File, size: u64) -> bool {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let beyond = size.next_multiple_of(1 << 20) as libc::off_t;

@@ -1,8 +1,8 @@
 //! Regular files and block devices of this host, through io_uring.
 //!
 //! ```text
-//!   UringDevice ── open_channel ──► QueueChannel<UringQueue>          one ring a core
-//!     open     file, exclusive claim or lock, words for what goes wrong
+//!   UringDevice ── open_channel ──► QueueChannel<UringQueue>          one ring per core
+//!     open     file, exclusive claim or lock, error messages
 //!     image_lock  the bytes of a file that writers lock, QEMU's among them
 //!     limits   statx, /sys/dev/block
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
@@ -12,8 +12,8 @@
 //!     inline   files in memory, which need no ring
 //! ```
 //!
-//! A queue makes one system call for everything that was submitted in a turn, and looks for completions in
-//! user memory. Truth: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
+//! A queue makes one system call for everything submitted in a turn, and polls for completions in
+//! user memory. Source: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
 
 mod entry;
 mod file;
@@ -41,13 +41,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Most requests in flight on one channel.
+/// Maximum requests in flight on one channel.
 pub const MAX_QUEUE_DEPTH: u32 = 4096;
 
-/// Why a file is refused whose last block needs what [`tail::Tail`] cannot have.
+/// The reason why a file is refused whose last block needs a second descriptor ([`tail::Tail`]).
 const TAIL_NEEDS_DESCRIPTOR: &str = "cannot open the file again for its last block, which is not whole";
 
-/// How to open a file or block device.
+/// Options for a file or block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The file or block device.
@@ -56,17 +56,17 @@ pub struct Options {
     pub direct: bool,
     /// Refuse writes, and open for reading only.
     pub read_only: bool,
-    /// Open for writing even if somebody else has, and let others do the same.
+    /// Open for writing even if another program has, and let others do the same.
     pub share: bool,
     /// Requests in flight on each channel.
     pub queue_depth: u32,
     /// Poll the drive for completions, if it has queues for that and I/O is direct.
     pub iopoll: bool,
-    /// Register memory with the kernel, so that direct I/O need not pin it for every request. Pinned memory
-    /// is all in use at once and stays where it is: a guest can then give none back (no balloon, no
-    /// overcommit), which is why this is off unless asked for.
+    /// Register memory with the kernel, so that direct I/O need not pin it for every request.
+    /// Pinned memory is permanently in use and cannot move: a guest cannot release any (no balloon,
+    /// no overcommit). So this is off by default.
     pub fixed_buffers: bool,
-    /// Logical block size in bytes, if not the smallest that works.
+    /// Logical block size in bytes; default: the smallest that works.
     pub block_size: Option<u32>,
 }
 
@@ -100,11 +100,11 @@ pub struct UringDevice {
 }
 
 impl UringDevice {
-    /// Opens what `options` name.
+    /// Opens the device.
     ///
     /// # Errors
-    /// When it cannot be opened or claimed, or is no file or block device, or too small; the message says
-    /// which and what helps.
+    /// When it cannot be opened or claimed, is not a file or block device, or is too small. The
+    /// message names the reason and an option that helps.
     pub fn open(options: &Options) -> Result<UringDevice, DeviceError> {
         let name = options.device_name();
         if !(1..=MAX_QUEUE_DEPTH).contains(&options.queue_depth) {
@@ -131,8 +131,8 @@ impl UringDevice {
         })
     }
 
-    /// Rings of their own over the device, for a caller that drives them itself. They are used by the
-    /// calling thread alone.
+    /// Opens a queue with its own rings, for a caller that drives it. Only the calling thread may
+    /// use it.
     ///
     /// # Errors
     /// When the kernel refuses an io_uring.
@@ -142,7 +142,7 @@ impl UringDevice {
     }
 }
 
-/// Whether the drive can be polled for completions; if not, interrupts serve as well.
+/// Whether the drive can be polled for completions; if not, interrupts are used.
 fn can_poll(file: &std::fs::File, options: &Options) -> bool {
     let drive = file.metadata().ok().and_then(|m| Sysfs::of(if m.rdev() != 0 { m.rdev() } else { m.dev() }));
     let is_able = options.direct && drive.is_some_and(|d| d.has_poll_queues());

@@ -1,5 +1,4 @@
-//! Opening a file or block device so that what goes wrong is said in words, and guarding it against a second
-//! writer.
+//! Opens a file or block device with clear error messages, and guards it against a second writer.
 
 use super::Options;
 use super::image_lock::{self, Conflict};
@@ -8,10 +7,10 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
-/// Opens what `options` name.
+/// Opens the file that `options` name.
 ///
 /// # Errors
-/// With a sentence that says what is wrong and, where there is one, which option helps.
+/// The reason and, if there is one, the option that helps.
 pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
     let refuse = |message: String| DeviceError::new(options.device_name(), message);
     let path = options.path.display();
@@ -23,7 +22,7 @@ pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
     let is_exclusive = kind.is_block_device() && !options.read_only && !options.share;
     let mut flags = libc::O_CLOEXEC;
     flags |= if options.direct { libc::O_DIRECT } else { 0 };
-    // Without O_CREAT, O_EXCL claims a block device: nobody else can claim it or mount it.
+    // Without O_CREAT, O_EXCL claims a block device: other programs cannot claim or mount it.
     flags |= if is_exclusive { libc::O_EXCL } else { 0 };
     let file = OpenOptions::new()
         .read(true)
@@ -43,7 +42,7 @@ pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
     Ok(file)
 }
 
-/// What is wrong with a file of this type, if anything.
+/// Returns a description of this file type if it is not supported.
 pub(super) fn check_kind(kind: FileType) -> Result<(), &'static str> {
     match kind {
         k if k.is_file() || k.is_block_device() => Ok(()),

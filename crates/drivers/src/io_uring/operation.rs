@@ -1,29 +1,29 @@
-//! One request on its way through the kernel, as a state machine that makes no system call:
-//! [`Operation::begin`] picks the first step, [`Operation::complete`] takes the kernel's answer and says what
-//! is next. A request takes several steps when a transfer was short, when a way of zeroing is missing, or when
-//! zeroes must be durable.
+//! One request as a state machine without system calls. [`Operation::begin`] chooses the first
+//! step, and [`Operation::complete`] processes the kernel's result and returns the next. A request
+//! needs several steps after a short transfer, when the file does not support a way of zeroing, or
+//! when zeroes must be durable.
 
 use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
 use std::os::fd::RawFd;
 
-/// How often the kernel may answer "again" in a row to one step.
+/// Maximum consecutive "again" results of one step.
 const MAX_RETRIES: u8 = 64;
-/// Most segments in one system call (`UIO_MAXIOV`).
+/// Maximum segments of one system call (`UIO_MAXIOV`).
 pub(super) const MAX_IOVECS: usize = 1024;
 
-/// What never changes about the file under a queue.
+/// The constant properties of a queue's file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backing {
     pub is_block_device: bool,
     pub is_direct: bool,
     pub block_size: u32,
-    /// Whether a block device zeroes by itself, without being sent the zeroes.
+    /// Whether a block device can write zeroes without receiving them.
     pub zeroes_itself: bool,
-    /// A file of tmpfs or ramfs: short transfers are done without the ring.
+    /// Whether the file is on tmpfs or ramfs: short transfers need no ring.
     pub is_in_memory: bool,
 }
 
-/// Ways of zeroing and discarding that have not been refused yet.
+/// Ways of zeroing and discarding that the kernel has not refused yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ways {
     pub punch_hole: bool,
@@ -38,14 +38,14 @@ impl Ways {
     }
 }
 
-/// What the kernel is asked to do in the current step.
+/// The system call of the current step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Move `data` from or to the file.
     Transfer,
-    /// `fallocate(PUNCH_HOLE)`: zeroes, and gives the space back.
+    /// `fallocate(PUNCH_HOLE)`: zeroes the range and releases its space.
     PunchHole,
-    /// `fallocate(ZERO_RANGE)`: zeroes, and keeps the space.
+    /// `fallocate(ZERO_RANGE)`: zeroes the range and keeps its space.
     ZeroRange,
     /// Write buffers of zeroes.
     WriteZeroes,
@@ -55,10 +55,10 @@ pub(super) enum Step {
     Sync,
 }
 
-/// What comes after the kernel's answer.
+/// The next action after the kernel's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Ask the kernel again, for what `step`, `done` say now.
+    /// Issue the current `step` at `done`.
     Issue,
     /// The request has ended.
     Finished(IoResult),
@@ -70,17 +70,17 @@ pub(super) struct Operation {
     pub flags: Flags,
     pub offset: u64,
     pub len: u64,
-    /// How much of `len` has been moved.
+    /// Bytes of `len` that have been moved.
     pub done: u64,
     pub step: Step,
     /// The caller's memory. Its lifetime is the contract of `Queue::push`, not a borrow.
     pub data: Data<'static>,
-    /// Segments in the kernel's hands that are not the caller's own list. Reused, so that it does not
-    /// allocate once it is warm.
+    /// Segments in use by the kernel that are not the caller's own list. Reused to avoid
+    /// allocations.
     pub iovecs: Vec<Segment>,
-    /// Another descriptor of the file, for a request that direct I/O cannot do.
+    /// Another descriptor of the file, for a request that direct I/O cannot execute.
     pub other_fd: Option<RawFd>,
-    /// The answer that ends the request well and asks for no second look; -1 when there is none.
+    /// The result that completes the request without further checks; -1 when there is none.
     pub plain_answer: i32,
     retries: u8,
 }
@@ -102,10 +102,11 @@ impl Operation {
         }
     }
 
-    /// Takes a request in; the first step is in `step`.
+    /// Starts a request; its first step is in `step`.
     ///
     /// # Safety
-    /// As [`block::Queue::push`]: the request's memory stays valid until the operation has finished.
+    /// As [`block::Queue::push`]: the request's memory stays valid until the operation has
+    /// finished.
     #[inline(always)]
     pub unsafe fn begin(&mut self, req: &Request<'_>, offset: u64, ways: &Ways, file: &Backing) -> IoResult {
         self.op = req.op;
@@ -128,13 +129,13 @@ impl Operation {
         Ok(())
     }
 
-    /// The memory of a transfer that asks for nothing special, before its first step: one segment, not durable.
+    /// The memory of a plain transfer before its first step: one segment, not durable.
     #[inline]
     pub fn plain(&self) -> Option<Segment> {
         if self.plain_answer > 0 { self.data.as_single() } else { None }
     }
 
-    /// Takes the kernel's answer to the current step: bytes moved, 0, or a negative errno.
+    /// Processes the kernel's result of the current step: bytes moved, 0, or a negative errno.
     pub fn complete(&mut self, result: i32, ways: &mut Ways, file: &Backing) -> Next {
         if result < 0 {
             return self.refused(-result, ways, file);
@@ -152,21 +153,21 @@ impl Operation {
         }
     }
 
-    /// What is left to move, and where in the device it belongs.
+    /// The remaining data, and its offset on the device.
     pub fn rest(&self) -> (Data<'static>, u64) {
         let done = self.done as usize;
         let rest = if done == 0 { self.data } else { self.data.part(done, self.data.len() - done) };
         (rest, self.offset + self.done)
     }
 
-    /// Fills `iovecs` with as much of `rest` as one system call takes.
+    /// Fills `iovecs` with as much of `rest` as one system call accepts.
     pub fn gather(&mut self, rest: Data<'static>, file: &Backing) {
         self.iovecs.clear();
         self.iovecs.extend(rest.iter().take(MAX_IOVECS));
         if self.iovecs.len() < MAX_IOVECS || !file.is_direct {
             return;
         }
-        // Direct I/O moves whole blocks: the first of several calls must end on a border of one.
+        // Direct I/O moves whole blocks: all calls but the last must end on a block boundary.
         let len: usize = self.iovecs.iter().map(|s| s.len).sum();
         let mut excess = len % file.block_size as usize;
         while let Some(last) = self.iovecs.last_mut().filter(|_| excess > 0) {
@@ -179,7 +180,7 @@ impl Operation {
         }
     }
 
-    /// `count` bytes were moved, perhaps fewer than asked for.
+    /// Handles a transfer of `count` bytes, which may be short.
     fn moved(&mut self, count: u64, file: &Backing) -> Next {
         let is_read = self.op == Op::Read;
         if count == 0 && !is_read {
@@ -190,8 +191,8 @@ impl Operation {
         if self.done >= self.len {
             return Next::Finished(Ok(()));
         }
-        // A read stops at the end of the file; direct reads stop inside a block nowhere else. What the
-        // device promises beyond it (the file shrank, or ends inside its last block) reads as zeroes.
+        // A read stops at the end of the file; a direct read stops inside a block only there.
+        // Device bytes beyond it (the file shrank, or ends inside its last block) read as zeroes.
         let is_end = count == 0 || (file.is_direct && !count.is_multiple_of(u64::from(file.block_size)));
         if is_read && is_end {
             self.rest().0.fill(0);
@@ -205,7 +206,7 @@ impl Operation {
 
     fn refused(&mut self, errno: i32, ways: &mut Ways, file: &Backing) -> Next {
         let is_missing = match self.step {
-            // A kernel without the command says one of these, depending on its age.
+            // A kernel without the command returns one of these, depending on its version.
             Step::DiscardCommand => matches!(errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOTTY),
             Step::PunchHole | Step::ZeroRange => matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS),
             Step::Transfer | Step::WriteZeroes | Step::Sync => false,
@@ -231,13 +232,13 @@ impl Operation {
         Next::Finished(Err(IoError::from_errno(errno)))
     }
 
-    /// The best way to write zeroes that is left.
+    /// The best remaining way to write zeroes.
     fn zero_step(&self, ways: &Ways, file: &Backing) -> Option<Step> {
         let may_be_slow = !self.flags.contains(Flags::NO_FALLBACK);
         if ways.punch_hole && !self.flags.contains(Flags::NO_UNMAP) {
             Some(Step::PunchHole)
         } else if ways.zero_range && (may_be_slow || !file.is_block_device || file.zeroes_itself) {
-            // For a block device that cannot zero, the kernel writes the zeroes itself.
+            // The kernel writes the zeroes if the block device cannot.
             Some(Step::ZeroRange)
         } else if may_be_slow {
             Some(Step::WriteZeroes)

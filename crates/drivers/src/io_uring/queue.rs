@@ -20,30 +20,30 @@ use std::time::Duration;
 /// Completions taken from a ring at once.
 const BATCH: usize = 32;
 
-/// One of a queue's rings.
+/// Selects one of a queue's rings.
 #[derive(Clone, Copy)]
 enum Which {
     Main,
     Side,
 }
 
-/// What all queues of a device share.
+/// The state that all queues of a device share.
 pub(super) struct Shared {
     pub file: File,
     pub backing: Backing,
-    /// Set once the page cache has lost a write: the kernel reports that only once, and only to one caller,
-    /// but no later flush may claim that everything is on the medium.
+    /// Whether the page cache has lost a write. The kernel reports that only once, to one caller,
+    /// but later flushes must not claim that all data is durable.
     pub has_lost_writes: AtomicBool,
     /// Regions to register with each ring; `None` when buffers are not registered.
     pub regions: Option<Regions>,
-    /// Where a regular file ends inside a block.
+    /// The end of a regular file inside a block.
     pub tail: Tail,
 }
 
 /// The submission and completion rings of one core.
 ///
-/// Transfers go through `main`. Where that ring is polled for completions it can do nothing else, and
-/// everything but transfers goes through `side`.
+/// Transfers use `main`. A ring that is polled for completions supports nothing else, so all other
+/// operations use `side` then.
 pub struct UringQueue {
     main: Ring,
     side: Option<Ring>,
@@ -51,16 +51,16 @@ pub struct UringQueue {
     target: Target,
     ways: Ways,
     buffers: Option<FixedBuffers>,
-    /// Operations that ended without the kernel; kept for the next `reap`.
+    /// Operations that completed without the kernel, for the next `reap`.
     ended: Vec<(u32, IoResult)>,
-    /// A request has put its next step into a ring since the last kick.
+    /// Whether a request has queued its next step since the last kick.
     has_gone_on: bool,
     shared: Arc<Shared>,
 }
 
 impl UringQueue {
-    /// Rings with room for `depth` requests over the shared file, each made by `ring` of its depth and whether
-    /// it is polled.
+    /// Creates rings for `depth` requests over the shared file, each with `ring`, given its depth
+    /// and whether it is polled.
     pub(super) fn new(
         shared: Arc<Shared>,
         depth: u32,
@@ -88,8 +88,8 @@ impl UringQueue {
         })
     }
 
-    /// Puts the current step of `slot` into its ring. Every slot has at most one entry in a ring, and the
-    /// ring has room for all slots.
+    /// Queues the current step of `slot`. Every slot has at most one entry in a ring, and the ring
+    /// has room for all slots.
     fn issue(&mut self, slot: u32) {
         let operation = &mut self.operations[slot as usize];
         let fd = operation.other_fd.unwrap_or(self.target.fd);
@@ -101,7 +101,8 @@ impl UringQueue {
             }
             return;
         }
-        // A polled ring has no requests through the page cache, and another ring does not know its buffers.
+        // A polled ring has no requests through the page cache, and another ring does not know its
+        // buffers.
         let is_direct = operation.other_fd.is_none();
         let buffers = self.buffers.as_ref().filter(|_| is_direct);
         let entry = self.target.entry(operation, buffers).user_data(u64::from(slot));
@@ -110,15 +111,12 @@ impl UringQueue {
             Some(side) if !is_transfer => side,
             _ => &mut self.main,
         };
-        // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists of our own live in
-        // the slot, and are left alone until the kernel has answered.
+        // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists of our
+        // own live in the slot, and stay unchanged until the kernel has answered.
         unsafe { ring.push(&entry) };
     }
 
-    /// Takes a request in that reaches behind the end of the file.
-    ///
-    /// # Safety
-    /// As [`Queue::push`].
+    /// Starts a request that extends beyond the end of the file.
     #[cold]
     unsafe fn push_tail(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
         let req = self.shared.tail.clip(req, offset)?;
@@ -141,7 +139,7 @@ impl UringQueue {
         }
     }
 
-    /// Handles one answer of the kernel; the request's end if it was the last.
+    /// Handles one result of the kernel. Returns the request's result if it was the last.
     #[inline(always)]
     fn answered(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
         let operation = &mut self.operations[slot as usize];
@@ -151,7 +149,7 @@ impl UringQueue {
         self.looked_at(slot, answer)
     }
 
-    /// An answer that is not plain.
+    /// Handles a result that is not plain.
     #[inline(never)]
     fn looked_at(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
         let operation = &mut self.operations[slot as usize];
@@ -165,7 +163,7 @@ impl UringQueue {
         }
     }
 
-    /// Handles everything that one ring has; returns how many requests ended.
+    /// Reaps all completions of one ring. Returns how many requests ended.
     #[inline]
     fn reap_ring(&mut self, which: Which, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         let mut room = [const { MaybeUninit::uninit() }; BATCH];
@@ -189,7 +187,7 @@ impl UringQueue {
         }
     }
 
-    /// As with a file system that can neither punch holes nor zero a range.
+    /// For tests: behaves like a file system that can neither punch holes nor zero a range.
     #[cfg(test)]
     pub(super) fn refuse_holes(&mut self) {
         (self.ways.punch_hole, self.ways.zero_range) = (false, false);
@@ -199,8 +197,8 @@ impl UringQueue {
         std::iter::once(&mut self.main).chain(&mut self.side)
     }
 
-    /// A request's end as its caller hears of it. A page cache that has lost a write fails every flush from
-    /// then on, on every core.
+    /// The result that the caller gets. After the page cache has lost a write, every later flush
+    /// fails, on every core.
     #[inline]
     fn judge(&self, slot: u32, result: IoResult) -> IoResult {
         let operation = &self.operations[slot as usize];
@@ -282,7 +280,7 @@ impl Queue for UringQueue {
             side.look();
             count += self.reap_ring(Which::Side, done);
         }
-        // Requests that take several steps have put their next one into a ring.
+        // Requests with several steps have queued their next one.
         if self.has_gone_on {
             self.has_gone_on = false;
             self.kick();
@@ -291,7 +289,7 @@ impl Queue for UringQueue {
     }
 
     fn event_fd(&self) -> Option<RawFd> {
-        // A polled ring raises no events, but `arm` lets nobody sleep while it works.
+        // A polled ring raises no events, but `arm` prevents sleep while it works.
         Some(self.side.as_ref().unwrap_or(&self.main).event_fd())
     }
 
@@ -318,7 +316,7 @@ impl DirectQueue for UringQueue {
         if let Some(side) = &mut self.side
             && side.in_flight > 0
         {
-            // Two rings cannot be waited for at once; this thread was to poll anyway.
+            // A thread cannot wait for two rings at once; this one polls anyway.
             self.kick();
             return Ok(());
         }
@@ -326,7 +324,7 @@ impl DirectQueue for UringQueue {
             self.kick();
             return Ok(());
         }
-        // A request may take several answers, so this is how many there are at least.
+        // A request may have several results, so at least this many completions follow.
         self.main.wait_for(at_least.min(self.main.in_flight), timeout, signal_mask)
     }
 
@@ -335,20 +333,20 @@ impl DirectQueue for UringQueue {
     }
 }
 
-// SAFETY: the pointers in slots and rings are the requests' memory, which belongs to no thread. Rings that are
-// bound to one thread are used by their core alone (`reactor::QueueChannel` is not `Send`).
+// SAFETY: the pointers in slots and rings are the requests' memory, which belongs to no thread.
+// Rings bound to one thread are used by their core alone (`reactor::QueueChannel` is not `Send`).
 unsafe impl Send for UringQueue {}
 
 impl Drop for UringQueue {
-    /// Waits for what is in flight: closing a ring does not, and the memory of the requests is about to be
-    /// somebody else's.
+    /// Waits for requests in flight: closing a ring does not, and their memory is about to be
+    /// reused.
     fn drop(&mut self) {
         while self.rings().any(|ring| ring.in_flight > 0) {
             self.rings().filter(|ring| ring.in_flight > 0).for_each(|ring| ring.wait());
             self.reap(&mut |_, _| {});
         }
-        // A ring that is closed lets go of its files some time later; whoever opens the device next should
-        // not find it claimed or locked.
+        // A closed ring releases its files some time later. The next program that opens the device
+        // must not find it claimed or locked.
         for ring in self.rings() {
             let _ = ring.uring.submitter().unregister_files();
         }

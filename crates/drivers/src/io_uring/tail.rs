@@ -1,8 +1,9 @@
-//! The end of a regular file inside a block. The device has the whole block, the file keeps its length: bytes behind its end
-//! read as zeroes, and only zeroes may be written there.
+//! The end of a regular file inside a block. The device includes the whole block, and the file
+//! keeps its length. Bytes beyond its end read as zeroes, and only zeroes may be written there.
 //!
-//! Direct I/O moves whole blocks and would lengthen the file. So a request that changes the last block goes through a second
-//! descriptor of the file, which uses the page cache. The kernel keeps the two ways in step.
+//! Direct I/O moves whole blocks and would extend the file. So a request that changes the last
+//! block uses a second descriptor of the file, which uses the page cache. The kernel keeps both
+//! consistent.
 
 use super::operation::Backing;
 use block::{IoError, Op, Request};
@@ -12,29 +13,29 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// [`Tail::end`] of a file that ends at the border of a block, and of whatever may grow.
+/// [`Tail::end`] of a file that ends on a block boundary, or that may grow.
 const NO_END: u64 = u64::MAX;
 /// Bytes that are compared with zeroes at a time.
 const LOOK_BYTES: usize = 512;
 
-/// Where the file ends, as all queues of a device see it.
+/// The end of the file, shared by all queues of a device.
 pub(super) struct Tail {
     end: AtomicU64,
-    /// The file without direct I/O.
+    /// The file opened without direct I/O.
     buffered: OnceLock<File>,
     has_refused: AtomicBool,
 }
 
 impl Tail {
-    /// Nothing is held back.
+    /// A file without restrictions.
     pub fn none() -> Tail {
         Tail { end: AtomicU64::new(NO_END), buffered: OnceLock::new(), has_refused: AtomicBool::new(false) }
     }
 
-    /// The file has `size` bytes now.
+    /// Sets the current size of the file.
     ///
     /// # Errors
-    /// When a file for direct I/O cannot be opened a second time, which its last block needs.
+    /// When the second descriptor that the last block of a direct file needs cannot be opened.
     pub fn set_size(&self, file: &File, backing: &Backing, size: u64, is_read_only: bool) -> io::Result<()> {
         let is_whole = backing.is_block_device || size.is_multiple_of(u64::from(backing.block_size));
         if !is_whole && backing.is_direct && !is_read_only && self.buffered.get().is_none() {
@@ -45,21 +46,22 @@ impl Tail {
         Ok(())
     }
 
-    /// The byte behind which nothing may be changed.
+    /// The offset beyond which no byte may change.
     #[inline(always)]
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Relaxed)
     }
 
-    /// The descriptor for requests that change the last block, if it is not the device's own.
+    /// The descriptor for requests that change the last block, if it differs from the device's own.
     pub fn fd(&self) -> Option<RawFd> {
         self.buffered.get().map(AsRawFd::as_raw_fd)
     }
 
-    /// The part of a request before the file's end.
+    /// The part of a request before the end of the file.
     ///
     /// # Errors
-    /// [`IoError::Medium`] for a write of something else than zeroes behind it: there is no place for it.
+    /// [`IoError::Medium`] for a write of other data than zeroes beyond the end, which the file
+    /// cannot hold.
     pub fn clip<'a>(&self, req: &Request<'a>, offset: u64) -> Result<Request<'a>, IoError> {
         let kept = self.end().saturating_sub(offset).min(req.len);
         if req.op == Op::Write && !is_zero(&req.part(kept, req.len - kept)) {

@@ -1,4 +1,4 @@
-//! The driver over real files: the conformance suite, and what only files can do wrong.
+//! The driver over real files: the conformance suite, and errors that only files have.
 
 use super::*;
 use block::{Data, Flags, IoError, IoResult, Op, Queue, Request, Segment};
@@ -33,7 +33,7 @@ fn suite(file: &tempfile::NamedTempFile, options: &Options) {
     Suite::new(open(options)).on_grow(move || backing.set_len(SIZE + (1 << 20)).unwrap()).run();
 }
 
-/// The suite, where the file system can do what the options ask for.
+/// The suite, if the file system supports the options.
 fn suite_if_possible(file: &tempfile::NamedTempFile, options: &Options) {
     let refused = UringDevice::open(options).err();
     match refused {
@@ -148,7 +148,7 @@ fn what_cannot_be_opened_is_named_with_the_reason() {
     assert!(error.contains("direct") || error.contains("writing"), "{error}");
 }
 
-/// qemu-io that has an image open; it ends with its standard input.
+/// A qemu-io process with an open image; it ends when its standard input closes.
 struct QemuIo(std::process::Child);
 
 impl QemuIo {
@@ -157,7 +157,7 @@ impl QemuIo {
         let mut command = Command::new("qemu-io");
         command.args(arguments).args(["-f", "raw"]).arg(path);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // Its prompt comes when the image is open; without the image it ends.
+        // Its prompt appears once the image is open; otherwise it exits.
         let mut byte = [0];
         let read = std::io::Read::read(child.stdout.as_mut().unwrap(), &mut byte).unwrap();
         assert_eq!(read, 1, "qemu-io {arguments:?} does not open the image");
@@ -261,7 +261,7 @@ fn the_last_block_of_a_file_reads_with_zeroes_and_the_file_never_grows() {
             assert_eq!(driver.run(&Request::read(data), 8192), Ok(()));
             let expected = [[7; 123].as_slice(), &[0; 4096 - 123]].concat();
             assert!(memory[skip..skip + 4096] == expected, "direct: {direct}");
-            // Behind the end only zeroes may be written.
+            // Only zeroes may be written beyond the end.
             for flags in [Flags::NONE, Flags::FUA, Flags::NO_UNMAP] {
                 assert_eq!(driver.run(&Request::write_zeroes(4096, flags), 8192), Ok(()));
             }
@@ -282,7 +282,7 @@ fn the_last_block_of_a_file_reads_with_zeroes_and_the_file_never_grows() {
             assert!(memory[skip..skip + 4096] == expected, "direct: {direct}");
             assert_eq!(std::fs::read(file.path()).unwrap()[8192..], [5; 123], "direct: {direct}");
             assert_eq!(device.refresh().unwrap().capacity, 12_288);
-            // A file that has been made longer has its end elsewhere.
+            // The end of a file that was extended is elsewhere.
             file.as_file().set_len(12_288).unwrap();
             assert_eq!(device.refresh().unwrap().capacity, 12_288);
             memory[skip..skip + 4096].fill(6);

@@ -1,18 +1,20 @@
-//! Which bytes of a read have come. Parts of a reply may come in any order, but none twice and none may miss.
+//! Tracks the received bytes of a read. Parts of a reply may arrive in any order, but each byte
+//! exactly once.
 
 use super::reply::Violation;
 
-/// Most gaps that a read may have at a time: a server sends the pieces of one read about in order.
+/// Maximum gaps of a read: a server sends the pieces of one read roughly in order.
 const MAX_RANGES: usize = 256;
 
-/// Disjoint ranges, sorted, neighbours joined. One range, reused for each read, unless parts come out of order.
+/// Disjoint ranges, sorted, neighbours joined. A single range, reused for each read, unless parts
+/// arrive out of order.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
     ranges: Vec<(u64, u64)>,
 }
 
 impl Coverage {
-    /// Nothing has come.
+    /// Forgets all received bytes.
     pub(super) fn clear(&mut self) {
         self.ranges.clear();
     }
@@ -20,9 +22,9 @@ impl Coverage {
     /// Adds `start..end`, which is not empty.
     ///
     /// # Errors
-    /// When some of it is there already, or there are too many gaps.
+    /// When part of it was received before, or there are too many gaps.
     pub(super) fn add(&mut self, start: u64, end: u64) -> Result<(), Violation> {
-        // From here on every range ends at or behind the new one's start.
+        // From here on every range ends at or after the new one's start.
         let at = self.ranges.partition_point(|range| range.1 < start);
         let joins_left = self.ranges.get(at).is_some_and(|range| range.1 == start);
         let next = at + usize::from(joins_left);
@@ -42,7 +44,7 @@ impl Coverage {
         Ok(())
     }
 
-    /// Whether `0..len` has come.
+    /// Whether `0..len` has been received.
     pub(super) fn is_whole(&self, len: u64) -> bool {
         *self.ranges == [(0, len)]
     }

@@ -1,53 +1,53 @@
-//! Why an export could not be opened.
+//! Errors of opening an export.
 
 use super::options::MAX_CONNECTIONS;
 use crate::stream::StreamError;
 use std::io;
 
-/// Why an export could not be opened, or a connection to it not be made.
+/// The reason why an export, or a connection to it, could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("{0}")]
     Options(String),
-    /// No connection to the server, or it failed while both sides agreed on how to talk.
+    /// No connection to the server, or it failed during the handshake.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The other side does not speak the protocol, or breaks it.
+    /// The server does not speak NBD, or violates the protocol.
     #[error("not a usable NBD server: {0}")]
     Protocol(String),
-    /// The server wants encryption, and nobody told us to use it.
+    /// The server requires TLS, which is not configured.
     #[error("the server demands TLS (tls=require or nbds://){0}")]
     TlsRequired(String),
-    /// Encryption is wanted, and the server has none.
+    /// TLS is configured, and the server does not support it.
     #[error("the server has no TLS, without which it is not to be used{0}")]
     NoTls(String),
-    /// The server has no such export.
+    /// The server has no export of this name.
     #[error("the server has no export {export:?}{text}")]
     NoExport {
-        /// Its name.
+        /// The requested name.
         export: String,
-        /// What the server says, in brackets, or nothing.
+        /// The server's text, in brackets, or empty.
         text: String,
     },
-    /// The server refuses.
+    /// The server refused an option.
     #[error("the server refuses {option} with error {reply:#x}{text}")]
     Refused {
-        /// What was asked for.
+        /// The refused option.
         option: &'static str,
-        /// The protocol's number for why.
+        /// The protocol's error number.
         reply: u32,
-        /// What the server says, in brackets, or nothing.
+        /// The server's text, in brackets, or empty.
         text: String,
     },
-    /// The export cannot be used as a block device, or not as the options want.
+    /// The export cannot be used as a block device, or not with these options.
     #[error("the export cannot be used: {0}")]
     Export(String),
-    /// Every connection that the server allows is in use.
+    /// All connections that the server allows are in use.
     #[error("{}", in_use(.0))]
     AllInUse(u32),
-    /// The operating system refuses a resource.
+    /// The operating system refused a resource.
     #[error("no queue: {0}")]
     System(#[source] io::Error),
 }
@@ -60,7 +60,7 @@ fn in_use(connections: &u32) -> String {
 }
 
 impl OpenError {
-    /// The Linux error number (positive) that says about the same to a C caller.
+    /// The closest Linux error number (positive), for C callers.
     pub fn errno(&self) -> i32 {
         match self {
             OpenError::Options(_) => libc::EINVAL,

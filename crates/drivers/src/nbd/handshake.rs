@@ -1,8 +1,8 @@
-//! The handshake: both sides agree on the form of replies and on the export.
+//! The handshake: negotiates the form of replies and the export.
 //!
 //! ```text
 //!   greeting ─► STARTTLS (if wanted) ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► GO ─► requests
-//!                (if unknown)        (if unknown)       └► EXPORT_NAME, for servers that know no GO
+//!                (if unknown)        (if unknown)       └► EXPORT_NAME, for servers without GO
 //! ```
 //!
 //! Source: the NBD protocol, "Handshake", "Option types", "Option reply types", "Size constraints".
@@ -17,7 +17,7 @@ use crate::stream::StreamError;
 use crate::stream::connect::Stream;
 use std::io;
 
-/// `NBDMAGIC`, and what follows it: the magic of options, or of servers that know none.
+/// `NBDMAGIC` and the magic that follows it: of options, or of old servers without options.
 const GREETING: u64 = 0x4e42_444d_4147_4943;
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const OLD_STYLE: u64 = 0x0000_4202_8186_1253;
@@ -36,14 +36,14 @@ const REP_ERR_UNKNOWN: u32 = REP_ERR + 6;
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
 
-/// Longest reply to an option: strings have at most 4096 bytes.
+/// Longest reply to an option; strings have at most 4096 bytes.
 const MAX_REPLY: u32 = 16 << 10;
-/// Most replies to one option.
+/// Maximum replies to one option.
 const MAX_REPLIES: usize = 64;
-/// How much of a server's text goes into a message.
+/// Maximum length of a server's text in a message.
 const MAX_TEXT: usize = 200;
 
-/// Payload that every server takes.
+/// Payload that every server supports, in bytes.
 const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
 
 /// An option, by its number.
@@ -68,60 +68,60 @@ impl Opt {
     }
 }
 
-/// What the server said about the export.
+/// The properties of an export, as the server reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Bytes that the export holds.
+    /// Size of the export in bytes.
     pub size: u64,
-    /// The form of replies that both agreed on.
+    /// The negotiated form of replies.
     pub replies: Replies,
-    /// Smallest request and alignment; 512 where the server says less or nothing.
+    /// Smallest request and alignment in bytes; at least 512.
     pub min_block: u32,
-    /// What works best.
+    /// Preferred request size in bytes.
     pub preferred_block: u32,
-    /// Longest read or write.
+    /// Longest read or write in bytes.
     pub max_payload: u32,
-    /// The transmission flags, for those that have no method here.
+    /// All transmission flags.
     pub flags: u16,
 }
 
 impl Facts {
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.flags & FLAG_READ_ONLY != 0
     }
 
-    /// There is a flush, and with it a cache.
+    /// Whether the server has a flush, and so a cache.
     pub fn has_flush(&self) -> bool {
         self.flags & FLAG_SEND_FLUSH != 0
     }
 
-    /// Writes can be durable when they complete.
+    /// Whether writes can be durable when they complete.
     pub fn has_fua(&self) -> bool {
         self.flags & FLAG_SEND_FUA != 0
     }
 
-    /// The medium rotates.
+    /// Whether the medium rotates.
     pub fn is_rotational(&self) -> bool {
         self.flags & FLAG_ROTATIONAL != 0
     }
 
-    /// There is a discard.
+    /// Whether the server supports trim.
     pub fn has_trim(&self) -> bool {
         self.flags & FLAG_SEND_TRIM != 0
     }
 
-    /// Zeroes can be written without sending them.
+    /// Whether zeroes can be written without sending them.
     pub fn has_write_zeroes(&self) -> bool {
         self.flags & FLAG_SEND_WRITE_ZEROES != 0
     }
 
-    /// The server can say whether that is faster than sending them.
+    /// Whether the server can report if that is faster than sending them.
     pub fn has_fast_zero(&self) -> bool {
         self.has_write_zeroes() && self.flags & FLAG_SEND_FAST_ZERO != 0
     }
 
-    /// Several connections see one cache.
+    /// Whether several connections share one cache.
     pub fn can_multi_conn(&self) -> bool {
         self.flags & FLAG_CAN_MULTI_CONN != 0
     }
@@ -139,7 +139,7 @@ impl Facts {
             )));
         }
         let min_block = min.max(512);
-        // Longer ones would keep others waiting, and gain nothing.
+        // Longer requests would delay others without a benefit.
         let max_payload = max.min(DEFAULT_MAX_PAYLOAD) & !(min_block - 1);
         if max_payload == 0 {
             return Err(OpenError::Export(format!(
@@ -150,10 +150,10 @@ impl Facts {
     }
 }
 
-/// Agrees on what the options want. Requests can follow on the stream.
+/// Negotiates with the server as the options demand. Requests can follow on the stream.
 ///
 /// # Errors
-/// When the server says no, or nonsense, or nothing in time.
+/// When the server refuses, violates the protocol, or does not answer in time.
 pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Result<Facts, OpenError> {
     let Options { export, replies: richest, .. } = options;
     let [greeting, style] = [number(stream)?, number(stream)?];
@@ -195,8 +195,8 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     }
 }
 
-/// `NBD_OPT_STARTTLS`, and the handshake of TLS behind it: what follows on the stream goes through the session. Nothing
-/// that came in the clear counts any more but the greeting.
+/// `NBD_OPT_STARTTLS` and the TLS handshake: all following data goes through the session.
+/// Everything received in the clear becomes void, except for the greeting.
 fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), OpenError> {
     ask(stream, Opt::StartTls, &[])?;
     let reply = Reply::read(stream, Opt::StartTls)?;
@@ -207,7 +207,7 @@ fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), O
     }
 }
 
-/// Asks for something that a server may have or not.
+/// Requests an optional feature. Returns whether the server grants it.
 fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> {
     ask(stream, opt, &[])?;
     let reply = Reply::read(stream, opt)?;
@@ -219,11 +219,11 @@ fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> 
     }
 }
 
-/// `NBD_OPT_GO`. `None`: the server does not know it.
+/// `NBD_OPT_GO`. Returns `None` if the server does not support it.
 fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Option<Facts>, OpenError> {
     let mut data = (export.len() as u32).to_be_bytes().to_vec();
     data.extend(export.as_bytes());
-    // One kind of information is asked for.
+    // One kind of information is requested.
     data.extend(1u16.to_be_bytes());
     data.extend(INFO_BLOCK_SIZE.to_be_bytes());
     ask(stream, Opt::Go, &data)?;
@@ -255,7 +255,7 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
     Err(OpenError::Protocol("it does not come to an end about the export".into()))
 }
 
-/// `NBD_OPT_EXPORT_NAME`, which a server refuses by hanging up.
+/// `NBD_OPT_EXPORT_NAME`, which a server refuses by disconnecting.
 fn by_name(
     stream: &mut Stream<'_, '_>,
     export: &str,
@@ -316,19 +316,19 @@ impl Reply {
         Ok(Reply { kind, data })
     }
 
-    /// What the server says, in brackets, or nothing.
+    /// The server's text, in brackets, or empty.
     fn text(&self) -> String {
         match &*self.data {
             [] => String::new(),
             data => {
                 let text: String = String::from_utf8_lossy(data).trim().chars().take(MAX_TEXT).collect();
-                // It ends up on terminals and in logs.
+                // The text ends up on terminals and in logs.
                 format!(" ({})", text.escape_debug())
             }
         }
     }
 
-    /// The error that this reply is.
+    /// The error that this reply stands for.
     fn refusal(&self, opt: Opt, export: &str) -> OpenError {
         let text = self.text();
         match self.kind {

@@ -6,15 +6,17 @@
 //!   Session: address, handshake, facts                Inbox:  recvmsg(2), many replies, data in place
 //! ```
 //!
-//! The richest form of replies that the server knows is used: extended headers (64-bit ranges), structured replies
-//! (holes, errors in the middle of a read) or simple ones. Every channel has a connection of its own where the server
-//! says that this is safe (`CAN_MULTI_CONN`); else there is one channel.
+//! The driver negotiates the richest form of replies that the server supports. These are extended
+//! headers (64-bit ranges), structured replies (holes, errors in the middle of a read) or simple
+//! ones. Every channel has its own connection if the server allows that (`CAN_MULTI_CONN`);
+//! otherwise there is one channel.
 //!
-//! A server is not trusted: whatever breaks the protocol ends the connection, and every request in flight with
-//! `DeviceGone`. So does a server that vanishes; on TCP that is noticed within a minute. With TLS the server is
-//! used only through it, and only if its certificate or key is trusted.
+//! A server is not trusted. A protocol violation ends the connection, and every request in flight
+//! with `DeviceGone`. The same happens when the server vanishes; on TCP that is noticed within a
+//! minute. With TLS configured, the driver uses the server only through TLS, and only if its
+//! certificate or key is trusted.
 //!
-//! The size is that of the moment of connecting: the protocol has no way to ask again.
+//! The size is that at the time of connecting: the protocol has no way to query it again.
 //!
 //! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended headers: its branch
 //! `extension-ext-header`.
@@ -51,22 +53,22 @@ pub struct NbdDevice {
 }
 
 impl NbdDevice {
-    /// Connects to the server and agrees on the export.
+    /// Connects to the server and opens the export.
     ///
     /// # Errors
-    /// When nobody listens, or there is no such export, or it cannot be used.
+    /// When no server listens, or the export does not exist or cannot be used.
     pub fn open(options: &Options) -> Result<NbdDevice, DeviceError> {
         let session = Session::open(options, &Cancel::never());
         session.map(NbdDevice::over).map_err(|error| DeviceError::new(options.name(), error.to_string()))
     }
 
-    /// The device over a session that is there already.
+    /// Creates the device over an existing session.
     pub fn over(session: Arc<Session>) -> NbdDevice {
         let limits = SharedLimits::new(session.limits().clone());
         NbdDevice { session, limits }
     }
 
-    /// The session below.
+    /// The session of the device.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }

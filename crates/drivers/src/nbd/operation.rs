@@ -1,4 +1,4 @@
-//! One slot: a request on its way through the server, part by part.
+//! One slot: a request and its execution by the server, part by part.
 
 use super::coverage::Coverage;
 use super::handshake::Facts;
@@ -8,10 +8,11 @@ use super::wire::{
 };
 use block::{Data, Flags, IoError, IoResult, Op, Request};
 
-/// Longest range in one request whose length has 32 bits: servers differ in what they make of the last of them.
+/// Longest range of a request with a 32-bit length: servers differ in their handling of the largest
+/// values.
 const MAX_COMPACT_RANGE: u64 = 1 << 30;
 
-/// What a slot needs to know of the export.
+/// The properties of the export that a slot needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traits {
     pub(super) has_flush: bool,
@@ -20,7 +21,7 @@ pub(super) struct Traits {
     has_write_zeroes: bool,
     has_fast_zero: bool,
     max_payload: u64,
-    /// Longest range without data; shrinks when the server finds one too long.
+    /// Longest range of a request without data; shrinks when the server refuses one as too long.
     max_range: u64,
 }
 
@@ -39,40 +40,40 @@ impl Traits {
     }
 }
 
-/// What a slot does when a part has ended.
+/// The next action of a slot when a part has ended.
 pub(super) enum Next {
-    /// The next part goes to the server.
+    /// Send the next part to the server.
     Issue,
-    /// The request is over.
+    /// The request is complete.
     End(IoResult),
 }
 
-/// A request, or nothing.
+/// A request, or an idle slot.
 pub(super) struct Operation {
     pub(super) is_busy: bool,
     pub(super) command: Command,
     pub(super) flags: u16,
-    /// Where the part in flight starts, and how long it is.
+    /// Offset and length of the part in flight.
     pub(super) offset: u64,
     pub(super) part: u64,
-    /// Bytes behind that part; before the first part: all.
+    /// Bytes after that part; before the first part: all.
     rest: u64,
     /// The caller's memory from the part in flight on.
     pub(super) data: Data<'static>,
-    /// The data of a write are zeroes.
+    /// Whether the data of a write is all zeroes.
     pub(super) writes_zeroes: bool,
-    /// A flush comes behind the last part.
+    /// Whether a flush follows the last part.
     then_flush: bool,
-    /// Where the outbox has sent all of the part in flight.
+    /// The outbox position at which the part in flight has been sent completely.
     pub(super) sent_at: u64,
-    /// The first error of the part in flight, by the protocol's number; 0: none.
+    /// The first error of the part in flight, as the protocol's number; 0: none.
     pub(super) error: u32,
     covered: Coverage,
     generation: u32,
     is_answered: bool,
 }
 
-// SAFETY: the window's pointers belong to whoever owns the request, on whatever thread that is.
+// SAFETY: the window's pointers belong to the owner of the request, on any thread.
 unsafe impl Send for Operation {}
 
 impl Operation {
@@ -96,10 +97,10 @@ impl Operation {
         }
     }
 
-    /// Takes a request in; its first part can be begun.
+    /// Starts a request; its first part can be begun.
     ///
     /// # Errors
-    /// When the server cannot do it.
+    /// When the server does not support it.
     ///
     /// # Safety
     /// The request's memory obeys the contract of [`Data::new`] until the request has ended.
@@ -141,7 +142,7 @@ impl Operation {
         Ok(())
     }
 
-    /// Begins the next part; returns what its replies must name.
+    /// Starts the next part. Returns the generation that its replies must carry.
     #[inline]
     pub(super) fn begin_part(&mut self, traits: &Traits) -> u32 {
         let most = match self.command {
@@ -158,20 +159,21 @@ impl Operation {
         self.generation
     }
 
-    /// Whether a reply to what was asked in this slot, counted by `generation`, is still to come.
+    /// Whether a reply to the request of `generation` in this slot is still pending.
     #[inline]
     pub(super) fn awaits(&self, generation: u32) -> bool {
         self.is_busy && !self.is_answered && self.generation == generation
     }
 
-    /// All data of the part in flight comes in one piece; returns how much.
+    /// Expects all data of the part in flight in one piece. Returns its length.
     #[inline]
     pub(super) fn expect_all(&mut self) -> Result<usize, Violation> {
         self.covered.add(0, self.part)?;
         Ok(self.part as usize)
     }
 
-    /// Data for `len` bytes at `offset` of the export comes; returns where that is in the part in flight.
+    /// Accepts `len` bytes of data at `offset` of the export. Returns their position in the part in
+    /// flight.
     #[inline]
     pub(super) fn cover(&mut self, offset: u64, len: u32) -> Result<usize, Violation> {
         let len = u64::from(len);
@@ -186,7 +188,7 @@ impl Operation {
         }
     }
 
-    /// No more replies come for the part in flight.
+    /// Records the last reply to the part in flight.
     #[inline]
     pub(super) fn answer(&mut self) -> Result<(), Violation> {
         if self.command == Command::Read && self.error == 0 && !self.covered.is_whole(self.part) {
@@ -196,7 +198,7 @@ impl Operation {
         Ok(())
     }
 
-    /// What comes behind the part that was in flight.
+    /// Determines the next action after the part in flight.
     #[inline]
     pub(super) fn conclude(&mut self, traits: &mut Traits) -> Next {
         if self.error != 0 {

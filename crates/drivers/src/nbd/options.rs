@@ -1,4 +1,4 @@
-//! How to open an export, and its URI.
+//! Options of an export, and its URI.
 //!
 //! Source: the NBD protocol's companion, "The NBD Uniform Resource Indicator (URI) format".
 
@@ -9,53 +9,53 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use tls::Client;
 
-/// The port that belongs to the protocol.
+/// The protocol's port.
 pub const DEFAULT_PORT: u16 = 10809;
-/// Most connections to one export, each with a queue: more than a server has threads.
+/// Maximum connections to one export, each with a queue: more than a server has threads.
 pub const MAX_CONNECTIONS: u32 = 64;
-/// Most requests in flight on a connection: more only wait in the server's socket.
+/// Maximum requests in flight on a connection: more would only wait in the server's socket.
 pub const MAX_QUEUE_DEPTH: u32 = 4096;
 /// Longest name of an export, by the protocol.
 const MAX_NAME: usize = 4096;
 
-/// How to open an export.
+/// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where the server listens.
+    /// The server's address.
     pub address: Address,
     /// Name of the export; empty for the server's default.
     pub export: String,
-    /// Refuse writes, whatever the server allows.
+    /// Refuse writes, even if the server allows them.
     pub read_only: bool,
-    /// Most connections, and with that queues; 0: as many as the server allows. A server that does not say that
-    /// several are safe (`CAN_MULTI_CONN`) gets one; more than one is an error then.
+    /// Maximum connections and so queues; 0: as many as the server allows. A server without
+    /// `CAN_MULTI_CONN` gets one; a larger number is then an error.
     pub connections: u32,
     /// Requests in flight on each connection: 1 to [`MAX_QUEUE_DEPTH`].
     pub queue_depth: u32,
-    /// How long connecting and the handshake may take together, in milliseconds.
+    /// Timeout of connecting and handshake together, in milliseconds.
     pub timeout_ms: u64,
     /// The richest form of replies to ask for.
     pub replies: Replies,
-    /// TLS, without which the server is not to be used then.
+    /// TLS. `Some`: the server is refused without it.
     pub tls: Option<Tls>,
 }
 
-/// Whom we trust as the server, and who we are.
+/// The trusted servers, and the client's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates or a key, read already: every connection of the session uses them.
+    /// Certificates or a key, already loaded: every connection of the session uses them.
     pub client: Client,
-    /// What the server's certificate must call it, where that is not the host that is connected to; the server of a
-    /// Unix socket is `localhost` unless something else is said.
+    /// The server name that its certificate must have, if it differs from the host connected to.
+    /// For a Unix socket the default is `localhost`.
     pub host: Option<String>,
 }
 
 impl Tls {
-    /// With what the caller has: a directory of certificates or a file of keys, the name of the key, the name of the
-    /// server. Without certificates and keys, servers are trusted that the system's authorities vouch for.
+    /// Loads a directory of certificates, or a key file and the key's name; `host` is the server's
+    /// name. Without certificates and keys, the system's authorities are trusted.
     ///
     /// # Errors
-    /// A sentence that names the file and what is wrong with it.
+    /// The file and the reason.
     pub fn new(
         certificates: Option<&Path>,
         keys: Option<&Path>,
@@ -97,10 +97,10 @@ impl Options {
         parse(uri).map_err(|why| format!("{uri}: {why}"))
     }
 
-    /// A session of TLS with the server, if that is wanted.
+    /// A TLS session with the server, if TLS is configured.
     ///
     /// # Errors
-    /// When the server's name can be none.
+    /// When the server's name is invalid.
     pub(super) fn session(&self) -> Result<Option<tls::Session>, StreamError> {
         let Some(Tls { client, host }) = &self.tls else { return Ok(None) };
         let name = match (host, &self.address) {
@@ -110,7 +110,7 @@ impl Options {
         Ok(Some(client.session(name)?))
     }
 
-    /// Name for people: the export as a URI.
+    /// A name for people: the export as a URI.
     pub fn name(&self) -> String {
         let s = if self.tls.is_some() { "s" } else { "" };
         match &self.address {
@@ -119,7 +119,7 @@ impl Options {
         }
     }
 
-    /// What is wrong with the options, if anything is.
+    /// Checks the options.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(1..=MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
             return Err(format!("queue depth {}: 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
@@ -220,7 +220,7 @@ fn tcp(authority: &str) -> Result<Address, String> {
     Ok(Address::Tcp { host, port })
 }
 
-/// Resolves `%XX`.
+/// Decodes `%XX`.
 fn decode(text: &str) -> Result<Vec<u8>, String> {
     let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
     while let Some((first, tail)) = rest.split_first() {

@@ -1,14 +1,15 @@
-//! One connection as a leaf's rings.
+//! One connection as a device queue.
 //!
 //! ```text
 //!   push ─► Outbox     kick ─► one sendmsg(2) for all
 //!   reap ◄─ Operation ◄─ reply::decode ◄─ Inbox ◄─ recvmsg(2), data straight to the caller
 //! ```
 //!
-//! A request may go to the server several times in its slot: what is longer than the server takes goes part by part,
-//! and a flush follows a write with FUA where the server has no FUA. A cookie holds the slot and a count of what was
-//! asked in it, so that no reply counts twice. A request ends only after the last byte of it was sent, even when the
-//! server answers earlier: until then its memory is still being read.
+//! A request may be sent to the server several times from its slot. A request that is too long for
+//! the server is split into parts. A flush follows a write with FUA if the server has no FUA. A
+//! cookie holds the slot and a generation number, so that no reply counts twice. A request ends
+//! only after its last byte was sent, even when the server answers earlier: until then its memory
+//! is still in use.
 
 use super::operation::{Next, Operation, Traits};
 use super::reply::{Content, Front, MAX_FRONT, Violation, decode};
@@ -26,24 +27,25 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most looks at the socket in one [`Queue::reap`]: a server that never stops talking keeps nobody else waiting.
+/// Maximum receives in one [`Queue::reap`]: a server that sends without pause must not delay other
+/// work.
 const MAX_RECEIVES: usize = 64;
 
-/// What is sent where the server cannot write zeroes by itself.
+/// The data that is sent if the server cannot write zeroes.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// What comes next on the connection.
+/// The next expected bytes of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
-    /// The front of a reply.
+    /// The header of a reply.
     Front,
-    /// Data for a read, from byte `at` of it on.
+    /// Data of a read, from byte `at` of it on.
     Data { slot: u32, at: usize, left: usize, is_last: bool },
-    /// Bytes that nobody wants.
+    /// Bytes to discard.
     Skip { left: usize },
 }
 
-/// A connection to an export. Dropping it takes leave of the server.
+/// A connection to an export. Dropping it disconnects from the server in an orderly way.
 pub struct NbdQueue {
     wire: Wire,
     lease: Lease,
@@ -54,13 +56,13 @@ pub struct NbdQueue {
     wakeup: Wakeup,
     operations: Box<[Operation]>,
     due: Due,
-    /// Answered, but not sent to the end yet.
+    /// Slots that have been answered, but not sent completely.
     held: Vec<u32>,
-    /// What [`Queue::reap`] hands over.
+    /// Completions for [`Queue::reap`].
     ended: Vec<(u32, IoResult)>,
-    /// The server said that it is about to go: it gets no more requests.
+    /// Whether the server announced its shutdown: it gets no more requests.
     is_closing: bool,
-    /// Why the connection is lost.
+    /// The reason why the connection was lost.
     lost: Option<Box<str>>,
 }
 
@@ -87,12 +89,13 @@ impl NbdQueue {
         })
     }
 
-    /// The session it belongs to.
+    /// The session of this queue.
     pub fn session(&self) -> &Arc<Session> {
         self.lease.session()
     }
 
-    /// Why the connection is lost, if it is: every request ends with [`IoError::DeviceGone`].
+    /// The reason why the connection was lost, if it was: every request then ends with
+    /// [`IoError::DeviceGone`].
     pub fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
     }
@@ -101,7 +104,7 @@ impl NbdQueue {
         self.wire.fd()
     }
 
-    /// Puts the next part of a slot's request into the outbox.
+    /// Queues the next part of a slot's request in the outbox.
     #[inline]
     fn issue(&mut self, slot: u32) {
         let operation = &mut self.operations[slot as usize];
@@ -121,7 +124,7 @@ impl NbdQueue {
                 let mut left = operation.part as usize;
                 while left > 0 {
                     let len = left.min(ZEROES.len());
-                    // Only ever read: it is sent.
+                    // The outbox only reads it.
                     self.outbox.push(Segment { base: ZEROES.as_ptr().cast_mut(), len });
                     left -= len;
                 }
@@ -132,7 +135,7 @@ impl NbdQueue {
         operation.sent_at = self.outbox.queued();
     }
 
-    /// The last reply to a slot's part has come.
+    /// Handles the last reply to a slot's part.
     #[inline]
     fn answered(&mut self, slot: u32) -> Result<(), Violation> {
         let operation = &mut self.operations[slot as usize];
@@ -145,7 +148,7 @@ impl NbdQueue {
         Ok(())
     }
 
-    /// Goes on with a slot whose part was sent and answered.
+    /// Continues a slot whose part was sent and answered.
     #[inline]
     fn conclude(&mut self, slot: u32) {
         match self.operations[slot as usize].conclude(&mut self.traits) {
@@ -173,13 +176,13 @@ impl NbdQueue {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     #[inline]
     fn send(&mut self) {
         while !self.outbox.is_empty() || self.wire.owes() {
             let before = self.outbox.sent();
             if let Err(error) = self.wire.send(&mut self.outbox) {
-                // What the server did before it went is done.
+                // Completions that the server sent before it disconnected count.
                 let _ = self.receive();
                 self.break_off(&error);
                 return;
@@ -193,7 +196,7 @@ impl NbdQueue {
         }
     }
 
-    /// Takes in what the socket has.
+    /// Receives as much as the socket has.
     fn receive(&mut self) -> Result<(), Lost> {
         for _ in 0..MAX_RECEIVES {
             let data = match self.due {
@@ -212,7 +215,7 @@ impl NbdQueue {
         Ok(())
     }
 
-    /// Uses what the inbox holds, as far as it goes.
+    /// Parses the received bytes.
     fn digest(&mut self) -> Result<(), Violation> {
         loop {
             let unread = self.inbox.unread();
@@ -239,7 +242,7 @@ impl NbdQueue {
         }
     }
 
-    /// `len` bytes of what was due have come.
+    /// Counts `len` received bytes of the expected data.
     fn advance(&mut self, len: usize) -> Result<(), Violation> {
         self.due = match self.due {
             Due::Data { slot, left, is_last, .. } if left == len => {
@@ -255,7 +258,7 @@ impl NbdQueue {
         Ok(())
     }
 
-    /// Acts on the front of a reply.
+    /// Handles the header of a reply.
     #[inline]
     fn accept(&mut self, front: Front) -> Result<(), Violation> {
         let slot = self.slot_of(front.cookie)?;
@@ -299,7 +302,7 @@ impl NbdQueue {
         if front.is_last { self.answered(slot) } else { Ok(()) }
     }
 
-    /// Remembers a slot's first error.
+    /// Records a slot's first error.
     #[inline]
     fn failed(&mut self, slot: u32, error: u32) {
         let operation = &mut self.operations[slot as usize];
@@ -318,7 +321,7 @@ impl NbdQueue {
         }
     }
 
-    /// Ends the connection and everything in flight: the server is gone, or not to be trusted.
+    /// Ends the connection and everything in flight: the server is gone or violated the protocol.
     #[cold]
     fn break_off(&mut self, why: &dyn std::fmt::Display) {
         if self.lost.is_some() {
@@ -326,7 +329,7 @@ impl NbdQueue {
         }
         tracing::error!(device = %self.session().name(), %why, "the connection is lost");
         self.lost = Some(why.to_string().into());
-        // Fails only when the other side has done it already.
+        // Fails only when the other side has disconnected already.
         let _ = self.wire.socket().shutdown(Shutdown::Both);
         self.outbox.clear();
         self.held.clear();
@@ -423,16 +426,16 @@ impl Drop for NbdQueue {
             let header = Header { command: Command::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0 };
             let replies = self.replies;
             self.outbox.push_header(|to| header.encode(replies, to));
-            // Leave is taken as well as it goes; the server sees the end of the connection in any case.
+            // Best effort; the server sees the end of the connection in any case.
             let _ = self.wire.send(&mut self.outbox);
             self.wire.close();
         }
-        // The wakeup's ring lets go of the socket some time later; the server should know now.
+        // The wakeup's ring releases the socket some time later; the server should be notified now.
         let _ = self.wire.socket().shutdown(Shutdown::Both);
     }
 }
 
-/// Why a connection is lost.
+/// The reason why a connection was lost.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error(transparent)]

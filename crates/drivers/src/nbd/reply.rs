@@ -1,7 +1,5 @@
-//! The front of a reply: everything but data and error texts. Pure, so that a fuzzer can play the server.
-//!
-//! Source: the NBD protocol, "Simple reply message", "Structured reply chunk message", "Structured reply types";
-//! its extension "extended headers".
+//! The header of a reply: everything but data and error texts. Pure, so that a fuzzer can play the
+//! server.
 
 use super::wire::Replies;
 
@@ -18,113 +16,113 @@ const TYPE_ERROR: u16 = 0x8001;
 const TYPE_ERROR_OFFSET: u16 = 0x8002;
 const IS_ERROR: u16 = 0x8000;
 
-/// Longest front of a reply: an extended header and a hole.
+/// Longest header of a reply: an extended header and a hole.
 pub const MAX_FRONT: usize = 32 + 12;
 /// Longest text of an error, by the protocol.
 const MAX_TEXT: u32 = 4096;
-/// Most bytes that an error may carry beside its text. Known ones have 8.
+/// Maximum bytes of an error besides its text. Known errors have 8.
 const MAX_ERROR_FIELDS: u32 = 4096;
 
-/// What a reply, or one part of it, says.
+/// The header of a reply or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Front {
-    /// Which request it answers.
+    /// The request that it answers.
     pub cookie: u64,
     /// Whether it is the last of its request.
     pub is_last: bool,
     /// The offset of the request, which extended headers repeat.
     pub request_offset: Option<u64>,
-    /// What it brings.
+    /// Its content.
     pub content: Content,
 }
 
-/// What a reply, or one part of it, brings.
+/// The content of a reply, or of one part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// A simple reply. For a read without error the data follows, as long as it was asked for.
+    /// A simple reply. The data of a successful read follows.
     Simple {
-        /// 0, or what went wrong.
+        /// 0, or the error number.
         error: u32,
     },
-    /// Nothing more.
+    /// No content.
     Nothing,
     /// `len` bytes of data follow.
     Data {
-        /// Where they lie on the export.
+        /// Offset on the export.
         offset: u64,
-        /// How many; not 0.
+        /// Length; not 0.
         len: u32,
     },
-    /// Zeroes, which do not follow.
+    /// Zeroes, which are not sent.
     Hole {
-        /// Where they lie on the export.
+        /// Offset on the export.
         offset: u64,
-        /// How many; not 0.
+        /// Length; not 0.
         len: u32,
     },
     /// The request fails. `rest` bytes for people follow.
     Error {
-        /// What went wrong; not 0.
+        /// The error number; not 0.
         error: u32,
-        /// Text and fields to be skipped.
+        /// Length of text and fields to skip.
         rest: u32,
     },
 }
 
-/// How the server broke the protocol.
+/// A protocol violation of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// No reply starts like this.
+    /// Invalid magic.
     #[error("a reply starts with {0:#010x}")]
     Magic(u32),
-    /// A part of an unknown type.
+    /// Unknown type.
     #[error("a reply has a part of type {0:#06x}")]
     Type(u16),
-    /// A part whose length is not that of its type.
+    /// The length does not match the type.
     #[error("a part of type {kind:#06x} is {len} bytes long")]
     Length {
-        /// Its type.
+        /// The type.
         kind: u16,
-        /// Its length.
+        /// The length.
         len: u64,
     },
-    /// An error that says nothing went wrong, or whose text is longer than itself.
+    /// The error number is 0, or the text is longer than the part.
     #[error("an error is malformed: number {error}, text of {text} bytes")]
     Error {
-        /// Its number.
+        /// The error number.
         error: u32,
-        /// How long its text says it is.
+        /// The length of the text.
         text: u16,
     },
     /// An empty part that is not the last.
     #[error("an empty part is not the last of its reply")]
     EmptyNotLast,
-    /// Nobody asked.
+    /// No request has this cookie.
     #[error("a reply to nothing: cookie {0:#x}")]
     Cookie(u64),
-    /// The form of the reply does not fit its request.
+    /// The form of the reply does not match its request.
     #[error("a reply does not fit its request")]
     Mismatch,
-    /// Data outside of what was asked for.
+    /// Data outside of the requested range.
     #[error("a reply of {len} bytes at {offset} lies outside its request")]
     Outside {
-        /// Where.
+        /// Offset on the export.
         offset: u64,
-        /// How many.
+        /// Length.
         len: u64,
     },
     /// The same data twice.
     #[error("a reply brings {len} bytes at {offset} again")]
     Overlap {
-        /// Where.
+        /// Offset on the export.
         offset: u64,
-        /// How many.
+        /// Length.
         len: u64,
     },
-    /// A read that ended before all of its data was there.
+    /// A read ended before all of its data was received.
     #[error("a reply ends before all of its data has come")]
     Incomplete,
-    /// More parts than anybody needs.
+    /// Too many parts.
     #[error("a reply comes in too many pieces")]
     Scattered,
     /// The connection ended.
@@ -132,11 +130,12 @@ pub enum Violation {
     Closed,
 }
 
-/// Reads the front of a reply from the start of `bytes`: it and its length, or `None` when there is more to come.
-/// Of a [`Replies::Structured`] server simple replies are taken as well; whoever knows the request judges.
+/// Parses the header of a reply at the start of `bytes`. Returns it and its length, or `None` when
+/// more bytes are needed. From a [`Replies::Structured`] server it accepts simple replies as well;
+/// the caller knows the request and decides.
 ///
 /// # Errors
-/// When no more bytes can make it a reply.
+/// When no further bytes can complete it to a valid header.
 #[inline]
 pub fn decode(bytes: &[u8], replies: Replies) -> Result<Option<(Front, usize)>, Violation> {
     let Some(magic) = be32(bytes, 0) else { return Ok(None) };
@@ -160,7 +159,7 @@ fn simple(bytes: &[u8]) -> Option<(Front, usize)> {
     Some((Front { cookie, is_last: true, request_offset: None, content }, 16))
 }
 
-/// A part of a reply, whose header is `at` bytes long and whose payload is `len`.
+/// Parses a part of a reply with a header of `at` bytes and a payload of `len`.
 #[inline]
 fn part(
     bytes: &[u8],

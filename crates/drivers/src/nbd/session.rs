@@ -1,4 +1,4 @@
-//! An export that was opened: what it promises, and its connections, one a queue.
+//! An open export: its limits, and its connections, one per queue.
 
 use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
@@ -11,14 +11,15 @@ use block::Limits;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a physical block is at most: a preferred size beyond it (a cluster, a stripe) is a wish, not a sector.
+/// Maximum physical block size: a larger preferred size (a cluster, a stripe) is a hint, not a
+/// sector.
 const MAX_PHYSICAL_BLOCK: u32 = 4096;
-/// Longest range of a discard or of zeroes. Parts of it go to the server one after the other.
+/// Longest range of a discard or of zeroes. Its parts are sent one after the other.
 const MAX_RANGE: u64 = 1 << 40;
-/// Longest read or write; longer than any payload, so parts of it go one after the other, too.
+/// Longest read or write. Longer than any payload, so its parts are sent one after the other, too.
 const MAX_TRANSFER: u32 = 1 << 30;
 
-/// An open export. Connections are made and given back as queues come and go; the first is there from the start.
+/// An open export. Queues create and release connections; the first one exists from the start.
 #[derive(Debug)]
 pub struct Session {
     name: String,
@@ -36,20 +37,17 @@ struct Connections {
 }
 
 impl Session {
-    /// Connects and agrees with the server. Blocks for at most the options' timeout.
+    /// Connects to the server and opens the export. Blocks for at most the options' timeout.
     ///
     /// # Errors
-    /// When there is no server, no such export, or `cancel` was called.
+    /// When there is no server, the export does not exist, or `cancel` was called.
     pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
         Session::new(options, connect(options, cancel)?)
     }
 
-    /// As [`Session::open`], over a socket that is connected already. Connections for more queues go to the address
+    /// As [`Session::open`], over a connected socket. Connections for more queues use the address
     /// in the options.
-    ///
-    /// # Errors
-    /// As [`Session::open`].
     pub fn over(socket: OwnedFd, options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
         let patience = Patience::new(options.timeout_ms, cancel);
@@ -72,22 +70,22 @@ impl Session {
         Ok(Arc::new(Session { name, options: options.clone(), facts, limits, connections }))
     }
 
-    /// Name for people: the export as a URI.
+    /// A name for people: the export as a URI.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the server said about the export.
+    /// The properties of the export, as the server reports them.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// What the export promises as a device.
+    /// The limits of the device.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How many queues there can be at a time.
+    /// Maximum number of concurrent queues.
     pub fn max_queues(&self) -> u32 {
         match self.options.connections {
             _ if !self.facts.can_multi_conn() => 1,
@@ -96,20 +94,17 @@ impl Session {
         }
     }
 
-    /// A queue on a connection of its own. All but the first one connect for it, which blocks as
+    /// Starts a queue with its own connection. All but the first one connect, which blocks as
     /// [`Session::open`] does.
     ///
     /// # Errors
-    /// As [`Session::open`]; when all connections are in use; when the export is not the same any more.
+    /// As [`Session::open`]; when all connections are in use; when the export has changed.
     pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
         self.start_queue_of(self.options.queue_depth, cancel)
     }
 
-    /// As [`Session::start_queue`], with room for another number of requests: 1 to
+    /// As [`Session::start_queue`], for another number of requests: 1 to
     /// [`super::MAX_QUEUE_DEPTH`].
-    ///
-    /// # Errors
-    /// As [`Session::start_queue`].
     pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
         Options { queue_depth: depth, ..self.options.clone() }.check().map_err(OpenError::Options)?;
         let lease = Lease::take(self)?;
@@ -134,7 +129,7 @@ impl Session {
     }
 }
 
-/// The right to a connection; comes back when dropped.
+/// The right to a connection; released when dropped.
 #[derive(Debug)]
 pub(super) struct Lease {
     session: Arc<Session>,

@@ -1,4 +1,4 @@
-//! What goes over the wire while requests run: request headers, flags, errors. All numbers are big-endian.
+//! The wire format of requests: headers, flags, errors. All numbers are big-endian.
 //!
 //! Source: the NBD protocol, "Request message" and "Values"; its extension "extended headers".
 
@@ -11,7 +11,7 @@ pub(super) const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Longest request header.
 pub(super) const MAX_REQUEST_HEADER: usize = 32;
 
-/// What is understood of the transmission flags.
+/// The transmission flags that the client uses.
 pub(super) const FLAG_READ_ONLY: u16 = 1 << 1;
 pub(super) const FLAG_SEND_FLUSH: u16 = 1 << 2;
 pub(super) const FLAG_SEND_FUA: u16 = 1 << 3;
@@ -25,27 +25,27 @@ pub(super) const FLAG_SEND_FAST_ZERO: u16 = 1 << 11;
 pub(super) const CMD_FLAG_FUA: u16 = 1;
 pub(super) const CMD_FLAG_NO_HOLE: u16 = 1 << 1;
 pub(super) const CMD_FLAG_FAST_ZERO: u16 = 1 << 4;
-/// Only with extended headers: the length is that of the payload which follows.
+/// Only with extended headers: the length is that of the payload that follows.
 const CMD_FLAG_PAYLOAD_LEN: u16 = 1 << 5;
 
-/// The server would have to do too much at once.
+/// The request exceeds a limit of the server.
 pub(super) const EOVERFLOW: u32 = 75;
-/// The server is about to go.
+/// The server shuts down.
 pub(super) const ESHUTDOWN: u32 = 108;
 
 /// The form of requests and replies, from the plainest to the richest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Replies {
-    /// A reply is an error number, with the data of a read behind it.
+    /// An error number, followed by the data of a read.
     Simple,
-    /// A reply comes in parts: data, holes, errors.
+    /// Parts: data, holes, errors.
     Structured,
-    /// As structured, with 64-bit lengths.
+    /// Structured, with 64-bit lengths.
     #[default]
     Extended,
 }
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Command {
@@ -69,7 +69,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Writes the header to the front of `to`; returns its length.
+    /// Encodes the header into `to`. Returns its length.
     pub(super) fn encode(&self, replies: Replies, to: &mut [u8; MAX_REQUEST_HEADER]) -> usize {
         let is_extended = replies == Replies::Extended;
         let (magic, mut flags) =
@@ -92,7 +92,8 @@ impl Header {
     }
 }
 
-/// What an error number of the protocol says. What it does not list counts as `EINVAL`, as it asks for.
+/// The meaning of the protocol's error number. Unlisted numbers count as `EINVAL`, as the protocol
+/// demands.
 pub(super) fn error_of(number: u32) -> IoError {
     match number {
         1 => IoError::ReadOnly,             // EPERM

@@ -1,4 +1,4 @@
-//! Servers that cannot be used, and why.
+//! Servers that cannot be used, and the reported reasons.
 
 use super::*;
 use server::SIZE;
@@ -9,7 +9,7 @@ fn refusal(options: &Options) -> OpenError {
     Session::open(options, &Cancel::never()).expect_err("an error")
 }
 
-/// What opening says when the server does this.
+/// The error of opening when the server behaves like this.
 fn when(serve: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
     let mut server = Server::raw(|mut client| {
         serve(&mut client);
@@ -19,7 +19,7 @@ fn when(serve: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
     refusal(&server.options)
 }
 
-/// As [`when`], from the answer to `NBD_OPT_GO` on.
+/// As [`when`], from the reply to `NBD_OPT_GO` on.
 fn when_asked(answer: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
     when(|client| {
         client.greet(3);
@@ -62,7 +62,7 @@ fn tls_may_be_demanded_from_the_first_option_on() {
     assert!(matches!(refusal(&server.options), OpenError::TlsRequired(_)));
 }
 
-/// What opening says with TLS when the server answers STARTTLS so.
+/// The error of opening with TLS when the server answers STARTTLS like this.
 fn when_tls_is_asked_for(answer: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
     let files = tempfile::tempdir().unwrap();
     tls::authority::write_all(files.path());
@@ -85,7 +85,7 @@ fn who_wants_tls_does_not_go_on_without_it() {
     assert!(matches!(error, OpenError::NoTls(_)), "{error}");
     let error = when_tls_is_asked_for(|client| client.answer(5, 3, &[]));
     assert!(error.to_string().contains("answers NBD_OPT_STARTTLS with 0x3"), "{error}");
-    // Somebody between acknowledges, and goes on in the clear.
+    // An attacker in the middle acknowledges and continues in the clear.
     let error = when_tls_is_asked_for(|client| {
         client.answer(5, 1, &[]);
         client.answer(7, 1, &[]);
@@ -136,7 +136,7 @@ fn a_server_that_hangs_up_is_an_error() {
 
 #[test]
 fn an_old_server_is_asked_by_name() {
-    // With and without the padding; a server that knows options, but not this one.
+    // With and without the padding; a server that supports options, but not this one.
     for (flags, is_fixed) in [(0, false), (2, false), (3, true), (1, true)] {
         let mut server = Server::raw(move |mut client| {
             assert_eq!(client.greet(flags), u32::from(flags));
@@ -192,7 +192,7 @@ fn another_thread_ends_an_attempt_in_every_phase() {
     let listener = UnixListener::bind(&path).unwrap();
     let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = tcp.local_addr().unwrap().port();
-    // Silent servers; the line of the last one gets full, so that not even the connection comes about.
+    // Silent servers. The backlog of the last one fills up, so that connecting blocks, too.
     let mut crowd = Vec::new();
     for is_crowded in [false, true] {
         for address in [Address::Unix(path.clone()), Address::Tcp { host: "127.0.0.1".into(), port }] {
@@ -211,7 +211,7 @@ fn another_thread_ends_an_attempt_in_every_phase() {
         fill(&path, &mut crowd);
     }
     drop(listener);
-    // What was cancelled before it started does not start.
+    // A start that was cancelled before does nothing.
     let cancel = Cancel::new().unwrap();
     cancel.cancel();
     let server =
@@ -221,7 +221,7 @@ fn another_thread_ends_an_attempt_in_every_phase() {
     assert!(matches!(Session::open(&options, &cancel), Err(OpenError::Stream(StreamError::Cancelled))));
 }
 
-/// Connects until nobody else can.
+/// Connects until the backlog is full.
 fn fill(path: &std::path::Path, crowd: &mut Vec<socket2::Socket>) {
     loop {
         let kind = socket2::Type::STREAM.nonblocking();

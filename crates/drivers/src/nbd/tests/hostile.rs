@@ -1,9 +1,9 @@
-//! What no server may do.
+//! Servers that violate the protocol.
 
 use super::*;
 use std::sync::mpsc;
 
-/// What a server sends for two reads of 1024 bytes: one at 4096 and one at 8192.
+/// The server's reply to two reads of 1024 bytes: one at 4096 and one at 8192.
 type Lie = fn(&mut Client, Asked, Asked) -> Vec<u8>;
 
 const DATA: u16 = 1;
@@ -12,7 +12,7 @@ fn at(offset: u64, tail: &[u8]) -> Vec<u8> {
     [&offset.to_be_bytes(), tail].concat()
 }
 
-/// Lies to somebody who asked for structured replies.
+/// Violations of structured replies.
 const STRUCTURED: [(&str, Lie); 16] = [
     ("closed the connection", |_, _, _| Vec::new()),
     ("starts with 0x67446699", |_, _, _| vec![0x67, 0x44, 0x66, 0x99]),
@@ -52,11 +52,11 @@ fn every_lie_ends_all_requests_and_touches_nothing_else() {
                 let bytes = lie(client, first, second);
                 client.send(&bytes);
                 if !what.contains("closed") {
-                    // The client hangs up, not we.
+                    // The client disconnects, not the server.
                     client.linger();
                 }
             });
-            // Memory around the requests stays as it is.
+            // Memory around the requests must not change.
             let mut memory = vec![0x55; 4096];
             let list = [Segment { base: memory[512..].as_mut_ptr(), len: 1024 }];
             let other = [Segment { base: memory[2048..].as_mut_ptr(), len: 1024 }];

@@ -1,4 +1,4 @@
-//! The client against a server made by hand.
+//! The client against a handwritten server.
 
 mod handshake;
 mod hostile;
@@ -58,7 +58,7 @@ fn parts_of_replies_may_come_in_any_order_and_between_each_other() {
                 client.part(&second, 1, 1, &data(&second, 0, 5, 512)),
                 client.part(&first, 1, 0, &[]),
             ];
-            // One byte at a time: replies have no borders that the network keeps.
+            // One byte at a time: the network does not keep the boundaries of replies.
             for byte in parts.concat() {
                 client.send(&[byte]);
             }
@@ -74,7 +74,7 @@ fn parts_of_replies_may_come_in_any_order_and_between_each_other() {
     }
 }
 
-/// Serves `count` requests, all with success; remembers them.
+/// Serves `count` requests successfully and returns them.
 fn serve(client: &mut Client, count: usize) -> Vec<Asked> {
     let mut seen = Vec::new();
     for _ in 0..count {
@@ -130,7 +130,7 @@ fn every_request_reaches_the_server_as_it_should() {
             assert_eq!(push(&mut queue, 0, &req, offset), Ok(()));
             assert_eq!(ends(&mut queue, 1), [(0, Ok(()))], "{req:?}");
         }
-        // What needs no server.
+        // Requests that need no server.
         assert_eq!(push(&mut queue, 1, &Request::write(Data::none(), Flags::NONE), 0), Ok(()));
         assert!(!queue.arm());
         assert_eq!(ends(&mut queue, 1), [(1, Ok(()))]);
@@ -175,7 +175,7 @@ fn requests_longer_than_the_server_takes_go_part_by_part() {
                 }
             }
         }
-        // The third part fails: no fourth one comes.
+        // The third part fails: no fourth one is sent.
         for error in [0, 0, 28] {
             let asked = client.request();
             client.payload(&asked);
@@ -184,7 +184,7 @@ fn requests_longer_than_the_server_takes_go_part_by_part() {
         assert_eq!(client.request().command, 2);
     });
     let mut buffer = vec![9; 2048];
-    // Borders of memory that are not those of parts.
+    // Memory segments with other boundaries than the parts.
     let (front, back) = buffer.split_at_mut(700);
     let list = [segment(front)[0], segment(back)[0]];
     let requests = [
@@ -211,7 +211,7 @@ fn a_range_that_is_too_long_for_the_server_is_cut() {
         assert!(
             seen.iter().enumerate().all(|(i, part)| part.offset == (i as u64) << 20 && part.len == 1 << 20)
         );
-        // Not tried again.
+        // The command is not tried again.
         assert_eq!(serve(client, 2)[0].len, 1 << 20);
     });
     assert_eq!(push(&mut queue, 0, &Request::discard(3 << 20), 0), Ok(()));
@@ -280,7 +280,7 @@ fn an_error_among_the_parts_fails_the_read_and_its_text_is_skipped() {
 fn long_and_short_reads_and_writes_share_a_connection() {
     for replies in every_form() {
         let (_server, _session, mut queue) = Server::start(Export::good(replies), |client| {
-            // What was written where, by block.
+            // The written data, by block.
             let mut disk = vec![0u8; 16 << 20];
             loop {
                 let asked = client.request();

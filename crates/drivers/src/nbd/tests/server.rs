@@ -1,4 +1,4 @@
-//! A server made by hand, which does and leaves undone what a test wants.
+//! A handwritten server, controlled by the test.
 
 use super::super::{Address, Cancel, NbdQueue, Options, Replies, Session};
 use std::io::{Read, Write};
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The flags of an export that has everything.
+/// The flags of an export that supports everything.
 pub(super) const ALL_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11;
 pub(super) const SIZE: u64 = 64 << 20;
 
-/// What the export is like.
+/// The properties of the export.
 #[derive(Clone, Copy)]
 pub(super) struct Export {
     pub(super) replies: Replies,
@@ -26,7 +26,7 @@ impl Export {
     }
 }
 
-/// A server on a thread of its own, for one connection. Dropping it waits for the thread.
+/// A server on its own thread, for one connection. Dropping it waits for the thread.
 pub(super) struct Server {
     pub(super) options: Options,
     thread: Option<JoinHandle<()>>,
@@ -41,7 +41,7 @@ impl Server {
         let listener = UnixListener::bind(&path).unwrap();
         let thread = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            // A test that went wrong must not wait for ever.
+            // A failed test must not wait forever.
             stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
             serve(Client { stream, replies: Replies::Simple });
@@ -76,7 +76,7 @@ impl Drop for Server {
     }
 }
 
-/// A request as it came in.
+/// A received request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) command: u16,
@@ -100,11 +100,11 @@ impl Client {
     }
 
     pub(super) fn send(&mut self, bytes: &[u8]) {
-        // The client hangs up in many a test.
+        // In many tests the client disconnects.
         let _ = self.stream.write_all(bytes);
     }
 
-    /// Waits until the client hangs up.
+    /// Waits until the client disconnects.
     pub(super) fn linger(&mut self) {
         let _ = std::io::copy(&mut self.stream, &mut std::io::sink());
     }
@@ -170,7 +170,7 @@ impl Client {
         self.answer(7, 1, &[]);
     }
 
-    /// The next request; its payload, if it has one, is still to be read.
+    /// The next request; its payload, if any, has not been read.
     pub(super) fn request(&mut self) -> Asked {
         let is_extended = self.replies == Replies::Extended;
         let magic = if is_extended { 0x21e4_1c71 } else { 0x2560_9513_u32 };
@@ -191,7 +191,7 @@ impl Client {
         data
     }
 
-    /// Answers without data, in whatever form there is.
+    /// Answers without data, in the negotiated form.
     pub(super) fn done(&mut self, asked: &Asked, error: u32) {
         let bytes = match (self.replies, error) {
             (Replies::Simple, _) => simple(asked.cookie, error, &[]),
