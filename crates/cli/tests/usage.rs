@@ -27,8 +27,8 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
         ),
         (
             &["info", "--device", "nbd:uri=nbd://a/b?tls-psk-file=/k"],
-            "--device nbd:uri=nbd://a/b?tls-psk-file=/k: nbd://a/b?tls-psk-file=/k: tls-psk-file belongs to nbds:// \
-             and nbds+unix://",
+            "--device nbd:uri=nbd://a/b?tls-psk-file=/k: nbd://a/b?tls-psk-file=/k: tls-psk-file is only \
+             valid for nbds:// and nbds+unix://",
         ),
         (
             &["info", "--device", "nbd:host=a,path=/b"],

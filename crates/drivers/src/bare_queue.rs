@@ -86,7 +86,7 @@ impl<Q: Queue> BareQueue<Q> {
         let before = done.len();
         self.queue.reap(&mut |slot, result| {
             let was_busy = is_busy.get_mut(slot as usize).is_some_and(|busy| std::mem::replace(busy, false));
-            assert!(was_busy, "slot {slot} came back twice");
+            assert!(was_busy, "slot {slot} completed twice");
             done.push((slot, result));
         });
         let count = done.len() - before;

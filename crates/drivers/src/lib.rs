@@ -34,7 +34,7 @@ use block::{DeviceError, Limits};
 /// Checks the configured size and block size, and returns the limits of a device without a medium.
 fn plain_limits(device: &str, size: u64, block_size: u32) -> Result<Limits, DeviceError> {
     if !block_size.is_power_of_two() || !(512..=65536).contains(&block_size) {
-        let message = format!("block_size={block_size}: powers of two from 512 to 65536");
+        let message = format!("block_size={block_size}: want a power of two from 512 to 65536");
         return Err(DeviceError::new(device, message));
     }
     if size < u64::from(block_size) {

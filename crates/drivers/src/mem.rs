@@ -68,7 +68,7 @@ impl MemDevice {
         let limits = &self.shared.limits;
         let (least, most) = (u64::from(limits.fixed().block_size), self.shared.mapping.len);
         if !(least..=most).contains(&size) {
-            return Err(DeviceError::new(&self.name, format!("size {size}: {least} to {most} bytes")));
+            return Err(DeviceError::new(&self.name, format!("size {size}: want {least} to {most} bytes")));
         }
         let before = limits.capacity();
         limits.set_capacity(size);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_comes_back_with_the_error() {
+    fn a_descriptor_that_is_not_a_file_is_returned_with_the_error() {
         let (pipe, _write) = std::io::pipe().unwrap();
         let fd = OwnedFd::from(pipe);
         let number = fd.as_raw_fd();

@@ -45,7 +45,8 @@ use std::sync::atomic::AtomicBool;
 pub const MAX_QUEUE_DEPTH: u32 = 4096;
 
 /// The reason why a file is refused whose last block needs a second descriptor ([`tail::Tail`]).
-const TAIL_NEEDS_DESCRIPTOR: &str = "cannot open the file again for its last block, which is not whole";
+const TAIL_NEEDS_DESCRIPTOR: &str =
+    "cannot open the file a second time, which its partial last block requires";
 
 /// Options for a file or block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +150,7 @@ fn can_poll(file: &std::fs::File, options: &Options) -> bool {
     if !is_able {
         tracing::warn!(
             path = %options.path.display(),
-            "iopoll=on needs direct=on and a drive with poll queues: interrupts are used"
+            "iopoll=on needs direct=on and a drive with poll queues: using interrupts"
         );
     }
     is_able
@@ -170,7 +171,7 @@ impl Device for UringDevice {
 
     fn refresh(&self) -> Result<Limits, DeviceError> {
         let size = limits::size(&self.shared.file)
-            .map_err(|e| DeviceError::new(&self.name, "cannot learn the size").because(e))?;
+            .map_err(|e| DeviceError::new(&self.name, "cannot read the device's size").because(e))?;
         let Shared { file, backing, tail, .. } = &*self.shared;
         let operation::Backing { is_block_device, block_size, .. } = *backing;
         tail.set_size(file, backing, size, self.limits.fixed().read_only)

@@ -34,9 +34,9 @@ pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
         image_lock::lock(&file).map_err(|conflict| {
             let (what, error) = match conflict {
                 Conflict::Writer(error) => ("is open for writing elsewhere", error),
-                Conflict::Reader(error) => ("is read elsewhere by a program that allows no writer", error),
+                Conflict::Reader(error) => ("is read by a program that allows no writer", error),
             };
-            refuse(format!("{path} {what} (share=on opens it all the same)")).because(error)
+            refuse(format!("{path} {what} (share=on opens it anyway)")).because(error)
         })?;
     }
     Ok(file)
@@ -58,12 +58,10 @@ fn reason(options: &Options, is_exclusive: bool, error: &io::Error) -> String {
     let path = options.path.display();
     match error.raw_os_error() {
         Some(libc::EBUSY) if is_exclusive => {
-            format!(
-                "{path} is in use: mounted, or claimed by another program (share=on opens it all the same)"
-            )
+            format!("{path} is in use: mounted, or claimed by another program (share=on opens it anyway)")
         }
         Some(libc::EINVAL) if options.direct => {
-            format!("the file system of {path} has no direct I/O (use direct=off)")
+            format!("the file system of {path} does not support direct I/O (use direct=off)")
         }
         Some(libc::EROFS | libc::EACCES | libc::EPERM) if !options.read_only => {
             format!("cannot open {path} for writing (readonly=on only reads)")

@@ -216,7 +216,7 @@ impl UringQueue {
         }
         if matches!(result, Err(IoError::Medium | IoError::NoSpace | IoError::DeviceGone)) {
             if !self.shared.has_lost_writes.swap(true, Ordering::Relaxed) {
-                tracing::error!(error = ?result, "writes were lost in the page cache: every flush fails from now on");
+                tracing::error!(error = ?result, "page cache lost writes: every flush fails from now on");
             }
             return result;
         }

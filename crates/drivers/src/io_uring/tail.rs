@@ -69,7 +69,7 @@ impl Tail {
                 let end = self.end();
                 tracing::warn!(
                     end,
-                    "a write behind the end of an image file is refused: only zeroes may lie there"
+                    "write beyond the end of an image file refused: only zeroes may be written there"
                 );
             }
             return Err(IoError::Medium);

@@ -127,7 +127,7 @@ fn a_block_device_passes_the_suite_and_has_one_writer() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named_with_the_reason() {
+fn an_error_of_opening_names_the_file_and_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("none");
     let error = refusal(&Options::new(&path));
@@ -332,7 +332,7 @@ impl Driver {
 }
 
 #[test]
-fn what_a_file_lost_at_its_end_reads_as_zeroes() {
+fn the_lost_end_of_a_shrunk_file_reads_as_zeroes() {
     for direct in [false, true] {
         let file = image(1 << 20);
         file.as_file().write_all_at(&[7; 8192], 0).unwrap();

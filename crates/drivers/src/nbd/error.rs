@@ -21,7 +21,7 @@ pub enum OpenError {
     #[error("the server demands TLS (tls=require or nbds://){0}")]
     TlsRequired(String),
     /// TLS is configured, and the server does not support it.
-    #[error("the server has no TLS, without which it is not to be used{0}")]
+    #[error("the server does not support TLS, which is required{0}")]
     NoTls(String),
     /// The server has no export of this name.
     #[error("the server has no export {export:?}{text}")]
@@ -54,7 +54,7 @@ pub enum OpenError {
 
 fn in_use(connections: &u32) -> String {
     if *connections == 1 {
-        return "its one connection is in use; the server must allow more (CAN_MULTI_CONN)".into();
+        return "its only connection is in use: the server does not allow more (CAN_MULTI_CONN)".into();
     }
     format!("all {connections} connections are in use (connections=1 to {MAX_CONNECTIONS})")
 }

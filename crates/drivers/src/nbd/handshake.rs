@@ -135,16 +135,14 @@ impl Facts {
             && max >= min;
         if !is_sound {
             return Err(OpenError::Protocol(format!(
-                "its block sizes make no sense: least {min}, preferred {preferred}, most {max}"
+                "invalid block sizes: minimum {min}, preferred {preferred}, maximum {max}"
             )));
         }
         let min_block = min.max(512);
         // Longer requests would delay others without a benefit.
         let max_payload = max.min(DEFAULT_MAX_PAYLOAD) & !(min_block - 1);
         if max_payload == 0 {
-            return Err(OpenError::Export(format!(
-                "it takes at most {max} bytes at once, less than a block"
-            )));
+            return Err(OpenError::Export(format!("maximum payload of {max} bytes is less than a block")));
         }
         Ok(Facts { size, replies, min_block, preferred_block: preferred.max(min_block), max_payload, flags })
     }
@@ -160,9 +158,9 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     match (greeting, style) {
         (GREETING, OPTION_MAGIC) => {}
         (GREETING, OLD_STYLE) => {
-            return Err(OpenError::Protocol("it knows only the handshake of before 2009".into()));
+            return Err(OpenError::Protocol("it supports only the handshake from before 2009".into()));
         }
-        _ => return Err(OpenError::Protocol(format!("it greets with {greeting:#x} {style:#x}"))),
+        _ => return Err(OpenError::Protocol(format!("invalid greeting {greeting:#x} {style:#x}"))),
     }
     let mut flags = [0; 2];
     stream.read(&mut flags)?;
@@ -171,7 +169,7 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     let has_zeroes = known & FLAG_NO_ZEROES == 0;
     if known & FLAG_FIXED_NEWSTYLE == 0 {
         if options.tls.is_some() {
-            return Err(OpenError::NoTls(" (it knows only the handshake of before 2011)".into()));
+            return Err(OpenError::NoTls(" (it supports only the handshake from before 2011)".into()));
         }
         return by_name(stream, export, Replies::Simple, has_zeroes);
     }
@@ -189,7 +187,7 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     match go(stream, export, replies)? {
         Some(facts) => Ok(facts),
         None if replies == Replies::Extended => {
-            Err(OpenError::Protocol("it knows extended headers, but not NBD_OPT_GO".into()))
+            Err(OpenError::Protocol("it supports extended headers, but not NBD_OPT_GO".into()))
         }
         None => by_name(stream, export, replies, has_zeroes),
     }
@@ -243,7 +241,7 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
             },
             REP_ACK => {
                 let Some((size, flags)) = about else {
-                    return Err(OpenError::Protocol("it says nothing about the export".into()));
+                    return Err(OpenError::Protocol("it sent no information about the export".into()));
                 };
                 return Facts::new(size, flags, replies, sizes.map(|((a, b), c)| [a, b, c])).map(Some);
             }
@@ -252,7 +250,7 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
             kind => return Err(OpenError::Protocol(format!("it answers NBD_OPT_GO with {kind:#x}"))),
         }
     }
-    Err(OpenError::Protocol("it does not come to an end about the export".into()))
+    Err(OpenError::Protocol("it sent too much information about the export".into()))
 }
 
 /// `NBD_OPT_EXPORT_NAME`, which a server refuses by disconnecting.
@@ -265,7 +263,7 @@ fn by_name(
     ask(stream, Opt::ExportName, export.as_bytes())?;
     let size = number(stream).map_err(|error| match error {
         OpenError::Stream(StreamError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            OpenError::NoExport { export: export.to_owned(), text: " (it hung up)".into() }
+            OpenError::NoExport { export: export.to_owned(), text: " (it disconnected)".into() }
         }
         error => error,
     })?;

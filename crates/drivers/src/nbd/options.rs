@@ -64,7 +64,7 @@ impl Tls {
     ) -> Result<Tls, String> {
         let client = match (certificates, keys) {
             (Some(_), Some(_)) => return Err("certificates and keys exclude each other".into()),
-            (_, None) if username.is_some() => return Err("a user name belongs to a file of keys".into()),
+            (_, None) if username.is_some() => return Err("a user name requires a file of keys".into()),
             (Some(directory), None) => Client::with_certificates(directory),
             (None, Some(file)) => Client::with_key(file, username),
             (None, None) => Client::with_system_authorities(),
@@ -122,13 +122,13 @@ impl Options {
     /// Checks the options.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(1..=MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
-            return Err(format!("queue depth {}: 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
+            return Err(format!("queue depth {}: want 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
         }
         if self.connections > MAX_CONNECTIONS {
-            return Err(format!("{} connections: at most {MAX_CONNECTIONS}", self.connections));
+            return Err(format!("{} connections: want at most {MAX_CONNECTIONS}", self.connections));
         }
         if self.timeout_ms == 0 {
-            return Err("a timeout of 0 ms leaves no time to connect".into());
+            return Err("timeout of 0 ms: want at least 1".into());
         }
         if self.export.len() > MAX_NAME || self.export.contains('\0') {
             return Err(format!("export {:?}: at most {MAX_NAME} bytes, none of them zero", self.export));
@@ -149,7 +149,7 @@ fn parse(uri: &str) -> Result<Options, String> {
         "nbds" => ("nbd", true),
         "nbd+unix" => ("nbd+unix", false),
         "nbds+unix" => ("nbd+unix", true),
-        _ => return Err(format!("{scheme:?} is no scheme of NBD (nbd, nbds, nbd+unix and nbds+unix are)")),
+        _ => return Err(format!("{scheme:?} is not an NBD scheme (nbd, nbds, nbd+unix and nbds+unix are)")),
     };
     let mut socket = None;
     let (user, authority) =
@@ -160,18 +160,18 @@ fn parse(uri: &str) -> Result<Options, String> {
         match part.split_once('=').unwrap_or((part, "")) {
             ("socket", path) => socket = Some(decode(path)?),
             (key, _) if key.starts_with("tls-") && !is_secure => {
-                return Err(format!("{key} belongs to nbds:// and nbds+unix://"));
+                return Err(format!("{key} is only valid for nbds:// and nbds+unix://"));
             }
             ("tls-certificates", path) => certificates = Some(path_of(path)?),
             ("tls-psk-file", path) => keys = Some(path_of(path)?),
             ("tls-username", name) => username = Some(text(name)?),
             ("tls-hostname", name) => host = Some(text(name)?),
-            (key, _) => return Err(format!("{key} is no parameter of an NBD URI (socket is)")),
+            (key, _) => return Err(format!("{key} is not a parameter of an NBD URI (socket is)")),
         }
     }
     let address = match (transport, socket) {
         ("nbd", None) => tcp(authority)?,
-        ("nbd", Some(_)) => return Err("socket= belongs to nbd+unix://".into()),
+        ("nbd", Some(_)) => return Err("socket= is only valid for nbd+unix://".into()),
         ("nbd+unix", Some(path)) if !path.is_empty() && authority.is_empty() => {
             Address::Unix(PathBuf::from(OsString::from_vec(path)))
         }
@@ -214,7 +214,7 @@ fn tcp(authority: &str) -> Result<Address, String> {
         "" | ":" => DEFAULT_PORT,
         port => match port.strip_prefix(':').and_then(|digits| digits.parse().ok()) {
             Some(port) if port != 0 => port,
-            _ => return Err(format!("{port:?} is no port")),
+            _ => return Err(format!("{port:?} is not a valid port")),
         },
     };
     Ok(Address::Tcp { host, port })
@@ -281,25 +281,25 @@ mod tests {
     fn a_uri_that_makes_no_sense_is_an_error_that_names_it() {
         let cases = [
             ("disk.img", "nbd://HOST"),
-            ("http://a/b", "\"http\" is no scheme"),
+            ("http://a/b", "\"http\" is not an NBD scheme"),
             ("nbds://a/b?tls-certificates=/nowhere", "/nowhere/ca-cert.pem: No such file"),
             ("nbds://a/b?tls-psk-file=/nowhere", "/nowhere: No such file"),
             ("nbds://a/b?tls-psk-file=/a&tls-certificates=/b", "exclude each other"),
-            ("nbds://user@a/b?tls-certificates=/b", "belongs to a file of keys"),
-            ("nbds://a/b?tls-type=psk", "tls-type is no parameter"),
-            ("nbd://a/b?tls-psk-file=/a", "tls-psk-file belongs to nbds"),
+            ("nbds://user@a/b?tls-certificates=/b", "requires a file of keys"),
+            ("nbds://a/b?tls-type=psk", "tls-type is not a parameter"),
+            ("nbd://a/b?tls-psk-file=/a", "tls-psk-file is only valid for nbds"),
             ("nbd:///b", "needs a host"),
-            ("nbd://a:0/b", "\":0\" is no port"),
-            ("nbd://a:70000/b", "is no port"),
+            ("nbd://a:0/b", "\":0\" is not a valid port"),
+            ("nbd://a:70000/b", "is not a valid port"),
             ("nbd://[::1/b", "ends with ]"),
             ("nbd://a/%zz", "two hexadecimal digits"),
             ("nbd://a/%f", "two hexadecimal digits"),
             ("nbd://a/%ff", "not UTF-8"),
-            ("nbd://a/b?socket=/x", "belongs to nbd+unix"),
+            ("nbd://a/b?socket=/x", "is only valid for nbd+unix"),
             ("nbd+unix:///b", "needs ?socket=PATH"),
             ("nbd+unix:///b?socket=", "needs ?socket=PATH"),
             ("nbd+unix://host/b?socket=/x", "takes no host"),
-            ("nbd+unix:///b?path=/x", "path is no parameter"),
+            ("nbd+unix:///b?path=/x", "path is not a parameter"),
         ];
         for (uri, why) in cases {
             let error = Options::from_uri(uri).unwrap_err();

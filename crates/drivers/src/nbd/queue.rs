@@ -327,7 +327,7 @@ impl NbdQueue {
         if self.lost.is_some() {
             return;
         }
-        tracing::error!(device = %self.session().name(), %why, "the connection is lost");
+        tracing::error!(device = %self.session().name(), %why, "connection lost");
         self.lost = Some(why.to_string().into());
         // Fails only when the other side has disconnected already.
         let _ = self.wire.socket().shutdown(Shutdown::Both);

@@ -98,7 +98,7 @@ pub enum Violation {
     #[error("an empty part is not the last of its reply")]
     EmptyNotLast,
     /// No request has this cookie.
-    #[error("a reply to nothing: cookie {0:#x}")]
+    #[error("a reply without a request: cookie {0:#x}")]
     Cookie(u64),
     /// The form of the reply does not match its request.
     #[error("a reply does not fit its request")]
@@ -112,7 +112,7 @@ pub enum Violation {
         len: u64,
     },
     /// The same data twice.
-    #[error("a reply brings {len} bytes at {offset} again")]
+    #[error("a reply repeats {len} bytes at {offset}")]
     Overlap {
         /// Offset on the export.
         offset: u64,
@@ -120,7 +120,7 @@ pub enum Violation {
         len: u64,
     },
     /// A read ended before all of its data was received.
-    #[error("a reply ends before all of its data has come")]
+    #[error("a reply ends before all of its data was received")]
     Incomplete,
     /// Too many parts.
     #[error("a reply comes in too many pieces")]
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_server_may_say_is_refused() {
+    fn an_invalid_reply_is_refused() {
         let simple = [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0];
         let refused = |bytes: &[u8], replies| decode(bytes, replies).unwrap_err();
         assert_eq!(refused(&simple, Replies::Extended), Violation::Magic(SIMPLE_MAGIC));

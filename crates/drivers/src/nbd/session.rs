@@ -59,7 +59,7 @@ impl Session {
     fn new(options: &Options, (wire, facts): (Wire, Facts)) -> Result<Arc<Session>, OpenError> {
         if options.connections > 1 && !facts.can_multi_conn() {
             return Err(OpenError::Export(format!(
-                "{} connections are wanted, but the server does not say that more than one is safe (CAN_MULTI_CONN)",
+                "connections={}: the server does not allow more than one (no CAN_MULTI_CONN)",
                 options.connections
             )));
         }
@@ -115,7 +115,7 @@ impl Session {
             None => {
                 let (wire, facts) = connect(&self.options, cancel)?;
                 if facts != self.facts {
-                    let message = format!("it has changed from {:?} to {facts:?}", self.facts);
+                    let message = format!("the export changed from {:?} to {facts:?}", self.facts);
                     return Err(OpenError::Export(message));
                 }
                 wire
@@ -168,14 +168,14 @@ fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {
     let capacity = facts.size & !(u64::from(block) - 1);
     if capacity == 0 {
         return Err(OpenError::Export(format!(
-            "its {} bytes are less than one block of {block}",
+            "its size of {} bytes is less than one block of {block}",
             facts.size
         )));
     }
     if capacity < facts.size {
         let (size, rest) = (facts.size, facts.size - capacity);
         tracing::warn!(
-            "{}: size {size} is no multiple of {block}: the last {rest} bytes are not used",
+            "{}: size {size} is not a multiple of the block size {block}: the last {rest} bytes are not used",
             options.address
         );
     }

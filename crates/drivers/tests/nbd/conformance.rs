@@ -100,5 +100,5 @@ fn nbdkit_that_does_not_know_us_says_so() {
     let Some(plain) = Server::nbdkit(Over::Unix, &["memory", "32M"]) else { return };
     let tls = Some(Tls::new(Some(files.path()), None, None, None).unwrap());
     let error = NbdDevice::open(&Options { tls, ..plain.options.clone() }).err().unwrap().to_string();
-    assert!(error.contains("the server has no TLS"), "{error}");
+    assert!(error.contains("the server does not support TLS"), "{error}");
 }

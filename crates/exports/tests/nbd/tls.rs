@@ -199,5 +199,5 @@ fn our_own_client_says_why_it_is_not_let_in() {
     let options =
         Options { tls: Some(tls(&files, "localhost")), ..Options::new(Address::Unix(plain.socket.clone())) };
     let said = Session::open(&options, &Cancel::never()).unwrap_err().to_string();
-    assert_eq!(said, "the server has no TLS, without which it is not to be used (this server has no TLS)");
+    assert_eq!(said, "the server does not support TLS, which is required (this server has no TLS)");
 }

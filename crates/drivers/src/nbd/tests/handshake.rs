@@ -32,7 +32,7 @@ fn when_asked(answer: impl FnOnce(&mut Client) + Send + 'static) -> OpenError {
 #[test]
 fn a_greeting_that_is_none_is_refused() {
     let error = when(|client| client.send(b"SSH-2.0-OpenSSH_9.2 "));
-    assert!(matches!(&error, OpenError::Protocol(why) if why.contains("greets with")), "{error}");
+    assert!(matches!(&error, OpenError::Protocol(why) if why.contains("invalid greeting")), "{error}");
     let error = when(|client| client.send(b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53"));
     assert!(error.to_string().contains("before 2009"), "{error}");
     assert_eq!(error.errno(), libc::EPROTO);
@@ -77,9 +77,9 @@ fn when_tls_is_asked_for(answer: impl FnOnce(&mut Client) + Send + 'static) -> O
 }
 
 #[test]
-fn who_wants_tls_does_not_go_on_without_it() {
+fn a_client_that_requires_tls_does_not_continue_without_it() {
     let error = when_tls_is_asked_for(|client| client.answer(5, 1 << 31 | 1, b"what?"));
-    assert_eq!(error.to_string(), "the server has no TLS, without which it is not to be used (what?)");
+    assert_eq!(error.to_string(), "the server does not support TLS, which is required (what?)");
     assert_eq!(error.errno(), libc::EPROTONOSUPPORT);
     let error = when_tls_is_asked_for(|client| client.answer(5, 1 << 31 | 2, &[]));
     assert!(matches!(error, OpenError::NoTls(_)), "{error}");
@@ -99,14 +99,14 @@ fn nonsense_about_the_export_is_refused() {
     let protocol = |error: OpenError, why: &str| {
         assert!(matches!(&error, OpenError::Protocol(text) if text.contains(why)), "{error}");
     };
-    protocol(when_asked(|client| client.answer(7, 1, &[])), "nothing about the export");
+    protocol(when_asked(|client| client.answer(7, 1, &[])), "no information about the export");
     protocol(when_asked(|client| client.answer(6, 1, &[])), "to option 6");
     protocol(when_asked(|client| client.answer(7, 2, &[])), "answers NBD_OPT_GO with 0x2");
     protocol(when_asked(|client| client.answer(7, 3, &[0, 0, 1])), "information 0 has 3 bytes");
     protocol(when_asked(|client| client.answer(7, 3, &vec![9; 20000])), "with 20000 bytes");
     protocol(
         when_asked(|client| (0..100).for_each(|_| client.answer(7, 3, &[0, 1, b'x']))),
-        "does not come to an end",
+        "too much information",
     );
     for blocks in
         [[0, 512, 512], [3, 512, 512], [1 << 17, 1 << 17, 1 << 20], [512, 256, 512], [512, 4096, 256]]
@@ -116,7 +116,7 @@ fn nonsense_about_the_export_is_refused() {
             client.about_blocks(blocks);
             client.answer(7, 1, &[]);
         });
-        protocol(error, "block sizes make no sense");
+        protocol(error, "invalid block sizes");
     }
     let error = when_asked(|client| {
         client.about_export(300, 1);
@@ -257,7 +257,7 @@ fn nobody_there_is_an_error_that_names_the_address() {
 }
 
 #[test]
-fn what_the_server_says_about_blocks_becomes_limits() {
+fn reported_block_sizes_become_limits() {
     let export =
         Export { size: SIZE + 5000, blocks: Some([4096, 65536, 100_000]), ..Export::good(Replies::Simple) };
     let (_server, session, _queue) = Server::start(export, Client::linger);

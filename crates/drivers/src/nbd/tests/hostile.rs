@@ -16,9 +16,9 @@ fn at(offset: u64, tail: &[u8]) -> Vec<u8> {
 const STRUCTURED: [(&str, Lie); 16] = [
     ("closed the connection", |_, _, _| Vec::new()),
     ("starts with 0x67446699", |_, _, _| vec![0x67, 0x44, 0x66, 0x99]),
-    ("reply to nothing", |c, a, _| c.part(&Asked { cookie: a.cookie ^ 1 << 32, ..a }, 1, 0, &[])),
-    ("reply to nothing", |c, a, _| c.part(&Asked { cookie: a.cookie | 0xff, ..a }, 1, 0, &[])),
-    ("reply to nothing", |c, a, _| c.part(&Asked { cookie: a.cookie + 2, ..a }, 1, 0, &[])),
+    ("reply without a request", |c, a, _| c.part(&Asked { cookie: a.cookie ^ 1 << 32, ..a }, 1, 0, &[])),
+    ("reply without a request", |c, a, _| c.part(&Asked { cookie: a.cookie | 0xff, ..a }, 1, 0, &[])),
+    ("reply without a request", |c, a, _| c.part(&Asked { cookie: a.cookie + 2, ..a }, 1, 0, &[])),
     ("does not fit", |_, a, _| server::simple(a.cookie, 0, &[0; 1024])),
     ("outside", |c, a, _| c.part(&a, 1, DATA, &at(4095, &[1; 16]))),
     ("outside", |c, a, _| c.part(&a, 1, DATA, &at(4096, &[1; 1025]))),
@@ -165,7 +165,7 @@ fn a_write_that_is_answered_early_ends_when_its_memory_is_free() {
 }
 
 #[test]
-fn what_was_answered_before_the_server_went_is_done() {
+fn requests_answered_before_the_server_vanished_have_completed() {
     let (_server, _session, mut queue) = Server::start(Export::good(Replies::Structured), |client| {
         let (first, _second) = (client.request(), client.request());
         client.data(&first, &[3; 1024]);

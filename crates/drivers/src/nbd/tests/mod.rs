@@ -62,7 +62,7 @@ fn parts_of_replies_may_come_in_any_order_and_between_each_other() {
             for byte in parts.concat() {
                 client.send(&[byte]);
             }
-            assert_eq!(client.request().command, 2, "a polite end");
+            assert_eq!(client.request().command, 2, "an orderly disconnect");
         });
         let (mut first, mut second) = (vec![9; 4096], vec![9; 1024]);
         let (a, b) = (segment(&mut first), segment(&mut second));
@@ -240,7 +240,7 @@ fn each_error_number_has_its_meaning() {
             }
             let asked = client.request();
             client.done(&asked, 108);
-            assert_eq!(client.request().command, 2, "a server that goes is left");
+            assert_eq!(client.request().command, 2, "the client disconnects from a server that shuts down");
         });
         let mut buffer = vec![9; 512];
         let list = segment(&mut buffer);
