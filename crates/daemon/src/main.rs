@@ -10,6 +10,7 @@ use daemon::rest::{Listeners, TcpOptions, UnixOptions};
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
 use graph::spec::{CpuList, Size, Value};
 use listenfd::ListenFd;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use reactor::{CoreConfig, PollWindow};
 use sandbox::{Access, Mode};
 use sd_notify::NotifyState;
@@ -147,6 +148,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     start_logs(args)?;
+    raise_descriptor_limit();
     contain_truncation()?;
     if let Some(Size(bytes)) = args.memory {
         MemoryBudget::set_process(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -222,6 +224,7 @@ fn serve(
     }
     let last = signals.forever().find(|signal| match *signal {
         SIGHUP => {
+            listeners.reload();
             engine.look_again();
             false
         }
@@ -321,6 +324,15 @@ fn start_logs(args: &Args) -> Result<(), Box<dyn Error>> {
         false => logs.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
     }
     Ok(())
+}
+
+/// Takes as many descriptors as the system allows: every client and device has some.
+fn raise_descriptor_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "cannot raise the limit of open descriptors");
+    }
 }
 
 /// Tells systemd, if it is the one who started us.

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 /// A daemon with a device called `data`.
 fn with_disk(daemon: &Daemon) {
@@ -454,49 +453,6 @@ fn the_page_is_for_anybody_and_takes_nothing_from_elsewhere() {
     assert_eq!(refusal(get("/web/nope.js")).0, 404);
     assert_eq!(refusal(get("/web/..%2fsrc%2fmain.rs")).0, 404);
     assert_eq!(refusal(get("/v1/volumes")).0, 401);
-}
-
-#[test]
-fn who_connects_and_says_nothing_is_hung_up_on() {
-    use std::io::{Read, Write};
-    let (_daemon, address) = over_tcp(&[]);
-    let mut silent = std::net::TcpStream::connect(&address).unwrap();
-    silent.write_all(b"GET /v1/system HTTP/1.1\r\nHost: ").unwrap();
-    silent.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let mut said = Vec::new();
-    silent.read_to_end(&mut said).unwrap();
-    assert!(said.is_empty() || said.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&said));
-}
-
-#[test]
-fn tls_is_spoken_where_it_is_asked_for_and_tokens_do_not_go_in_the_clear() {
-    let certificates = tempfile::tempdir().unwrap();
-    tls::authority::write_all(certificates.path());
-    let (_daemon, address) = over_tcp(&["--tls-certificates", certificates.path().to_str().unwrap()]);
-    let ask = |scheme: &str| {
-        let port = address.rsplit_once(':').unwrap().1;
-        let authority = std::fs::read(certificates.path().join("ca-cert.pem")).unwrap();
-        let http = Client::builder()
-            .add_root_certificate(reqwest::Certificate::from_pem(&authority).unwrap())
-            .timeout(Duration::from_secs(5))
-            .build()
-            .unwrap();
-        http.get(format!("{scheme}://localhost:{port}/v1/system")).bearer_auth(ADMIN).send()
-    };
-    assert_eq!(ask("https").unwrap().status(), StatusCode::OK);
-    assert!(ask("http").is_err());
-    let daemon = Daemon::prepare(&[]);
-    write_tokens(&daemon.path("tokens"));
-    let run = |listen: &str| {
-        let mut command = daemon.command();
-        command.args(["--listen", listen]).arg("--tokens").arg(daemon.path("tokens"));
-        let output = command.output().unwrap();
-        assert!(!output.status.success());
-        String::from_utf8(output.stderr).unwrap()
-    };
-    assert!(run("0.0.0.0:0").contains("0.0.0.0:0: this is no loopback address, so it takes TLS"));
-    std::fs::set_permissions(daemon.path("tokens"), std::fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(run("127.0.0.1:0").contains("other users have access to this secret file (mode 644)"));
 }
 
 #[test]

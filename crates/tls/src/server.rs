@@ -1,10 +1,11 @@
 //! The side that is connected to.
 
 use crate::certificates::{self, AUTHORITY, within};
+use crate::error::reasons;
 use crate::psk::Key;
 use crate::session::{Session, Side};
 use crate::{Error, SessionError, psk};
-use openssl::ssl::{SslContext, SslContextBuilder, SslMethod, SslMode, SslOptions, SslSessionCacheMode};
+use openssl::ssl::{Ssl, SslContext, SslContextBuilder, SslMethod, SslMode, SslOptions, SslSessionCacheMode};
 use openssl::ssl::{SslVerifyMode, SslVersion};
 use std::fmt;
 use std::path::Path;
@@ -66,6 +67,14 @@ impl Server {
     /// The identities of clients that have keys; none where clients come by certificates.
     pub fn identities(&self) -> &[Box<str>] {
         &self.identities
+    }
+
+    /// The library's own state for a connection, for callers whose I/O the library does.
+    ///
+    /// # Errors
+    /// Without memory.
+    pub fn ssl(&self) -> Result<Ssl, SessionError> {
+        Ssl::new(&self.context).map_err(|stack| SessionError::Handshake(reasons(&stack)))
     }
 
     /// A session with someone who has just connected.

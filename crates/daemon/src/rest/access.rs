@@ -4,18 +4,20 @@
 //! which has a role.
 
 use super::answer::Failure;
+use super::connections::{Connection, Digest};
+use super::current::Current;
 use super::page;
 use super::roles::{Caller, Role};
-use axum::extract::{ConnectInfo, Request, State};
+use axum::Extension;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::serve::IncomingStream;
+use sha2::{Digest as _, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
-use tokio::net::UnixListener;
 use volume::Name;
 
 /// The shortest token: 128 bits in hexadecimal digits are 32.
@@ -32,6 +34,12 @@ struct Token {
     role: Role,
     name: String,
     secret: String,
+}
+
+impl Token {
+    fn digest(&self) -> Digest {
+        Sha256::digest(self.secret.as_bytes()).into()
+    }
 }
 
 impl std::fmt::Debug for Token {
@@ -90,6 +98,11 @@ impl Tokens {
         }
     }
 
+    /// Whether a token has this digest.
+    pub(super) fn has(&self, digest: &Digest) -> bool {
+        self.0.iter().any(|token| token.digest() == *digest)
+    }
+
     fn find(&self, secret: &str) -> Option<&Token> {
         // All are compared, whichever it is.
         self.0.iter().fold(None, |found, token| {
@@ -99,36 +112,34 @@ impl Tokens {
     }
 }
 
-/// Who is at the other end of a Unix socket.
-#[derive(Clone, Debug)]
-pub struct Peer(Option<(u32, Option<i32>)>);
-
-impl axum::extract::connect_info::Connected<IncomingStream<'_, UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, UnixListener>) -> Peer {
-        Peer(stream.io().peer_cred().ok().map(|peer| (peer.uid(), peer.pid())))
-    }
-}
-
-/// Whoever comes over the Unix socket.
-pub async fn over_unix(ConnectInfo(peer): ConnectInfo<Peer>, mut request: Request, next: Next) -> Response {
-    let who = match peer.0 {
-        Some((uid, Some(pid))) => format!("user {uid}, process {pid}"),
-        Some((uid, None)) => format!("user {uid}"),
-        None => "somebody on this host".into(),
-    };
-    request.extensions_mut().insert(Caller { who: who.into(), role: Role::Admin, label: "".into() });
+/// Requests over the Unix socket: access to it grants everything.
+pub async fn over_unix(
+    Extension(connection): Extension<Arc<Connection>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    connection.trust();
+    let who = connection.peer.to_string().into();
+    request.extensions_mut().insert(Caller { who, role: Role::Admin, label: "".into() });
     next.run(request).await
 }
 
-/// Whoever comes over TCP, and shows a token.
-pub async fn over_tcp(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
+/// Requests over TCP, which take a token.
+pub async fn over_tcp(
+    State(tokens): State<Current<Tokens>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     if page::has(request.uri().path()) {
         return next.run(request).await;
     }
+    let tokens = tokens.get();
     let bearer =
         request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
     match bearer.and_then(|secret| tokens.find(secret.trim())) {
         Some(token) => {
+            connection.recognize(token.digest());
             let who = format!("token {}", token.name).into();
             let caller = Caller { who, role: token.role, label: token.name.as_str().into() };
             request.extensions_mut().insert(caller);

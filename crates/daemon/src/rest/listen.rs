@@ -1,26 +1,23 @@
 //! Where the API is reached: a Unix socket, and TCP for who wants that.
 
-use super::access::{self, Peer, Tokens};
-use super::request::hear_out;
-use super::{TokensError, router};
+use super::access::{self, Tokens};
+use super::body::hear_out;
+use super::connections::{Connections, Limits};
+use super::current::Current;
+use super::{TokensError, router, transport};
 use crate::engine::Engine;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum_server::tls_rustls::RustlsConfig;
 use exports::stream::SocketPath;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// Threads that speak with clients. What they wait for runs on others.
+/// Threads of a listener that speak with clients. Work that blocks runs on others.
 const THREADS: usize = 2;
-/// How long who has connected over TCP may take to say what is asked for.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long requests have to come to their end when the daemon ends.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -64,13 +61,8 @@ pub enum ListenError {
     #[error("{0}: this is no loopback address, so it takes TLS (--tls-certificates DIR)")]
     Clear(SocketAddr),
     /// Certificate or key cannot be used.
-    #[error("certificates {}: {error}", .path.display())]
-    Certificates {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
+    #[error("certificates {0}")]
+    Certificates(tls::Error),
     /// No threads.
     #[error("cannot start the threads of the API: {0}")]
     Threads(io::Error),
@@ -78,9 +70,11 @@ pub enum ListenError {
 
 /// Sockets on which the API is served. Dropping it ends that.
 pub struct Listeners {
-    runtime: Option<Runtime>,
+    /// Threads of the Unix socket, and of TCP: those who flood TCP take no time from the Unix socket.
+    runtimes: Vec<Runtime>,
     /// Absent when the service manager owns it.
     socket: Option<SocketPath>,
+    tcp: Option<Tcp>,
     /// Where TCP is served, with the port that was chosen.
     pub address: Option<SocketAddr>,
 }
@@ -96,33 +90,44 @@ impl Listeners {
         inherited: Option<UnixListener>,
         tcp: Option<&TcpOptions>,
     ) -> Result<Listeners, ListenError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(THREADS)
-            .thread_name("api")
-            .enable_all()
-            .build()
-            .map_err(ListenError::Threads)?;
         let failed = |error| ListenError::Listen { place: unix.path.display().to_string(), error };
         let (listener, socket) = match inherited {
             Some(listener) => (listener, None),
             None => listen_unix(unix).map(|(listener, path)| (listener, Some(path))).map_err(failed)?,
         };
         listener.set_nonblocking(true).map_err(failed)?;
-        let _entered = runtime.enter();
-        let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
+        let runtime = runtime("api")?;
         let service = router(engine.clone()).layer(from_fn(access::over_unix)).layer(from_fn(hear_out));
-        let service = service.into_make_service_with_connect_info::<Peer>();
-        runtime.spawn(async move { axum::serve(listener, service).await });
-        let address = tcp.map(|tcp| serve_tcp(&runtime, engine, tcp)).transpose()?;
-        Ok(Listeners { runtime: Some(runtime), socket, address })
+        {
+            let _entered = runtime.enter();
+            let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
+            let connections = Connections::new(Limits::UNIX.within_process());
+            runtime.spawn(transport::serve_unix(listener, service, connections));
+        }
+        let mut listeners = Listeners { runtimes: vec![runtime], socket, tcp: None, address: None };
+        if let Some(options) = tcp {
+            let (tcp, runtime, address) = Tcp::start(engine, options)?;
+            listeners.runtimes.push(runtime);
+            (listeners.tcp, listeners.address) = (Some(tcp), Some(address));
+        }
+        Ok(listeners)
+    }
+
+    /// Reads tokens and certificates of TCP again, and closes connections whose token is gone. The log names a file that
+    /// cannot be used; the tokens or certificates in use stay valid then.
+    pub fn reload(&self) {
+        if let Some(tcp) = &self.tcp {
+            tcp.reload();
+        }
     }
 }
 
 impl Drop for Listeners {
     fn drop(&mut self) {
         self.socket = None;
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(GRACE);
+        let deadline = Instant::now() + GRACE;
+        for runtime in self.runtimes.drain(..) {
+            runtime.shutdown_timeout(deadline.saturating_duration_since(Instant::now()));
         }
     }
 }
@@ -136,50 +141,77 @@ fn listen_unix(options: &UnixOptions) -> io::Result<(UnixListener, SocketPath)> 
     exports::stream::listen(path, options.permissions, options.group)
 }
 
-fn serve_tcp(
-    runtime: &Runtime,
-    engine: &Arc<Engine>,
-    options: &TcpOptions,
-) -> Result<SocketAddr, ListenError> {
-    let address = options.address;
-    let tokens = Tokens::read(&options.tokens)?;
-    let tls = match &options.certificates {
-        Some(directory) => Some(certificates(runtime, directory)?),
-        None if address.ip().is_loopback() => None,
-        None => return Err(ListenError::Clear(address)),
-    };
-    let failed = |error| ListenError::Listen { place: address.to_string(), error };
-    let listener = TcpListener::bind(address).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    let service = router(engine.clone())
-        .layer(from_fn_with_state(tokens, access::over_tcp))
-        .layer(from_fn(hear_out))
-        .into_make_service();
-    // Who connects and says nothing is hung up on; the handshake of TLS has such a limit of its own.
-    let patient = |http: &mut Builder<TokioExecutor>| {
-        http.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    };
-    match tls {
-        Some(tls) => {
-            let mut server = axum_server::from_tcp_rustls(listener, tls).map_err(failed)?;
-            patient(server.http_builder());
-            runtime.spawn(server.serve(service));
-        }
-        None => {
-            let mut server = axum_server::from_tcp(listener).map_err(failed)?;
-            patient(server.http_builder());
-            runtime.spawn(server.serve(service));
-        }
-    }
-    Ok(address)
+fn runtime(thread_name: &str) -> Result<Runtime, ListenError> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name(thread_name)
+        .enable_all()
+        .build()
+        .map_err(ListenError::Threads)
 }
 
-fn certificates(runtime: &Runtime, directory: &Path) -> Result<RustlsConfig, ListenError> {
-    // Another part of the process may have chosen already, and then it is the same one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let (certificate, key) = (directory.join("server-cert.pem"), directory.join("server-key.pem"));
-    runtime
-        .block_on(RustlsConfig::from_pem_file(certificate, key))
-        .map_err(|error| ListenError::Certificates { path: directory.into(), error })
+/// The API over TCP: the parts that SIGHUP replaces.
+struct Tcp {
+    options: TcpOptions,
+    tokens: Current<Tokens>,
+    /// None: without TLS.
+    tls: Option<Current<tls::Server>>,
+    connections: Arc<Connections>,
+}
+
+impl Tcp {
+    /// Listens. Returns the threads that serve, and the address with the port that was chosen.
+    fn start(engine: &Arc<Engine>, options: &TcpOptions) -> Result<(Tcp, Runtime, SocketAddr), ListenError> {
+        let address = options.address;
+        let tokens = Current::new(Tokens::read(&options.tokens)?);
+        let tls = match options.certificates() {
+            Some(server) => Some(Current::new(server?)),
+            None if address.ip().is_loopback() => None,
+            None => return Err(ListenError::Clear(address)),
+        };
+        let failed = |error| ListenError::Listen { place: address.to_string(), error };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let service = router(engine.clone())
+            .layer(from_fn_with_state(tokens.clone(), access::over_tcp))
+            .layer(from_fn(hear_out));
+        let connections = Connections::new(Limits::TCP.within_process());
+        let runtime = runtime("api-tcp")?;
+        {
+            let _entered = runtime.enter();
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+            runtime.spawn(transport::serve_tcp(listener, tls.clone(), service, connections.clone()));
+        }
+        Ok((Tcp { options: options.clone(), tokens, tls, connections }, runtime, address))
+    }
+
+    fn reload(&self) {
+        let path = self.options.tokens.display();
+        match Tokens::read(&self.options.tokens) {
+            Ok(tokens) => {
+                self.tokens.set(tokens.clone());
+                self.connections.close_unless(|digest| tokens.has(digest));
+                tracing::info!(%path, "API tokens reloaded");
+            }
+            Err(error) => tracing::error!(%error, "API tokens not reloaded; the tokens in use stay valid"),
+        }
+        match (&self.tls, self.options.certificates()) {
+            (Some(tls), Some(Ok(server))) => {
+                tls.set(server);
+                tracing::info!("API certificates reloaded");
+            }
+            (_, Some(Err(error))) => {
+                tracing::error!(%error, "API certificates not reloaded; the certificate in use stays");
+            }
+            (_, None) | (None, _) => {}
+        }
+    }
+}
+
+impl TcpOptions {
+    fn certificates(&self) -> Option<Result<tls::Server, ListenError>> {
+        let directory = self.certificates.as_ref()?;
+        Some(tls::Server::with_certificates(directory, false).map_err(ListenError::Certificates))
+    }
 }

@@ -6,7 +6,10 @@ mod access;
 mod answer;
 mod arrays;
 mod asks;
+mod body;
 mod bounds;
+mod connections;
+mod current;
 mod devices;
 mod exports;
 mod idempotency;
@@ -19,6 +22,7 @@ mod responses;
 mod roles;
 mod stopping;
 mod system;
+mod transport;
 mod volumes;
 
 pub use access::{Tokens, TokensError};

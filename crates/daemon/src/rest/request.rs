@@ -7,65 +7,14 @@ use super::bounds;
 use super::roles::Judged;
 use crate::fault::{Fault, Kind};
 use axum::Json;
-use axum::body::{BodyDataStream, Bytes, HttpBody};
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
-use axum::http::header::{EXPECT, IF_MATCH};
+use axum::http::header::IF_MATCH;
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::Response;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::convert::Infallible;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
-use std::time::Duration;
-use tokio_stream::{Stream, StreamExt};
-
-/// How much of a refused body is read and thrown away, in bytes.
-const MAX_UNHEARD: usize = 16 << 20;
-
-/// For how long.
-const UNHEARD_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The body of a request, for whoever handles it and for [`hear_out`] after that.
-#[derive(Clone)]
-struct SharedBody(Arc<Mutex<BodyDataStream>>);
-
-impl Stream for SharedBody {
-    type Item = Result<Bytes, axum::Error>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Pin::new(&mut *body).poll_next(context)
-    }
-}
-
-/// Reads what a handler left of a body before its answer is sent.
-///
-/// Many clients write all they have before they read: on a connection that closes meanwhile they would see a broken
-/// pipe, not why they were refused. Who waits to be asked (`Expect: 100-continue`) is not.
-pub async fn hear_out(request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
-    if body.is_end_stream() || parts.headers.contains_key(EXPECT) {
-        return next.run(Request::from_parts(parts, body)).await;
-    }
-    let mut rest = SharedBody(Arc::new(Mutex::new(body.into_data_stream())));
-    let body = axum::body::Body::from_stream(rest.clone());
-    let answer = next.run(Request::from_parts(parts, body)).await;
-    let unheard = async {
-        let mut bytes = 0;
-        while let Some(Ok(part)) = rest.next().await
-            && bytes < MAX_UNHEARD
-        {
-            bytes += part.len();
-        }
-    };
-    let _ = tokio::time::timeout(UNHEARD_TIMEOUT, unheard).await;
-    answer
-}
 
 /// Whether a request of this method is to change something.
 pub fn is_change(method: &Method) -> bool {

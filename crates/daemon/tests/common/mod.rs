@@ -104,12 +104,18 @@ impl Daemon {
 
     /// A daemon that listens over TCP too, for tokens in these lines, and the address.
     pub fn listening(tokens: &str) -> (Daemon, String) {
+        Daemon::listening_with(tokens, &[])
+    }
+
+    /// As [`Daemon::listening`], with more arguments.
+    pub fn listening_with(tokens: &str, more: &[&str]) -> (Daemon, String) {
         let mut daemon =
             Daemon::prepare(&["--patience", "1", "--json", "--listen", "127.0.0.1:0", "--tokens"]);
         let path = daemon.path("tokens");
         let mut file = File::options().create_new(true).write(true).mode(0o600).open(&path).unwrap();
         file.write_all(tokens.as_bytes()).unwrap();
         daemon.args.push(path.to_str().unwrap().into());
+        daemon.args.extend(more.iter().map(|arg| (*arg).to_owned()));
         daemon.start();
         daemon.wait_for("the log", || daemon.logged("ready").next().is_some());
         let address = daemon.logged("ready").next().unwrap()["listen"].as_str().unwrap().to_owned();

@@ -1,0 +1,214 @@
+//! The listeners of the API as their clients find them: TLS, limits of connections, descriptors, tokens that change.
+
+mod common;
+
+use common::Daemon;
+use openssl::ssl::{SslConnector, SslMethod, SslStream};
+use reqwest::StatusCode;
+use reqwest::blocking::Client;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const ADMIN: &str = "admin-0123456789abcdef012345";
+const OTHER: &str = "other-0123456789abcdef012345";
+/// Only a test that fails waits as long.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn tokens(of: &[&str]) -> String {
+    of.iter().map(|token| format!("admin {} {token}\n", &token[..5])).collect()
+}
+
+/// A daemon that listens with TLS too, its certificates, and its address.
+fn with_tls() -> (Daemon, tempfile::TempDir, String) {
+    let certificates = tempfile::tempdir().unwrap();
+    tls::authority::write_all(certificates.path());
+    let directory = certificates.path().to_str().unwrap();
+    let (daemon, address) = Daemon::listening_with(&tokens(&[ADMIN]), &["--tls-certificates", directory]);
+    (daemon, certificates, address)
+}
+
+/// A connection to `address` as `localhost`, of a client that trusts the authority in `certificates`.
+fn connect_tls(address: &str, certificates: &Path) -> Result<SslStream<TcpStream>, String> {
+    let mut connector = SslConnector::builder(SslMethod::tls()).unwrap();
+    connector.set_ca_file(certificates.join("ca-cert.pem")).unwrap();
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    connector.build().connect("localhost", stream).map_err(|error| error.to_string())
+}
+
+/// Asks for the daemon's state, and returns the answer up to the end of its connection.
+fn ask(stream: &mut (impl Read + Write), token: &str) -> String {
+    let head = "GET /v1/system HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n";
+    write!(stream, "{head}Authorization: Bearer {token}\r\n\r\n").unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    said
+}
+
+/// A stream of events over TCP, read up to the end of its head.
+fn watch(address: &str, token: &str) -> BufReader<TcpStream> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let head = "GET /v1/events/stream HTTP/1.1\r\nHost: localhost\r\n";
+    write!(stream, "{head}Authorization: Bearer {token}\r\n\r\n").unwrap();
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    assert!(line.starts_with("HTTP/1.1 200"), "{line}");
+    while line != "\r\n" {
+        line.clear();
+        reader.read_line(&mut line).unwrap();
+    }
+    reader
+}
+
+#[test]
+fn tls_is_spoken_where_it_is_asked_for_and_tokens_do_not_go_in_the_clear() {
+    let (_daemon, certificates, address) = with_tls();
+    let said = ask(&mut connect_tls(&address, certificates.path()).unwrap(), ADMIN);
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    let http = Client::builder().timeout(TIMEOUT).build().unwrap();
+    assert!(http.get(format!("http://{address}/v1/system")).bearer_auth(ADMIN).send().is_err());
+    let daemon = Daemon::prepare(&[]);
+    secrets::write(&daemon.path("tokens"), tokens(&[ADMIN])).unwrap();
+    let run = |args: &[&str]| {
+        let output = daemon.command().arg("--tokens").arg(daemon.path("tokens")).args(args).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = run(&["--listen", "0.0.0.0:0"]);
+    assert!(said.contains("0.0.0.0:0: this is no loopback address, so it takes TLS"), "{said}");
+    let exposed = "other users have access to this secret file (mode 644)";
+    let expose =
+        |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let key = certificates.path().join("server-key.pem");
+    expose(&key);
+    let directory = certificates.path().to_str().unwrap();
+    let said = run(&["--listen", "127.0.0.1:0", "--tls-certificates", directory]);
+    assert!(said.contains(&format!("{}: {exposed}", key.display())), "{said}");
+    expose(&daemon.path("tokens"));
+    let said = run(&["--listen", "127.0.0.1:0"]);
+    assert!(said.contains(&format!("{}: {exposed}", daemon.path("tokens").display())), "{said}");
+}
+
+#[test]
+fn silent_connections_of_one_address_are_bounded_and_keep_no_client_out() {
+    let (daemon, address) = Daemon::listening(&tokens(&[ADMIN]));
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let before = descriptors();
+    let mut watcher = watch(&address, ADMIN);
+    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    let said = ask(&mut TcpStream::connect(&address).unwrap(), ADMIN);
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    assert!(descriptors() <= before + 128 + 4, "{before}, then {}", descriptors());
+    // The oldest is gone, the stream of a known client is not.
+    silent[0].set_read_timeout(Some(TIMEOUT)).unwrap();
+    assert!(matches!((&silent[0]).read(&mut [0]), Ok(0) | Err(_)));
+    daemon.post("/v1/devices", &serde_json::json!({ "name": "d1", "spec": "mem:size=64M" }));
+    let mut line = String::new();
+    while !line.contains("\"d1\"") {
+        line.clear();
+        assert!(watcher.read_line(&mut line).unwrap() > 0, "the stream has ended");
+    }
+}
+
+#[test]
+fn the_unix_socket_answers_when_other_clients_hold_every_descriptor() {
+    let (daemon, address) = Daemon::listening(&tokens(&[ADMIN]));
+    // Descriptors have the lowest free numbers, and higher ones may have been inherited.
+    let taken_below = |limit: usize| {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+        let number = |name: std::ffi::OsString| name.into_string().unwrap().parse::<usize>().unwrap();
+        files.filter(|file| number(file.as_ref().unwrap().file_name()) < limit).count()
+    };
+    let limit = (1..).find(|limit| taken_below(*limit) < *limit).unwrap() + 4;
+    let pid = daemon.pid().to_string();
+    let mut prlimit = Command::new("prlimit");
+    assert!(prlimit.args(["--pid", &pid, &format!("--nofile={limit}:")]).status().unwrap().success());
+    let mut watchers = Vec::new();
+    while taken_below(limit) < limit {
+        watchers.push(watch(&address, ADMIN));
+    }
+    // More often than there are descriptors in the reserve.
+    for _ in 0..40 {
+        let mut stream = UnixStream::connect(daemon.path("d.sock")).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let said = ask(&mut stream, "");
+        assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+    }
+}
+
+#[test]
+fn tokens_are_read_again_at_sighup_and_a_bad_file_keeps_the_former_ones() {
+    let (daemon, address) = Daemon::listening(&tokens(&[ADMIN, OTHER]));
+    let status = |token: &str| {
+        let http = Client::builder().timeout(TIMEOUT).build().unwrap();
+        http.get(format!("http://{address}/v1/system")).bearer_auth(token).send().unwrap().status()
+    };
+    let reload = |content: &str, message: &'static str| -> Value {
+        let count = daemon.logged(message).count();
+        secrets::write(&daemon.path("tokens"), content).unwrap();
+        daemon.signal("-HUP");
+        daemon.wait_for(message, || daemon.logged(message).count() > count);
+        daemon.logged(message).last().unwrap()
+    };
+    const REFUSED: &str = "API tokens not reloaded; the tokens in use stay valid";
+    let mut watchers = [watch(&address, ADMIN), watch(&address, OTHER)];
+    let said = reload(&format!("{}admin x short\n", tokens(&[OTHER])), REFUSED);
+    let error = said["error"].as_str().unwrap();
+    assert!(said["level"] == "ERROR" && error.contains("/tokens: line 2: the token has fewer"), "{said}");
+    let path = daemon.path("tokens");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    daemon.signal("-HUP");
+    daemon.wait_for("a refusal", || daemon.logged(REFUSED).count() > 1);
+    assert_eq!((status(ADMIN), status(OTHER)), (StatusCode::OK, StatusCode::OK));
+    reload(&tokens(&[OTHER]), "API tokens reloaded");
+    assert_eq!((status(ADMIN), status(OTHER)), (StatusCode::UNAUTHORIZED, StatusCode::OK));
+    // The connection of the token that is gone has ended, the other one has not.
+    let mut rest = Vec::new();
+    let _ = watchers[0].read_to_end(&mut rest);
+    daemon.post("/v1/devices", &serde_json::json!({ "name": "d1", "spec": "mem:size=64M" }));
+    let mut line = String::new();
+    while !line.contains("\"d1\"") {
+        line.clear();
+        assert!(watchers[1].read_line(&mut line).unwrap() > 0, "the stream has ended");
+    }
+    assert!(!String::from_utf8(rest).unwrap().contains("\"d1\""));
+}
+
+#[test]
+fn certificates_are_read_again_at_sighup_and_bad_files_keep_the_former_ones() {
+    let (daemon, certificates, address) = with_tls();
+    let directory = certificates.path();
+    let shown = || {
+        let stream = connect_tls(&address, directory).unwrap();
+        stream.ssl().peer_certificate().unwrap().to_pem().unwrap()
+    };
+    let reload = |message: &'static str| -> Value {
+        let count = daemon.logged(message).count();
+        daemon.signal("-HUP");
+        daemon.wait_for(message, || daemon.logged(message).count() > count);
+        daemon.logged(message).last().unwrap()
+    };
+    let first = shown();
+    assert_eq!(first, std::fs::read(directory.join("server-cert.pem")).unwrap());
+    let key = std::fs::read(directory.join("server-key.pem")).unwrap();
+    secrets::write(&directory.join("server-key.pem"), "no key").unwrap();
+    let said = reload("API certificates not reloaded; the certificate in use stays");
+    let error = said["error"].as_str().unwrap();
+    assert!(said["level"] == "ERROR" && error.contains("server-key.pem: is no private key in PEM"), "{said}");
+    assert_eq!(shown(), first);
+    secrets::write(&directory.join("server-key.pem"), key).unwrap();
+    tls::authority::write_all(directory);
+    reload("API certificates reloaded");
+    let second = shown();
+    assert!(second != first && second == std::fs::read(directory.join("server-cert.pem")).unwrap());
+    let said = ask(&mut connect_tls(&address, directory).unwrap(), ADMIN);
+    assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
+}
