@@ -63,7 +63,7 @@ fn address(entry: &DiscoveryEntry) -> String {
 }
 
 fn line(entry: &DiscoveryEntry, widest: usize) -> String {
-    // What a service says is shown as it is only where it cannot play tricks on a terminal.
+    // The address is escaped, since a service could send control characters for the terminal.
     let address = address(entry).escape_debug().to_string();
     let tls = if entry.transport == 3 && entry.security != 0 { "  TLS" } else { "" };
     format!("{:<9}  {:<4}  {address:<widest$}  {}{tls}", kind(entry), transport(entry), entry.subsystem)

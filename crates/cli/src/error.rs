@@ -6,16 +6,16 @@ use std::process::ExitCode;
 
 /// Exit code of a run that failed: something could not be opened, served, written or verified.
 pub const EXIT_FAILURE: u8 = 1;
-/// Exit code of a command line that makes no sense.
+/// Exit code of an invalid command line.
 pub const EXIT_USAGE: u8 = 2;
 
-/// What ends the program. Displayed as one line that names the object.
+/// An error that ends the program. Displayed as one line that names the object.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device, layer or export specification makes no sense; its role is the name of the option.
+    /// A device, layer or export specification is invalid; its role is the name of the option.
     #[error("--{0}")]
     Spec(#[from] SpecError),
-    /// Another part of the command line makes no sense.
+    /// Another part of the command line is invalid.
     #[error("{0}")]
     Usage(String),
     /// A device cannot do what it was asked for; its name is in the message.
@@ -29,7 +29,7 @@ pub enum Error {
         /// Why.
         source: exports::Error,
     },
-    /// What serving does not need cannot be given up.
+    /// Privileges cannot be dropped.
     #[error("sandbox: {0}")]
     Sandbox(#[from] sandbox::Error),
     /// An array, or its control socket.

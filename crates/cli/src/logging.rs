@@ -6,10 +6,11 @@ use tracing_subscriber::EnvFilter;
 /// The variable that sets the log level where `--log` does not.
 const VARIABLE: &str = "FREESTONE_LOG";
 
-/// Starts logging. `level` is a level (`error` to `trace`, `off`) or a list such as `warn,exports=debug`.
+/// Starts logging. `level` is a level (`error` to `trace`, `off`) or a list such as
+/// `warn,exports=debug`.
 ///
 /// # Errors
-/// When the level makes no sense.
+/// When the level is invalid.
 pub fn start(level: Option<&str>, default: &str, is_json: bool) -> Result<(), Error> {
     let from_environment = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty());
     let (name, text) = match (level, &from_environment) {

@@ -5,9 +5,9 @@
 //!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | discover | array | ublk
 //! ```
 //!
-//! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]), logs to
-//! standard error ([`logging`]); everything that is wrong with a command line is said before anything is
-//! opened.
+//! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]),
+//! logs to standard error ([`logging`]); everything that is wrong with a command line is said
+//! before anything is opened.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the program says on standard output: lines for people, or one JSON object a line.
+//! Standard output of the program: lines for users, or one JSON object a line.
 
 use serde_json::{Value, json};
 use std::fmt::Display;
@@ -16,11 +16,11 @@ impl Output {
         Output { is_json }
     }
 
-    /// Says that `event` has happened: `human` to people, and the object `fields` with the event's name to
-    /// programs.
+    /// Says that `event` has happened: `human` to people, and the object `fields` with the event's
+    /// name to programs.
     pub fn event(&self, event: &str, human: impl Display, fields: Value) {
         let mut stdout = std::io::stdout().lock();
-        // Nobody listens any more: nothing to be done about it, and no reason to stop serving.
+        // The reader of standard output is gone, which is no reason to stop serving.
         let _ = if self.is_json {
             let mut object = json!({ "event": event });
             if let (Some(object), Value::Object(fields)) = (object.as_object_mut(), fields) {

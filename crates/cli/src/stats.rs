@@ -1,11 +1,11 @@
-//! What a stats layer has counted, for people and for programs.
+//! The counters of a stats layer, for users and for programs.
 
 use block::Op;
 use layers::stats::{OpSnapshot, Stats};
 use serde_json::json;
 use std::fmt::Write;
 
-/// What `stats` has counted so far.
+/// The current counters of `stats`.
 pub fn of_layer(stats: &Stats) -> (String, serde_json::Value) {
     let snapshot = stats.snapshot();
     let mut human = format!("  in flight: {}", snapshot.in_flight());

@@ -156,7 +156,7 @@ fn a_killed_server_leaves_an_array_that_is_recovered_at_its_next_start() {
     check.extend(members.iter().map(String::as_str));
     let (said, code) = bench.failure(&check);
     assert!(said.contains("not stopped in good order") && code == 1, "{said}");
-    // What is to be replayed is listed, and stays there until somebody does it.
+    // Entries to replay are listed, and stay until a start replays them.
     for _ in 0..2 {
         let output = run_in(bench.dir.path(), &[&check[..], &["--json"]].concat());
         let said = String::from_utf8(output.stdout).unwrap();

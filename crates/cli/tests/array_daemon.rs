@@ -1,4 +1,5 @@
-//! Which process `freestone array` asks when several run, and where `--socket` may stand. Daemons are played by the test.
+//! Which process `freestone array` asks when several run, and where `--socket` may stand. Daemons
+//! are played by the test.
 
 mod common;
 
@@ -11,7 +12,8 @@ use std::process::Output;
 const MEMBER_BYTES: u64 = 16 << 20;
 const UUID: &str = "0b5b2c9e-7d1c-4a0c-9d34-6d3f0a3b8a11";
 
-/// A `freestone serve` of a mirror called `data` whose members lie in `folder`, with its control socket in `runtime`.
+/// A `freestone serve` of a mirror called `data` whose members lie in `folder`, with its control
+/// socket in `runtime`.
 fn serve_mirror(runtime: &Path, folder: &Path) -> Server {
     std::fs::create_dir_all(folder).unwrap();
     let members: Vec<String> =

@@ -1,5 +1,5 @@
-//! The life of an array's members through `freestone array`: spares, removal, what is done while nobody serves it, and a
-//! control socket of one's own.
+//! The life of an array's members through `freestone array`: spares, removal, commands while no
+//! server runs it, and a control socket of its own.
 
 mod common;
 
@@ -106,7 +106,7 @@ fn a_dedicated_spare_is_found_when_the_array_is_served_and_takes_the_place_of_a_
     let examined = bench.json(&["array", "examine", "--json", &spare]).remove(0);
     assert_eq!((&examined["role"], &examined["array_name"]), (&"spare".into(), &"data".into()));
     assert_eq!(bench.offline("data")["spares"][0]["device"], *spare);
-    // Found by --scan, and named beside the members.
+    // Found by --scan, and named in addition to the members.
     let (server, socket) = bench.serve_found("data");
     write(&socket);
     assert!(bench.show("data")["spares"][0]["device"].as_str().unwrap().ends_with("waiting"));
@@ -142,7 +142,7 @@ fn a_global_spare_goes_to_whichever_array_needs_it_and_a_slot_that_is_empty_at_s
     bench.json(&["array", "fail", "--json", "one", "0"]);
     assert_eq!(bench.show("one")["state"], "degraded");
     assert_eq!(server.stop().0, 0);
-    // A spare that comes while nobody serves the array.
+    // A spare that is added while no server runs the array.
     let late = bench.file("late");
     let place = bench.scan();
     bench.json(&["array", "add", "--json", "one", &late, "--scan", &place]);
@@ -192,7 +192,7 @@ fn only_members_that_are_out_and_spares_can_be_removed_while_the_array_runs() {
     assert_eq!(bench.show("data")["members"][2]["reason"], "somebody removed it");
     let said = bench.failure(&["array", "remove", "data", "2"]);
     assert!(said.contains("slot 2: it is empty already"), "{said}");
-    // As with mdadm, it can come back and gets only what it lacks.
+    // As with mdadm, it can be re-added and gets only the changes.
     let returned = bench.json(&["array", "re-add", "--json", "data", &members[2]]).remove(0);
     assert!(returned["text"].as_str().unwrap().contains("gets what has changed"), "{returned}");
     bench.wait_for("data", |shown| shown["state"] == "optimal");
@@ -264,7 +264,7 @@ fn a_member_of_an_array_that_does_not_run_is_replaced_by_a_copy() {
     let replaced = replaced.last().unwrap();
     assert_eq!((&replaced["event"], &replaced["slot"]), (&"replaced".into(), &0.into()), "{replaced}");
     assert_eq!(bench.offline("data")["members"][0]["device"], *fresh);
-    // The old one is nobody's any more.
+    // The old one belongs to no array any more.
     let checked = bench.json(&["array", "check", "--json", &members[0], &members[1], &members[2]]);
     assert!(
         checked[0]["warning"].as_str().unwrap().contains("slot 0 belongs to another member"),
@@ -312,7 +312,7 @@ fn an_array_that_is_served_read_only_leaves_every_byte_of_its_members_alone() {
         assert_eq!(bench.show("data")["state"], "degraded");
         assert_eq!(server.stop().0, 0);
         assert!(before == bytes(), "level {level}: members have changed");
-        // What a crash has left is not recovered.
+        // The state after a crash is not recovered.
         let (server, socket) =
             bench.serve(&["--device", &format!("raid:name=data,scan={},run=on", bench.scan())]);
         write(&socket);

@@ -19,7 +19,8 @@ fn the_line_for_qemu_is_the_one_that_the_installed_version_takes() {
     let attach = |version: Option<&str>, more: &[&str]| {
         let _ = std::fs::remove_file(&program);
         if let Some(version) = version {
-            // By another process: a program that a child of this one has open for writing cannot be started.
+            // By another process: a program that a child of this one has open for writing cannot be
+            // started.
             let script =
                 "printf '#!/bin/sh\\necho QEMU emulator version %s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"";
             let mut sh = Command::new("/bin/sh");

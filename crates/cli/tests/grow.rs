@@ -161,7 +161,7 @@ fn an_array_that_does_not_run_begins_to_change_its_shape() {
     );
     server.kill();
 
-    // What was in flight is recovered first.
+    // Writes in flight are recovered first.
     let begun = command(scan, &["--level", "6", "--members", "6", "--add", list[4], list[5], "--json"]);
     let begun = run_json_in(runtime, &begun).pop().unwrap();
     assert_eq!((&begun["event"], &begun["level"]), (&"reshaping".into(), &"6".into()), "{begun}");

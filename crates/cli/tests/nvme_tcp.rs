@@ -15,7 +15,7 @@ fn a_target_that_is_killed_under_load_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     std::fs::File::create(&disk).unwrap().set_len(16 << 20).unwrap();
-    // Nobody else takes a port that was given out a moment ago.
+    // No other process takes a port that was assigned a moment ago.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let device = format!("io_uring:path={}", disk.display());
     let export = format!("nvme-tcp:listen={address},nqn={NQN}");

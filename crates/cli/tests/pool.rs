@@ -1,4 +1,5 @@
-//! `freestone pool`: damaged tables are shown, repaired where no volume is lost, and otherwise only by `--force`.
+//! `freestone pool`: damaged tables are shown, repaired where no volume is lost, and otherwise only
+//! by `--force`.
 
 use block::Device;
 use drivers::io_uring::{Options, UringDevice};

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs the program against a daemon that answers once; the request line, its body, and what the program did.
+/// Runs the program against a daemon that answers once; the request line, its body, and what the
+/// program did.
 fn ask(args: &[&str], status: u16, answer: &Value) -> (String, String, Output) {
     let daemon = Played::new(vec![(status, answer.clone())]);
     let output = freestone(args, &daemon.socket());

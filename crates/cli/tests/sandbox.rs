@@ -1,4 +1,4 @@
-//! What `freestone serve` gives up before it serves, and that it serves all the same.
+//! The privileges that `freestone serve` drops before it serves, and service without them.
 
 mod common;
 
@@ -187,7 +187,7 @@ fn a_server_that_does_not_belong_to_root_says_nothing_more() {
     let (socket, image) = (dir.path().join("s"), file(dir.path(), "image"));
     chown(&image, Some(NOBODY), Some(NOBODY)).unwrap();
     let program = dir.path().join("freestone");
-    // By another process: a file that a test beside this one may hold open for writing cannot be executed.
+    // By another process: a file that a parallel test may hold open for writing cannot be executed.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_freestone")).arg(&program).status();
     assert!(copied.unwrap().success());
     let device = format!("io_uring:path={image}");

@@ -1,4 +1,4 @@
-//! What the program says about command lines that make no sense, and about devices that are not there.
+//! Errors for invalid command lines and for missing devices.
 
 mod common;
 

@@ -175,7 +175,7 @@ fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
     assert!(text.contains("is a spare"), "{text}");
     daemon.wait_for("the job", || {
         let runs = !daemon.get("/v1/jobs").as_array().unwrap().is_empty();
-        runs && act(json!({ "action": "pause" }))["text"] == "jobs stand still"
+        runs && act(json!({ "action": "pause" }))["text"] == "jobs paused"
     });
     let job = daemon.get("/v1/jobs")[0].clone();
     assert_eq!((&job["kind"], &job["slot"], &job["is_paused"]), (&json!("rebuild"), &json!(2), &json!(true)));

@@ -21,7 +21,8 @@ const MAX_SCANNED: usize = 4096;
 pub struct Opened {
     /// The array.
     pub array: Arc<Array>,
-    /// Spares that it may take: its own, and those of any array. Open for writing, and as their labels describe them.
+    /// Spares that it may take: its own, and those of any array. Open for writing, and as their
+    /// labels describe them.
     pub spares: Vec<(Arc<dyn Device>, Found)>,
 }
 
@@ -36,7 +37,7 @@ pub enum ArrayError {
         /// Why.
         error: std::io::Error,
     },
-    /// A directory holds more than anybody's drives.
+    /// A directory holds more files than [`MAX_SCANNED`].
     #[error("directory {}: {count} files: at most {MAX_SCANNED} are looked at", .path.display())]
     TooMany {
         /// The directory.
@@ -55,7 +56,7 @@ pub enum ArrayError {
 /// The regular files and block devices of a directory, by name.
 ///
 /// # Errors
-/// When it cannot be read, or holds more than anybody's drives.
+/// When it cannot be read, or holds more files than [`MAX_SCANNED`].
 pub fn disks_in(directory: &Path) -> Result<Vec<PathBuf>, ArrayError> {
     let failed = |error| ArrayError::Directory { path: directory.into(), error };
     let entries = std::fs::read_dir(directory).map_err(failed)?;
@@ -70,8 +71,9 @@ pub fn disks_in(directory: &Path) -> Result<Vec<PathBuf>, ArrayError> {
     Ok(paths)
 }
 
-/// Opens the members of `array` (a name or UUID) among the regular files and block devices of a directory. All are
-/// looked at, for reading only; those that belong to the array are then opened for use.
+/// Opens the members of `array` (a name or UUID) among the regular files and block devices of a
+/// directory. All are looked at, for reading only; those that belong to the array are then opened
+/// for use.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -88,8 +90,8 @@ pub fn scan(
     Ok(disks_in(directory)?.into_iter().filter_map(found).collect())
 }
 
-/// Opens those of the devices (paths or device specifications) that say that they belong to `array` (a name or UUID). All
-/// are looked at, for reading only. What cannot be looked at is passed over.
+/// Opens those of the devices (paths or device specifications) that say that they belong to `array`
+/// (a name or UUID). All are looked at, for reading only. Devices that cannot be read are ignored.
 pub fn find(devices: &[String], array: &str, direct: bool) -> Vec<Candidate> {
     let found = |text: &String| {
         member(text, direct, true).ok()?;
@@ -103,13 +105,13 @@ pub fn find(devices: &[String], array: &str, direct: bool) -> Vec<Candidate> {
 /// A device that belongs to the array, open; `config` says how it is looked at (`true`) and opened.
 fn candidate(name: String, array: &str, config: impl Fn(bool) -> DeviceConfig) -> Option<Candidate> {
     let role = role(&config(true), array)?;
-    // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be waiting for another
-    // array.
+    // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be
+    // waiting for another array.
     Some(Candidate { name, device: config(false).open(), is_named: role == Role::Member })
 }
 
-/// The members of arrays in a directory: where each is, and its array's name and UUID. All files and block devices are looked
-/// at, for reading only.
+/// The members of arrays in a directory: where each is, and its array's name and UUID. All files
+/// and block devices are looked at, for reading only.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -124,7 +126,7 @@ pub fn labels(directory: &Path) -> Result<Vec<(PathBuf, String, Uuid)>, ArrayErr
     Ok(disks_in(directory)?.into_iter().filter_map(member).collect())
 }
 
-/// What a file or block device is to an array.
+/// The role of a file or block device in an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Member,
@@ -135,7 +137,7 @@ fn is_disk(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
-/// What a device says that it is to the array.
+/// Reads the role of a device in the array from its superblock.
 fn role(config: &DeviceConfig, array: &str) -> Option<Role> {
     let label = label(config)?;
     let role = match label {
@@ -145,7 +147,7 @@ fn role(config: &DeviceConfig, array: &str) -> Option<Role> {
     is_of(&label, array).then_some(role)
 }
 
-/// What a device says that it is. What cannot be read says nothing.
+/// Reads the superblock of a device; `None` if it cannot be read.
 fn label(config: &DeviceConfig) -> Option<Label> {
     let device = config.open().ok()?;
     reactor::run(async move {
@@ -178,7 +180,7 @@ pub fn wall_ns() -> u64 {
 }
 
 impl ArrayError {
-    /// Somebody has a member open.
+    /// Whether another process has a member open.
     pub fn is_in_use(&self) -> bool {
         matches!(self, ArrayError::Open(OpenError::InUse(_)))
     }

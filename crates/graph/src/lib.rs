@@ -5,9 +5,10 @@
 //!   kind:key=value,… ─► spec (grammar) ─► kinds (tables, typed options) ─► stack (devices under layers)
 //! ```
 //!
-//! Whoever lets people write down what to open (the program, the C API) shares one grammar, one table of
-//! kinds and one set of messages. Everything that can be checked without opening is checked when the text is
-//! read. Exports are not part of a graph: their kinds stand with whoever serves them, in the same grammar.
+//! Every front end that takes specifications from users (the program, the C API) shares one
+//! grammar, one table of kinds and one set of messages. Everything that can be checked without
+//! opening is checked when the text is read. Exports are not part of a graph: the crate `serving`
+//! has their kinds, in the same grammar.
 
 #![forbid(unsafe_code)]
 

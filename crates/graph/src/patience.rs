@@ -1,5 +1,5 @@
-//! Waiting for what somebody has who is about to go: the kernel may hold files of a process that was just killed until its
-//! last request has ended.
+//! Waiting for a file or device whose owner is about to end: the kernel may hold files of a killed
+//! process until its last request has ended.
 
 use std::time::{Duration, Instant};
 

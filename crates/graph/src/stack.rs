@@ -13,13 +13,14 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
-/// Most layers from the top of a device to its leaves. Each is a call inside a call, on a thread's stack.
+/// Most layers from the top of a device to its leaves. Each is a call inside a call, on a thread's
+/// stack.
 pub const MAX_DEPTH: usize = 64;
 
 /// Most leaves of a plan. Each may cost file descriptors, on every core.
 pub const MAX_DEVICES: usize = 1024;
 
-/// What is to be opened: everything that can be checked without opening has been.
+/// Devices to open: everything that can be checked without opening has been checked.
 #[derive(Debug, Default)]
 pub struct StackPlan {
     devices: Vec<DevicePlan>,
@@ -32,13 +33,13 @@ pub struct StackPlan {
 pub struct DevicePlan {
     /// Its name among the devices of the plan.
     pub id: String,
-    /// What it stands on.
+    /// The device below the layers.
     pub base: Base,
-    /// What stands on it, the lowest first.
+    /// The layers above it, the lowest first.
     pub layers: Vec<LayerConfig>,
 }
 
-/// What the lowest layer of a device stands on.
+/// The base below the lowest layer of a device.
 #[derive(Debug)]
 pub enum Base {
     /// A leaf.
@@ -61,7 +62,7 @@ pub struct Stack {
     pub arrays: Vec<Opened>,
 }
 
-/// What is found on the way down through a stack.
+/// The objects of a stack, collected from top to bottom.
 #[derive(Default)]
 struct Inside {
     stats: Vec<Arc<Stats>>,
@@ -79,10 +80,11 @@ impl StackPlan {
         self.devices
     }
 
-    /// Adds the device that `text` describes. Without `id=` it is called after its place: `device0`.
+    /// Adds the device that `text` describes. Without `id=` it is called after its place:
+    /// `device0`.
     ///
     /// # Errors
-    /// When the text makes no sense, the id is taken, or there are [`MAX_DEVICES`].
+    /// When the text is invalid, the id is taken, or there are [`MAX_DEVICES`].
     pub fn add_device(&mut self, text: &str) -> Result<(), SpecError> {
         let refused = |message| SpecError::refused(Role::Device, text, message);
         if text.split(':').next() == Some(RAID.name) {
@@ -99,7 +101,8 @@ impl StackPlan {
         Ok(())
     }
 
-    /// Adds an array: members that have been given before are taken out of the plan, paths become leaves.
+    /// Adds an array: members that have been given before are removed from the plan, paths become
+    /// leaves.
     fn add_array(&mut self, spec: RaidSpec) -> Result<(), String> {
         let RaidSpec { config, members, id } = spec;
         let paths = members.iter().filter(|member| self.position(member).is_err()).count();
@@ -135,10 +138,12 @@ impl StackPlan {
         Ok(())
     }
 
-    /// Puts the layer that `text` describes on every device added so far, or on those that it names.
+    /// Puts the layer that `text` describes on every device added so far, or on those that it
+    /// names.
     ///
     /// # Errors
-    /// When the text makes no sense, there is no such device, or a device gets more than [`MAX_DEPTH`] layers.
+    /// When the text is invalid, there is no such device, or a device gets more than [`MAX_DEPTH`]
+    /// layers.
     pub fn add_layer(&mut self, text: &str) -> Result<(), SpecError> {
         let spec = LayerSpec::parse(text)?;
         let refused = |message| SpecError::refused(Role::Layer, text, message);
@@ -197,11 +202,11 @@ impl StackPlan {
 }
 
 impl DevicePlan {
-    /// Opens the device and puts its layers on it. A leaf that is in use is waited for; an array waits for its members
-    /// itself, for all of them together.
+    /// Opens the device and puts its layers on it. A leaf that is in use is waited for; an array
+    /// waits for its members itself, for all of them together.
     ///
     /// # Errors
-    /// What driver or layer say.
+    /// Errors of drivers and layers.
     pub fn open(&self) -> Result<Stack, DeviceError> {
         patiently(is_in_use, || {
             let mut inside = Inside::default();
@@ -300,7 +305,8 @@ fn check_depth(depth: usize) -> Result<(), String> {
     if depth > MAX_DEPTH { Err(format!("at most {MAX_DEPTH} layers on each other")) } else { Ok(()) }
 }
 
-/// Whether a device cannot be opened because somebody else has it: a file's lock, the claim of a block device.
+/// Whether a device cannot be opened because another process has it: a file's lock, the claim of a
+/// block device.
 pub fn is_in_use(error: &DeviceError) -> bool {
     let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| matches!(cause.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy))

@@ -1,13 +1,15 @@
-//! A whole graph in one text, for callers that have one string: the C API, a line of a configuration.
+//! A whole graph in one text, for callers that have one string: the C API, a line of a
+//! configuration.
 //!
 //! ```text
 //!   io_uring:path=/a,id=a  io_uring:path='/my disk'  concat  stats
 //!   └── devices ────────────────────────────────┘  └ layers, from the bottom up ┘
 //! ```
 //!
-//! Specifications are separated by white space. A layer stands on the devices before it, or on those that it
-//! names, exactly as on the command line; at the end one device must be on top. `'…'` and `"…"` keep white
-//! space and the other quote as they are; a quote may begin anywhere in a specification.
+//! Specifications are separated by white space. A layer stands on the devices before it, or on
+//! those that it names, exactly as on the command line; at the end one device must be on top. `'…'`
+//! and `"…"` keep white space and the other quote as they are; a quote may begin anywhere in a
+//! specification.
 
 use crate::kinds::{device, layer};
 use crate::spec::{Kind, SpecError};
@@ -19,7 +21,7 @@ pub const MAX_TEXT: usize = 64 << 10;
 /// Why a text describes no graph.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphError {
-    /// A device or layer makes no sense; it is named.
+    /// A device or layer is invalid; the error names it.
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// There is no such kind.
@@ -31,7 +33,7 @@ pub enum GraphError {
     UnknownKind {
         /// The specification.
         spec: String,
-        /// What stands before its colon.
+        /// The text before its colon.
         kind: String,
     },
     /// A quote is opened and never closed.
@@ -39,7 +41,7 @@ pub enum GraphError {
     OpenQuote {
         /// Where it stands, from 0.
         at: usize,
-        /// What follows from there, itself included.
+        /// The rest of the text from this position on.
         rest: String,
     },
     /// The text is empty.
@@ -56,7 +58,7 @@ pub enum GraphError {
 /// The device that `text` describes, with everything beneath it.
 ///
 /// # Errors
-/// When the text makes no sense. Nothing is opened.
+/// When the text is invalid. Nothing is opened.
 pub fn parse(text: &str) -> Result<DevicePlan, GraphError> {
     if text.len() > MAX_TEXT {
         return Err(GraphError::TooLong(text.len()));

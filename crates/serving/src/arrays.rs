@@ -20,7 +20,7 @@ use sandbox::Permits;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What control sockets ask of the server. Called on threads of theirs.
+/// Requests of control sockets to the server. Called on the threads of the sockets.
 #[derive(Clone)]
 pub struct Requests {
     /// Ends the server, as SIGTERM does.
@@ -29,7 +29,7 @@ pub struct Requests {
     pub refresh: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// An array, and who keeps it: rebuilds, resyncs, scrubs. Nobody does where it is only read.
+/// An array and its jobs: rebuilds, resyncs, scrubs. A read-only array has none.
 pub type Kept = (Arc<Array>, Option<Arc<Jobs>>);
 
 /// Has every array of the stacks commit, and be kept, on `core`.
@@ -62,11 +62,11 @@ pub fn keep_one(opened: &Opened, spares: &SparePool, core: &CoreRef) -> Result<K
     Ok((array.clone(), Some(Arc::new(jobs))))
 }
 
-/// Listens for commands to the arrays of the stacks: at one socket for all if there is one, else at one for each, where
-/// an array whose socket cannot be made is served without.
+/// Listens for commands to the arrays of the stacks: at the given socket for all, or at one socket
+/// for each. In the latter case an array whose socket cannot be made is served without one.
 ///
 /// # Errors
-/// When nobody can listen at the socket that was asked for.
+/// When the given socket cannot be made.
 pub fn listen(
     kept: &[Kept],
     stacks: &[Stack],
@@ -88,7 +88,7 @@ pub fn listen(
     Ok(kept.iter().filter_map(|kept| listen_for(&kept.0, running(kept))).collect())
 }
 
-/// Listens for commands to one array at a socket that is called after it, unless nobody can.
+/// Listens for commands to one array at a socket named after its UUID; `None` if it cannot be made.
 pub fn listen_for(array: &Array, controlled: Arc<dyn Controlled>) -> Option<ControlSocket> {
     let config = array.config();
     let path = path_of(config.uuid);
@@ -123,17 +123,17 @@ pub fn stop(kept: &[Kept], core: &CoreRef) -> Result<(), Error> {
     result
 }
 
-/// What of a slot is let go.
+/// The device of a slot that is detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
     /// Its member.
     Member,
-    /// The device that it is being filled with.
+    /// The device that is rebuilding.
     Incoming,
 }
 
-/// What a command on several devices has done so far. All checks came before: what fails now is a device, and the
-/// answer says what was done before.
+/// The completed part of a command on several devices. All checks came before, so only a device can
+/// fail now, and the answer lists the completed part.
 #[derive(Default)]
 struct Progress(Vec<String>);
 
@@ -169,11 +169,11 @@ pub struct Running {
     requests: Requests,
     /// Where members can be opened.
     permits: Permits,
-    /// What new members are put into.
+    /// Wraps new members.
     wrap: Option<Wrap>,
     /// The server has no other devices.
     is_alone: bool,
-    /// The device that each slot had last: people call a member that is out by it.
+    /// The last device of each slot: users name a failed member by it.
     last: Mutex<Vec<Option<String>>>,
 }
 
@@ -206,7 +206,7 @@ impl Controlled for All {
                 match found[..] {
                     [] => Err(format!("it is not served here; there are {}", names())),
                     [running] => running.control(None, command),
-                    _ => Err(format!("there are several of the name {array}: say which by UUID")),
+                    _ => Err(format!("several arrays are named {array}: use the UUID")),
                 }
             }
             (None, [running]) => running.control(None, command),
@@ -252,8 +252,8 @@ enum Step {
 }
 
 impl Running {
-    /// An array that is kept on `core`. Whoever grows it is told by `requests`, and new members are opened where that is
-    /// permitted.
+    /// An array whose jobs run on `core`. `requests` announces growth, and `permits` decides which
+    /// new members may be opened.
     pub fn new(kept: &Kept, core: &CoreRef, requests: Requests, permits: Permits) -> Running {
         let (array, jobs) = kept.clone();
         let core = core.clone();
@@ -290,7 +290,10 @@ impl Running {
         self.name() == name || Uuid::parse(name) == Some(self.array.config().uuid)
     }
 
-    /// Who keeps the array. An array that is only read does not change.
+    /// The jobs of the array.
+    ///
+    /// # Errors
+    /// When the array is read-only.
     fn jobs(&self) -> Result<Arc<Jobs>, String> {
         self.jobs.clone().ok_or_else(|| "it is served read-only: nothing can be changed".to_owned())
     }
@@ -355,22 +358,24 @@ impl Running {
             Command::Set(change) => self.set(&change)?,
             Command::Pause => {
                 self.jobs()?.pause();
-                "jobs stand still".into()
+                "jobs paused".into()
             }
             Command::Resume => {
                 self.jobs()?.resume();
-                "jobs go on".into()
+                "jobs resumed".into()
             }
             Command::Cancel => {
                 self.jobs()?.cancel();
-                "what can be given up is given up".into()
+                "scrubs and replacements are cancelled".into()
             }
         })
     }
 
     fn end(&self) -> Result<String, String> {
         if !self.is_alone {
-            return Err("its server serves other devices too: end the server instead (SIGTERM)".into());
+            return Err(
+                "the server of the array serves other devices too: stop the server instead (SIGTERM)".into(),
+            );
         }
         (self.requests.stop)();
         Ok("stopping".into())

@@ -10,7 +10,7 @@ use raid::metadata::{
 use raid::{Consistency, Level, Uuid};
 use std::sync::Arc;
 
-/// An array that is wanted. What is not said is chosen.
+/// A requested array. Omitted properties get defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Creation {
     /// Its name.
@@ -45,7 +45,7 @@ pub enum CreationError {
     /// There cannot be one.
     #[error("array {0}: {1}")]
     Nonsense(String, String),
-    /// A member's specification makes no sense.
+    /// A member's specification is invalid.
     #[error("{0}")]
     Spec(#[from] SpecError),
     /// A member cannot be opened.
@@ -71,7 +71,8 @@ impl PlannedCreation {
     /// Makes the array; its members are closed again. Runs a core on the calling thread.
     ///
     /// # Errors
-    /// When a device fails. What the devices held may be gone then, and superblocks of the array may be left.
+    /// When a device fails. The content of the devices may be lost then, and superblocks of the
+    /// array may remain.
     pub fn commit(self) -> Result<Table, CreationError> {
         let PlannedCreation { name, planned } = self;
         reactor::run(planned.commit()).map_err(|error| CreationError::Create(name, error))
@@ -96,13 +97,14 @@ impl Creation {
         self.checked_shape().map(drop)
     }
 
-    /// Opens the members, and checks that the array can be made of them and that nothing on them is lost, or may be.
+    /// Opens the members, and checks that the array can be made of them and that nothing on them is
+    /// lost, or may be.
     /// Nothing is written. Runs a core on the calling thread.
     ///
     /// # Errors
     /// See [`CreationError`].
     pub fn plan(&self) -> Result<PlannedCreation, CreationError> {
-        // What makes no sense is said before any device is opened, and before any is found to be too small.
+        // Invalid properties are refused before any device is opened or its size is checked.
         let shape = self.checked_shape()?;
         let (members, spares) = (open(&self.members)?, open(&self.spares)?);
         let options = CreateOptions {

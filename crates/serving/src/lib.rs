@@ -1,4 +1,4 @@
-//! What servers have in common, whether a command line or a daemon's state says what they serve.
+//! The common part of servers, which a command line or a daemon's state configures.
 //!
 //! ```text
 //!   text (kind:key=value,…) ─► export (tables of kinds, typed options) ─► a running export
@@ -29,7 +29,7 @@ pub enum Error {
     /// A core has ended before its time.
     #[error(transparent)]
     Core(#[from] reactor::CoreStopped),
-    /// Nobody can listen at a control socket.
+    /// A control socket cannot be made.
     #[error("control socket {}: {error}", .path.display())]
     ControlSocket {
         /// The socket.
@@ -37,7 +37,7 @@ pub enum Error {
         /// Why.
         error: io::Error,
     },
-    /// What a device holds in its cache may be lost.
+    /// The cache of a device cannot be flushed; its content may be lost.
     #[error("device {name}: cannot flush: {error}")]
     Flush {
         /// The device.
@@ -71,7 +71,7 @@ pub fn flush(device: &Arc<dyn Device>, core: &CoreRef) -> Result<(), Error> {
     })?
 }
 
-/// What this host is called.
+/// The name of this host.
 pub fn host() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .map(|name| name.trim().to_owned())

@@ -11,7 +11,8 @@ pub fn announce(sandbox: &Sandbox) {
     }
 }
 
-/// Logs how many system calls were refused so far, if any were. The sandbox has named each on standard error.
+/// Logs how many system calls were refused so far, if any were. The sandbox has named each on
+/// standard error.
 pub fn announce_refused() {
     let calls = sandbox::refused_calls();
     if calls > 0 {

@@ -84,7 +84,7 @@ pub enum DecodeError {
     #[error("the pool's table is damaged")]
     Checksum,
     /// It contradicts itself.
-    #[error("the pool's table makes no sense: {0}")]
+    #[error("the pool's table is invalid: {0}")]
     Nonsense(String),
 }
 

@@ -1,4 +1,4 @@
-//! What `freestone array` takes.
+//! The arguments of `freestone array`.
 
 use crate::args::{self, CommonArgs};
 use graph::spec::Size;

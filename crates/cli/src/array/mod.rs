@@ -7,8 +7,8 @@
 //!   array does not run                       ─► offline ─► members, opened and locked here
 //! ```
 //!
-//! A command says which of the two it did. Nothing here touches a member that a running array has open: opening one
-//! for writing claims it.
+//! A command says which of the two it did. Nothing here touches a member that a running array has
+//! open: opening one for writing claims it.
 
 mod args;
 mod offline;
@@ -32,7 +32,7 @@ use std::path::PathBuf;
 pub fn run(args: &ArrayArgs) -> Result<(), Error> {
     let output = Output::new(args.common.json);
     let control = args.control.as_deref();
-    // Who names a control socket means that one, whatever the environment says of a daemon.
+    // A given control socket overrides the daemon that the environment names.
     let daemon = args.socket.as_deref().filter(|_| control.is_none());
     let online = Online { control, daemon, output };
     match &args.command {

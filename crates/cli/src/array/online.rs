@@ -1,4 +1,5 @@
-//! Commands for an array that runs. Those that work without one go on in [`super::offline`].
+//! Commands for a running array. Commands that also work on a stopped one continue in
+//! [`super::offline`].
 
 use super::args::{
     AddArgs, GrowArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, ReplaceArgs, RunningArgs, SetArgs, ShowArgs,

@@ -63,7 +63,8 @@ pub fn array(report: &ArrayReport) -> String {
     text
 }
 
-/// The schedule of scrubs, and when the last one ended: `scrub every 30d, next 2026-12-01T22:00:00Z, last never`.
+/// The schedule of scrubs, and when the last one ended:
+/// `scrub every 30d, next 2026-12-01T22:00:00Z, last never`.
 fn scrubs(report: &ArrayReport) -> String {
     let next = match (report.is_scheduled_scrub, report.next_scrub_ns) {
         (true, _) => ", under way".into(),
@@ -87,7 +88,7 @@ fn time(at_ns: u64) -> String {
     humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
 }
 
-/// How far a change of shape is: `from 5 (2+1): 12.5 % of 3 GiB moved`.
+/// Progress of a reshape: `from 5 (2+1): 12.5 % of 3 GiB moved`.
 pub fn reshape(reshape: &ReshapeReport) -> String {
     let percent = percent(reshape.done, reshape.total);
     let before = level(&reshape.level, 1, reshape.data, reshape.parity);

@@ -1,5 +1,6 @@
-//! `freestone array` where a daemon is asked: making, listing and deleting. Commands for an array that runs are those of
-//! [`super::running`] when the daemon was named, else they go through the array's control socket.
+//! `freestone array` where a daemon is asked: making, listing and deleting. Commands for an array
+//! that runs are those of [`super::running`] when the daemon was named, else they go through the
+//! array's control socket.
 
 use super::Session;
 use super::running::window;

@@ -35,15 +35,15 @@ impl Client {
         self.is_dry
     }
 
-    /// What is at a path.
+    /// Gets the object at a path.
     ///
     /// # Errors
-    /// When the daemon does not answer, or says that there is nothing.
+    /// When the daemon does not answer, or there is no such object.
     pub fn get<T: DeserializeOwned>(&self, path: &[&str]) -> Result<T, Error> {
         self.parse(self.request(Method::GET, path, None)?)
     }
 
-    /// What is at a path, if there is something.
+    /// Gets the object at a path, if it exists.
     ///
     /// # Errors
     /// When the daemon does not answer, or refuses.
@@ -55,7 +55,7 @@ impl Client {
         }
     }
 
-    /// What is at a path, from a daemon that answers within a time.
+    /// Gets the object at a path within a time limit.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -153,15 +153,12 @@ impl Client {
 
     fn parse<T: DeserializeOwned>(&self, response: Response) -> Result<T, Error> {
         response.json().map_err(|error| {
-            Error::Runtime(format!(
-                "the answer of freestoned at {} makes no sense: {error}",
-                self.socket.display()
-            ))
+            Error::Runtime(format!("freestoned at {} sent an invalid answer: {error}", self.socket.display()))
         })
     }
 }
 
-/// What was asked for, or the job that it has become: their fields tell them apart.
+/// The requested object, or the job that makes it: their fields tell them apart.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 pub enum Begun<T> {

@@ -40,8 +40,8 @@ impl EventArgs {
             }
             EventCommand::List { follow: true } => {
                 for text in session.client.follow(&["events", "stream"])?.lines() {
-                    let text =
-                        text.map_err(|error| Error::Runtime(format!("freestoned is gone: {error}")))?;
+                    let text = text
+                        .map_err(|error| Error::Runtime(format!("connection to freestoned lost: {error}")))?;
                     let Some(data) = text.strip_prefix("data:") else { continue };
                     if let Ok(event) = serde_json::from_str::<Event>(data) {
                         session.print(&event, || line(&event));

@@ -93,7 +93,7 @@ impl Session {
             true => serde_json::to_string(subject).expect("plain data"),
             false => human(),
         };
-        // Nobody listens any more: nothing to be done about it.
+        // The reader of standard output is gone; the program cannot do anything about it.
         let _ = writeln!(std::io::stdout().lock(), "{text}");
     }
 
@@ -107,7 +107,7 @@ impl Session {
     /// Asks whether `what` is to happen, unless that is sure.
     ///
     /// # Errors
-    /// When it is not to happen, or nobody is there to ask.
+    /// When the user declines, or standard input is no terminal.
     fn confirm(&self, what: &str) -> Result<(), Error> {
         if self.is_sure || self.client.is_dry() {
             return Ok(());
@@ -116,7 +116,7 @@ impl Session {
         if !stdin.is_terminal() {
             return Err(Error::Usage(format!("{what}: give --yes if that is meant")));
         }
-        eprint!("{what}. Go on? [y/N] ");
+        eprint!("{what}. Continue? [y/N] ");
         let mut answer = String::new();
         stdin
             .lock()

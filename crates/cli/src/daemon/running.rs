@@ -88,7 +88,8 @@ pub fn window(Window { start_minute, end_minute }: Window) -> ScrubWindow {
     ScrubWindow { start_minute, end_minute }
 }
 
-/// The array as `freestone array show` prints arrays; `None` when it does not run. The API does not tell its generation.
+/// The array as `freestone array show` prints arrays; `None` when it does not run. The API does not
+/// tell its generation.
 pub fn report(array: &Array) -> Option<ArrayReport> {
     let state = match array.state {
         ArrayState::Optimal => report::ArrayState::Optimal,

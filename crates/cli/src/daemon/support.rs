@@ -42,7 +42,7 @@ impl SupportArgs {
         let SupportCommand::Collect { output } = &self.command;
         let mut collected = Map::new();
         for part in PARTS {
-            // What does not answer is worth knowing, too.
+            // The bundle also records which part does not answer.
             let found = session.client.get::<Value>(&[part]);
             collected
                 .insert(part.into(), found.unwrap_or_else(|error| json!({ "error": error.to_string() })));

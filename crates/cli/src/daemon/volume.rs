@@ -197,7 +197,7 @@ impl VolumeArgs {
             VolumeCommand::Set { name, qos, group, floor, no_group } => {
                 let group = if *no_group { Some(String::new()) } else { group.clone() };
                 let qos = qos.qos();
-                // Who only chooses a group does not mean the limits.
+                // A command that only sets the group leaves the limits unchanged.
                 let qos = (group.is_none() || qos != Qos::default()).then_some(qos);
                 let floor = qos
                     .is_some()

@@ -61,7 +61,7 @@ fn usage(error: sandbox::Error) -> Error {
     Error::Usage(error.to_string())
 }
 
-/// A capability that the kernel asks for when it is told of requests, or of the end.
+/// The first capability that the exports need until they end, if any.
 fn needed_to_the_end(exports: &[(ExportPlan, Vec<usize>)]) -> Option<Capability> {
     let mut profile = Profile::default();
     exports.iter().for_each(|(export, _)| export.config.keep(&mut profile));
@@ -83,7 +83,7 @@ fn profile(plan: &ServePlan, more: &[PathBuf], control: Option<&Path>) -> Profil
     profile
 }
 
-/// What is in force, for programs.
+/// The parts in force, as JSON.
 pub fn json(sandbox: &Sandbox) -> Value {
     let InForce { landlock, seccomp, no_new_privs, capabilities, user } = sandbox.in_force();
     json!({

@@ -61,7 +61,7 @@ impl ServeArgs {
     }
 }
 
-/// What is to be served: everything that can be checked without opening has been.
+/// The objects to serve: everything that can be checked without opening has been checked.
 pub struct ServePlan {
     stack: StackPlan,
     /// Each with the places of its devices: one at least.

@@ -1,4 +1,4 @@
-//! What `serve` has open: cores, devices, exports; and how it comes and goes.
+//! The open objects of `serve` (cores, devices, exports), their start and their end.
 
 use super::ServePlan;
 use crate::error::Error;
@@ -16,8 +16,8 @@ use serving::export::ExportConfig;
 use serving::text::{count, human_bytes};
 use std::path::Path;
 
-/// A running server. Fields are dropped in this order: control sockets and exports, then devices, then the cores they
-/// ran on.
+/// A running server. Fields are dropped in this order: control sockets and exports, then devices,
+/// then the cores they ran on.
 pub struct Server {
     controls: Vec<ControlSocket>,
     exports: Vec<Running>,
@@ -52,10 +52,11 @@ impl Server {
         Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, cores, cpus })
     }
 
-    /// Listens for commands to the arrays; `requests` reaches the server, and members are opened where it `permits` that.
+    /// Listens for commands to the arrays; `requests` reaches the server, and members are opened
+    /// where it `permits` that.
     ///
     /// # Errors
-    /// When nobody can listen at the `control` socket.
+    /// When the `control` socket cannot be made.
     pub fn start_controls(
         &mut self,
         requests: &Requests,

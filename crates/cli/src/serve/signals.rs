@@ -1,4 +1,4 @@
-//! What signals ask the server for.
+//! Requests to the server by signals.
 
 use crate::error::{EXIT_FAILURE, Error};
 use serving::arrays::Requests;
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-/// What a signal asks for.
+/// A request by a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// End in good order.
+    /// Stop cleanly.
     Stop,
     /// Look at the devices again.
     Refresh,
@@ -20,8 +20,8 @@ pub enum Signal {
     Report,
 }
 
-/// What is asked for, by signals and by other threads, as it comes. A second signal to stop ends the process at once,
-/// whatever it is busy with.
+/// Requests by signals and other threads, in their order. A second signal to stop ends the process
+/// immediately.
 pub struct Signals {
     handle: iterator::Handle,
     sender: Sender<Signal>,
@@ -37,7 +37,8 @@ impl Signals {
         let failed = |error| Error::Runtime(format!("cannot handle signals: {error}"));
         let is_stopping = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT] {
-            // In this order: the first signal finds the flag down and raises it, the second finds it up.
+            // In this order: the first signal finds the flag down and raises it, the second finds
+            // it up.
             flag::register_conditional_shutdown(signal, EXIT_FAILURE.into(), is_stopping.clone())
                 .map_err(failed)?;
             flag::register(signal, is_stopping.clone()).map_err(failed)?;
@@ -47,14 +48,14 @@ impl Signals {
         let signalled = sender.clone();
         let forward = move || {
             for signal in signals.forever() {
-                let _ = signalled.send(meaning(signal)); // nobody waits any more: the process is ending
+                let _ = signalled.send(meaning(signal)); // an error means that the process is ending
             }
         };
         reactor::spawn_thread("signals", forward).map_err(failed)?;
         Ok(Signals { handle, sender, receiver })
     }
 
-    /// What other threads may ask for as signals do.
+    /// Requests by other threads.
     pub fn requests(&self) -> Requests {
         let request = |signal: Signal| -> Arc<dyn Fn() + Send + Sync> {
             let sender = self.sender.clone();

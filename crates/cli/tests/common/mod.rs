@@ -26,7 +26,7 @@ pub fn run(args: &[&str]) -> Output {
     freestone().args(args).output().expect("the program starts")
 }
 
-/// What the program says on standard error, and its exit code.
+/// The program's standard error and exit code.
 pub fn failure(args: &[&str]) -> (String, i32) {
     let output = run(args);
     (String::from_utf8(output.stderr).unwrap(), output.status.code().unwrap_or(-1))

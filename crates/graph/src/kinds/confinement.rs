@@ -17,7 +17,8 @@ impl DeviceConfig {
             DeviceConfig::IoUring(options) => keep_file(profile, options),
             DeviceConfig::NvmeUring(nvme_uring::Options { path, .. }) => {
                 profile.allow(path, Access::ReadWrite);
-                // The kernel asks for it with each command, but for those that it knows to be harmless.
+                // The kernel asks for it with each command, but for those that it knows to be
+                // harmless.
                 profile.keep(Capability::CAP_SYS_ADMIN);
             }
             DeviceConfig::Nbd(nbd::Options { address, .. }) => keep_server(profile, address),
@@ -30,7 +31,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Adds the directory of a member that is a file, for new members beside it.
+    /// Adds the directory of a member that is a file, for new members in the same directory.
     pub fn keep_beside(&self, profile: &mut Profile) {
         if let DeviceConfig::IoUring(options) = self
             && let Some(directory) = directory_of(&options.path)
@@ -80,7 +81,7 @@ fn keep_server(profile: &mut Profile, address: &nbd::Address) {
     }
 }
 
-/// What the `openssl` library reads where a device trusts the system's certificates.
+/// Paths that the `openssl` library reads for a device that trusts the system's certificates.
 const CERTIFICATES: [&str; 5] = [
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
@@ -89,7 +90,8 @@ const CERTIFICATES: [&str; 5] = [
     "/usr/share/ca-certificates",
 ];
 
-/// Adds what any device may need that is made later, but for paths outside `/dev`: those depend on the device.
+/// Adds what any device may need that is made later, but for paths outside `/dev`: those depend on
+/// the device.
 pub fn keep_later(profile: &mut Profile) {
     keep_newcomers(profile);
     CERTIFICATES.iter().for_each(|path| profile.allow(*path, Access::Read));
@@ -107,8 +109,8 @@ fn keep_newcomers(profile: &mut Profile) {
     keep_host_name(profile);
 }
 
-/// Adds the files that are read when `text` is parsed as a member: a path, or a specification with keys in files. A
-/// text that is neither needs nothing.
+/// Adds the files that are read when `text` is parsed as a member: a path, or a specification with
+/// keys in files. A text that is neither needs nothing.
 pub fn keep_read(text: &str, profile: &mut Profile) {
     if let Ok(spec) = Spec::parse(Role::Device, super::device::KINDS, text) {
         spec.read_paths().for_each(|path| profile.allow(path, Access::Read));
@@ -123,8 +125,8 @@ fn keep_host_name(profile: &mut Profile) {
 }
 
 impl RaidConfig {
-    /// Adds what the array needs beside its members' own needs. It gets new members while it runs: drives, files
-    /// beside the members that it has, exports of NBD servers.
+    /// Adds the needs of the array to those of its members. It gets new members while it runs:
+    /// drives, files in the directories of its members, exports of NBD servers.
     pub fn keep(&self, members: &[DevicePlan], profile: &mut Profile) {
         let access = if self.read_only { Access::Read } else { Access::ReadWrite };
         if let Some(directory) = &self.scan {
@@ -144,7 +146,8 @@ impl RaidConfig {
     }
 }
 
-/// Where a member lies, or where it would if it were there. Not the root, beneath which everything does.
+/// The directory of a member, which need not exist. `None` for the root directory, which contains
+/// every path.
 fn directory_of(member: &Path) -> Option<PathBuf> {
     let parent = |path: &Path| path.parent().map(Path::to_owned);
     let directory = match member.canonicalize() {

@@ -249,7 +249,7 @@ impl DeviceConfig {
     /// Opens the device.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
         Ok(match self {
             DeviceConfig::IoUring(options) => Arc::new(io_uring::UringDevice::open(options)?),
@@ -262,8 +262,7 @@ impl DeviceConfig {
         })
     }
 
-    /// Whether requests may only use memory that the device was told about, and that lies in a
-    /// file.
+    /// Whether requests may only use memory that is registered with the device and lies in a file.
     pub fn needs_regions(&self) -> bool {
         match self {
             DeviceConfig::VirtioBlk(_) => true,
@@ -276,7 +275,7 @@ impl DeviceConfig {
         }
     }
 
-    /// Whether memory that the device was told about stays in memory until it is taken back.
+    /// Whether registered memory is pinned until it is unregistered.
     pub fn pins_regions(&self) -> bool {
         match self {
             DeviceConfig::IoUring(options) => options.fixed_buffers,
@@ -353,7 +352,7 @@ fn nbd_tls(spec: &Spec) -> Result<Option<nbd::Tls>, SpecError> {
     let has_any = certificates.is_some() || keys.is_some() || username.is_some() || host.is_some();
     let is_wanted = spec.get("tls")?.map_or(has_any, |Required(is_required)| is_required);
     if (is_wanted || has_any) && spec.get::<String>("uri")?.is_some() {
-        return Err(spec.refuse("with uri=, TLS is up to the URI: nbds:// and its parameters"));
+        return Err(spec.refuse("TLS options with uri= belong into the URI: nbds:// and its parameters"));
     }
     if !is_wanted {
         return Ok(None);

@@ -27,7 +27,7 @@ static NVME_TCP: Kind = Kind {
 /// The service that `text` describes.
 ///
 /// # Errors
-/// When the text makes no sense.
+/// When the text is invalid.
 pub fn parse(text: &str) -> Result<Options, SpecError> {
     let spec = Spec::parse(Role::Discovery, KINDS, text)?;
     let Service(address) = spec.require("address")?;

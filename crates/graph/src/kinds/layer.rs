@@ -107,7 +107,7 @@ impl JoinConfig {
     /// Makes one device of `devices`. Debug builds put a checker in between.
     ///
     /// # Errors
-    /// What the layer says.
+    /// Errors of the layer.
     pub fn join(&self, devices: Vec<Arc<dyn Device>>) -> Result<Arc<dyn Device>, DeviceError> {
         let children = devices.into_iter().map(checked).collect();
         Ok(match self {
@@ -138,7 +138,7 @@ impl LayerSpec {
     /// The layer that `text` describes.
     ///
     /// # Errors
-    /// When the text makes no sense.
+    /// When the text is invalid.
     pub fn parse(text: &str) -> Result<LayerSpec, SpecError> {
         let spec = Spec::parse(Role::Layer, KINDS, text)?;
         let config = match spec.kind() {
@@ -173,7 +173,7 @@ impl LayerConfig {
     /// a checker in between.
     ///
     /// # Errors
-    /// What the layer says.
+    /// Errors of the layer.
     pub fn wrap(
         &self,
         device: Arc<dyn Device>,

@@ -53,7 +53,7 @@ pub struct RaidConfig {
     pub patience: Patience,
 }
 
-/// What a `raid` specification says.
+/// A parsed `raid` specification.
 pub(crate) struct RaidSpec {
     pub config: RaidConfig,
     /// Ids or paths.
@@ -62,7 +62,7 @@ pub(crate) struct RaidSpec {
 }
 
 impl RaidSpec {
-    /// What `text` says.
+    /// Parses `text`.
     pub fn parse(text: &str) -> Result<RaidSpec, SpecError> {
         let spec = Spec::parse(Role::Device, &[&RAID], text)?;
         let is_on = |key, default| spec.get_or(key, Switch(default)).map(|Switch(on)| on);
@@ -157,7 +157,7 @@ pub fn is_spec(text: &str) -> bool {
 /// device and a colon, else a path.
 ///
 /// # Errors
-/// When the specification makes no sense.
+/// When the specification is invalid.
 pub fn member(text: &str, direct: bool, read_only: bool) -> Result<DeviceConfig, SpecError> {
     if !is_spec(text) {
         return Ok(member_at(text, direct, read_only));

@@ -1,8 +1,9 @@
 //! `kind:key=value,key=value`: how devices, layers and exports are written.
 //!
-//! A comma inside a value is doubled, as QEMU does. A key without a value means `on`; `_` in a key is `-`. What kinds there are,
-//! and which keys each of them knows, stands in tables ([`Kind`]) that the help is made of as well, so that
-//! parser, messages and help cannot disagree.
+//! A comma inside a value is doubled, as QEMU does. A key without a value means `on`; `_` in a key
+//! is `-`. Tables ([`Kind`])
+//! list the kinds and the keys of each. Parser, messages and help use the same tables, so they
+//! cannot disagree.
 
 mod value;
 
@@ -10,16 +11,16 @@ pub use value::{CpuList, Seconds, Size, Switch, Value};
 
 use std::path::Path;
 
-/// What a specification describes.
+/// The object that a specification describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A leaf.
     Device,
     /// A device over devices.
     Layer,
-    /// What clients attach to.
+    /// An export.
     Export,
-    /// Who says what there is.
+    /// A discovery service.
     Discovery,
 }
 
@@ -38,7 +39,7 @@ impl Role {
 /// One kind of device, layer or export, as parser and help know it.
 #[derive(Debug)]
 pub struct Kind {
-    /// What stands before the colon.
+    /// The text before the colon.
     pub name: &'static str,
     /// One line for the help.
     pub about: &'static str,
@@ -49,9 +50,10 @@ pub struct Kind {
 /// One key of a [`Kind`].
 #[derive(Debug)]
 pub struct Key {
-    /// What stands before the equals sign.
+    /// The text before the equals sign.
     pub name: &'static str,
-    /// What stands behind it, for people. `PATH`, `FILE` and `DIR` are places in the file system.
+    /// Placeholder of the value in help texts. `PATH`, `FILE` and `DIR` are places in the file
+    /// system.
     pub value: &'static str,
     /// One line for the help.
     pub about: &'static str,
@@ -174,7 +176,8 @@ impl Spec {
     }
 }
 
-/// Why a specification makes no sense. Displayed with its role and text: `device mem: size=SIZE is missing`.
+/// The error of an invalid specification. Displayed with its role and text:
+/// `device mem: size=SIZE is missing`.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {text}: {fault}", role.name())]
 pub struct SpecError {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// A type that a value can have.
 pub trait Value: Sized {
-    /// What a value of this type looks like, for the message about one that does not.
+    /// Describes valid values, for the message about an invalid one.
     fn expected() -> String;
     /// The value that `text` stands for.
     fn parse(text: &str) -> Option<Self>;

@@ -9,9 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a server may take to answer: a change waits for requests in flight, which may wait for a drive.
+/// How long a server may take to answer: a change waits for requests in flight, which may wait for
+/// a drive.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long it may take to say what it is: one server that hangs must not keep people from the others.
+/// How long it may take to say what it is: one server that hangs must not keep people from the
+/// others.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection to a running array.
@@ -28,7 +30,7 @@ impl Client {
     /// Connects to the array whose control socket is `path`.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When no server listens there.
     pub fn connect(path: &Path) -> io::Result<Client> {
         let stream = BufReader::new(UnixStream::connect(path)?);
         let client = Client { stream, path: path.into(), array: None, pid: 0 };
@@ -50,7 +52,7 @@ impl Client {
     /// Asks for something and waits for the answer.
     ///
     /// # Errors
-    /// What the server says, or that it says nothing.
+    /// The error of the server, or of the connection.
     pub fn ask(&mut self, command: Command) -> Result<Done, String> {
         let failed = |error: io::Error| format!("control socket {}: {error}", self.path.display());
         let request = Request { version: VERSION, array: self.array.clone(), command };
@@ -71,7 +73,7 @@ impl Client {
 /// The array of that name or UUID that is served with its control socket at `path`.
 ///
 /// # Errors
-/// When nobody listens there, or the array is none of that server's.
+/// When no server listens there, or it does not serve the array.
 pub fn at(path: &Path, array: &str) -> Result<(Client, ArrayReport), String> {
     let mut client = reach(path)?;
     client.array = Some(array.to_owned());
@@ -83,7 +85,7 @@ pub fn at(path: &Path, array: &str) -> Result<(Client, ArrayReport), String> {
 /// All arrays of the server whose control socket is `path`.
 ///
 /// # Errors
-/// When nobody listens there.
+/// When no server listens there.
 pub fn all_at(path: &Path) -> Result<Vec<ArrayReport>, String> {
     let done = reach(path)?.ask(Command::Show)?;
     Ok(done.array.into_iter().chain(done.arrays).collect())
@@ -131,7 +133,7 @@ pub fn running() -> Vec<(Client, ArrayReport)> {
     arrays
 }
 
-/// Connects and asks what the array is. A socket that a killed server left answers to nobody.
+/// Connects and asks what the array is. The socket of a killed server does not answer.
 fn greet(path: &Path) -> Option<(Client, ArrayReport)> {
     let mut client = Client::connect(path).ok()?;
     client.wait_at_most(GREETING_TIMEOUT).ok()?;

@@ -1,12 +1,13 @@
-//! The control socket of a running array: how `freestone array` reaches the `freestone serve` that runs it.
+//! The control socket of a running array: how `freestone array` reaches the `freestone serve` that
+//! runs it.
 //!
 //! ```text
 //!   freestone array fail NAME …      freestone serve
 //!     client ── JSON lines ──► server (a thread of its own) ── messages ──► the array's core
 //! ```
 //!
-//! A Unix socket of mode 0600 in the directory of [`directory`], called after the array's UUID. Each line is a
-//! [`protocol::Request`] or a [`protocol::Reply`], in turn.
+//! A Unix socket of mode 0600 in the directory of [`directory`], called after the array's UUID.
+//! Each line is a [`protocol::Request`] or a [`protocol::Reply`], in turn.
 
 pub mod client;
 pub mod protocol;
@@ -16,7 +17,8 @@ use raid::Uuid;
 use sandbox::Profile;
 use std::path::{Path, PathBuf};
 
-/// Where control sockets are: `$XDG_RUNTIME_DIR/freestone`, or `/run/freestone` for who has no such directory.
+/// Where control sockets are: `$XDG_RUNTIME_DIR/freestone`, or `/run/freestone` for who has no such
+/// directory.
 pub fn directory() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir).join("freestone"),

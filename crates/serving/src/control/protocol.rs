@@ -1,4 +1,4 @@
-//! What goes over a control socket: one JSON object a line.
+//! The protocol of a control socket: one JSON object a line.
 //!
 //! ```text
 //!   → {"version":1,"command":"fail","members":["3"]}
@@ -6,19 +6,20 @@
 //!   ← {"version":1,"error":"slot 3: there is no such slot in array data (0 to 2)"}
 //! ```
 //!
-//! A server of several arrays may have one socket for all of them: `"array":"data"` says which one is meant, by name or
-//! UUID. Without it `show` answers with `"arrays"`.
+//! A server of several arrays may have one socket for all of them: `"array":"data"` says which one
+//! is meant, by name or UUID. Without it `show` answers with `"arrays"`.
 
 use raid::admin::report::ArrayReport;
 use raid::metadata::MaintenanceChange;
 use serde::{Deserialize, Serialize};
 
-/// The version of the protocol. Fields may be added to it; what changes their meaning gets another version.
+/// The version of the protocol. Fields may be added to it; what changes their meaning gets another
+/// version.
 pub const VERSION: u32 = 1;
 /// Longest line: a request with a path for each of 256 members.
 pub const MAX_LINE: usize = 2 << 20;
 
-/// What is asked of a running array.
+/// A request to a running array.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// [`VERSION`].
@@ -26,7 +27,7 @@ pub struct Request {
     /// The array by name or UUID; not needed where there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<String>,
-    /// What is asked for.
+    /// The command.
     #[serde(flatten)]
     pub command: Command,
 }
@@ -37,19 +38,20 @@ pub struct Request {
 pub enum Command {
     /// Say what the array and its members are.
     Show,
-    /// End the process that serves the array, in good order.
+    /// Stop the array cleanly and end the process that serves it.
     Stop,
     /// Take members out: nothing is read from them or written to them any more.
     Fail {
         /// The members.
         members: Vec<String>,
     },
-    /// Let members go that are out (`failed`: all of them), and spares.
+    /// Detach failed members (`failed`: all of them) and spares.
     Remove {
         /// The members.
         members: Vec<String>,
     },
-    /// Take devices as spares: empty slots are filled with them at once, others when a member fails.
+    /// Take devices as spares: empty slots are filled with them at once, others when a member
+    /// fails.
     Add {
         /// Paths or device specifications, as the server sees them.
         devices: Vec<String>,
@@ -81,14 +83,14 @@ pub enum Command {
     },
     /// Compare parity with data.
     Scrub {
-        /// Write what is wrong anew.
+        /// Rewrite wrong strips.
         repair: bool,
     },
-    /// Choose when the array is scrubbed, and how many read errors a member may have. What is left out stays as it is.
+    /// Set the scrub schedule and the read-error budget of members. Omitted fields stay unchanged.
     Set(MaintenanceChange),
     /// Let jobs stand still, until the server ends.
     Pause,
-    /// Let jobs go on.
+    /// Resume jobs.
     Resume,
     /// End the scrub or replacement that runs.
     Cancel,
@@ -99,7 +101,7 @@ pub enum Command {
 pub struct Reply {
     /// [`VERSION`].
     pub version: u32,
-    /// What was done.
+    /// The result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ok: Option<Done>,
     /// Why nothing was done.
@@ -107,7 +109,7 @@ pub struct Reply {
     pub error: Option<String>,
 }
 
-/// What was done.
+/// The result of a command.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Done {
     /// For people; several lines at most.
@@ -133,7 +135,7 @@ impl Reply {
         }
     }
 
-    /// What it says.
+    /// The result, or the error text.
     pub fn into_result(self) -> Result<Done, String> {
         match (self.ok, self.error) {
             (Some(done), None) => Ok(done),
@@ -143,10 +145,10 @@ impl Reply {
     }
 }
 
-/// What a line asks for.
+/// Parses a line.
 ///
 /// # Errors
-/// With a sentence for whoever sent it.
+/// With an error text for the sender.
 pub fn parse_request(line: &[u8]) -> Result<Request, String> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -180,7 +182,7 @@ mod tests {
         let text = r#"{"version":1,"command":"set","read_errors":0}"#;
         let change = MaintenanceChange { read_errors: Some(0), ..MaintenanceChange::default() };
         assert_eq!(parse_request(text.as_bytes()).unwrap().command, Command::Set(change));
-        // What older clients do not say.
+        // A request of an older client.
         let text = r#"{"version":1,"command":"add","devices":["/dev/a"],"force":true}"#;
         let command = Command::Add { devices: vec!["/dev/a".into()], force: true, global: false };
         assert_eq!(parse_request(text.as_bytes()).unwrap().command, command);

@@ -1,4 +1,5 @@
-//! The side of the control socket that `freestone serve` has: a thread that listens, and one for each client.
+//! The side of the control socket that `freestone serve` has: a thread that listens, and one for
+//! each client.
 
 use super::protocol::{Command, Done, MAX_LINE, Reply, Request, parse_request};
 use exports::stream::{SocketPath, listen};
@@ -14,10 +15,11 @@ use std::time::Duration;
 
 /// Most clients at a time: people, and what looks after the array.
 const MAX_CLIENTS: usize = 16;
-/// How long a client may take to say or read something. One that sleeps longer has to connect again.
+/// How long a client may take to say or read something. One that sleeps longer has to connect
+/// again.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a control socket controls. Called on a client's thread, which may wait.
+/// The receiver of a control socket's commands. Called on a client's thread, which may wait.
 pub trait Controlled: Send + Sync {
     /// Carries a command out, for an array by name or UUID if one was named.
     ///

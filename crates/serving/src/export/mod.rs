@@ -1,4 +1,5 @@
-//! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes of them.
+//! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes
+//! of them.
 
 mod nbd;
 mod nvme_tcp;
@@ -33,7 +34,7 @@ pub struct ExportPlan {
     pub devices: Vec<String>,
     /// Processors out of `--cores` that serve it, if they were chosen.
     pub cores: Option<Vec<usize>>,
-    /// What its kind made of the rest.
+    /// The parsed options of its kind.
     pub config: Box<dyn ExportConfig>,
 }
 
@@ -41,7 +42,7 @@ impl ExportPlan {
     /// The export that `text` describes.
     ///
     /// # Errors
-    /// When the text makes no sense.
+    /// When the text is invalid.
     pub fn parse(text: &str) -> Result<ExportPlan, SpecError> {
         let spec = Spec::parse(Role::Export, KINDS, text)?;
         let config = match spec.kind() {
@@ -62,14 +63,16 @@ impl ExportPlan {
     }
 }
 
-/// Adds the files that are read when `text` is parsed. A text that describes no export needs nothing.
+/// Adds the files that are read when `text` is parsed. A text that describes no export needs
+/// nothing.
 pub fn keep_read(text: &str, profile: &mut Profile) {
     if let Ok(spec) = Spec::parse(Role::Export, KINDS, text) {
         spec.read_paths().for_each(|path| profile.allow(path, Access::Read));
     }
 }
 
-/// Adds what any export may need that is made later, but for paths that it names: those depend on the export.
+/// Adds what any export may need that is made later, but for paths that it names: those depend on
+/// the export.
 pub fn keep_later(profile: &mut Profile) {
     ublk::keep_any(profile);
     vduse::keep_any(profile);
@@ -78,13 +81,13 @@ pub fn keep_later(profile: &mut Profile) {
     profile.keep(Capability::CAP_FOWNER); // to remove a socket that others have left
 }
 
-/// What one kind of export is told on the command line.
+/// The options of one kind of export.
 pub trait ExportConfig: Debug + Send {
     /// Kind and address: the export's name in messages. No two exports have the same.
     fn name(&self) -> String;
 
-    /// Chooses what was not said: what clients see by default of a device with this id, and the cores (places among
-    /// those of the server; none: all) that serve.
+    /// Chooses what was not said: what clients see by default of a device with this id, and the
+    /// cores (places among those of the server; none: all) that serve.
     fn complete(&mut self, device_id: &str, cores: Vec<usize>);
 
     /// Whether it exports several devices; otherwise it gets one.
@@ -101,7 +104,8 @@ pub trait ExportConfig: Debug + Send {
     /// Adds to a profile what it needs while it starts, serves and ends.
     fn keep(&self, profile: &mut Profile);
 
-    /// What it is and where, after "export ": `device_id` is what it exports, with plus signs between several.
+    /// Its kind and address, printed after "export ". `device_id` is the exported device, or
+    /// several joined by plus signs.
     fn line(&self, device_id: &str) -> String;
 
     /// The same as fields: kind, address and what else was chosen.
@@ -154,7 +158,7 @@ fn serial_of(id: &str) -> String {
     id[..end].to_owned()
 }
 
-/// What [`PERMISSIONS`] takes.
+/// The value of [`PERMISSIONS`].
 struct Permissions(u32);
 
 impl SpecValue for Permissions {

@@ -100,7 +100,7 @@ fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
     Ok(Some(Security { server, is_required }))
 }
 
-/// Who goes through TLS.
+/// The clients that use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TlsMode {
     Off,

@@ -42,7 +42,7 @@ struct UblkConfig {
     config: Config,
     /// The device that was named, if one was: tells exports apart that choose no number.
     device: Option<String>,
-    /// What the kernel has made of it.
+    /// The disk that the kernel has made.
     started: OnceLock<Started>,
 }
 

@@ -1,4 +1,4 @@
-//! `freestone array assemble`: what a crash has left is recovered, and the array is stopped in good order.
+//! `freestone array assemble`: recovers from a crash and stops the array cleanly.
 
 use super::members::{failed, select};
 use crate::array::args::AssembleArgs;
@@ -24,7 +24,7 @@ pub fn run(args: &AssembleArgs, output: Output) -> Result<(), Error> {
     let missing: Vec<usize> =
         (0..selection.devices.len()).filter(|slot| selection.devices[*slot].is_none()).collect();
     recover(selection)?;
-    let state = if missing.is_empty() { "all members are there" } else { "degraded" };
+    let state = if missing.is_empty() { "all members are present" } else { "degraded" };
     let recovered = if was_clean { "" } else { ", recovered" };
     let capacity = config.geometry.capacity();
     let human = format!(

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::rc::Rc;
 
-/// Most differences that are told one by one.
+/// Most differences that are listed individually.
 const MAX_TOLD: usize = 1000;
 
 /// Verifies an array that does not run, and repairs it when told.
@@ -103,7 +103,7 @@ fn conclude(
         "array {name}: {verdict}{degraded}\n  superblocks   {} copies broken{}\n  bad blocks    {} ranges\n  \
          parity        {}",
         checked.superblocks.len(),
-        if checked.superblocks_repaired { ", written anew" } else { "" },
+        if checked.superblocks_repaired { ", rewritten" } else { "" },
         checked.bad_blocks.len(),
         findings_text(&checked.parity)
     );

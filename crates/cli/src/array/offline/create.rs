@@ -22,10 +22,10 @@ pub fn run(args: &CreateArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the arguments ask for.
+/// The array that the arguments request.
 ///
 /// # Errors
-/// When they make no sense.
+/// When they are invalid.
 pub fn creation(args: &CreateArgs) -> Result<Creation, Error> {
     let strip_bytes = args.strip.map(|size| u32::try_from(size.0)).transpose();
     Ok(Creation {

@@ -14,7 +14,7 @@ use raid::{ArrayConfig, Uuid};
 use serde_json::json;
 use std::sync::Arc;
 
-/// `freestone array fail` of an array that does not run: the others' superblocks say that it is out.
+/// `freestone array fail` of a stopped array: the superblocks of the others record the failure.
 ///
 /// # Errors
 /// When there is no such member, or the array would not survive without it.
@@ -61,7 +61,7 @@ pub fn remove(args: &RemoveArgs, output: Output) -> Result<(), Error> {
 /// `freestone array set` of an array that does not run: in the superblocks of all members.
 ///
 /// # Errors
-/// When a value is out of range, or a member is missing.
+/// When a value exceeds its range, or a member is missing.
 pub fn set(args: &SetArgs, output: Output) -> Result<(), Error> {
     let selection = selected(&args.array, &args.place, output)?;
     let change = args.maintenance.change();
@@ -72,7 +72,8 @@ pub fn set(args: &SetArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// `freestone array add` to an array that does not run: the devices become its spares, or anybody's.
+/// `freestone array add` to a stopped array: the devices become its spares, or spares for every
+/// array.
 ///
 /// # Errors
 /// When a device does not fit, or holds something; then none has been touched.
@@ -104,7 +105,8 @@ pub fn add(args: &AddArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens a device that is to be a spare, and sees that it fits and that nothing on it would be missed.
+/// Opens a device that is to be a spare, and sees that it fits and that nothing on it would be
+/// missed.
 fn to_be_spare(
     name: &str,
     selection: Option<&Selection>,

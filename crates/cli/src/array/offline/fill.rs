@@ -1,5 +1,5 @@
-//! Members of an array that does not run are filled: the array is started in this process, without clients, until
-//! they hold everything.
+//! Members of an array that does not run are filled: the array is started in this process, without
+//! clients, until they hold everything.
 
 use super::edit::{of_array, open_unused, selected};
 use super::members::{Access, open};
@@ -22,18 +22,19 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 
-/// How often progress is told.
+/// Interval between progress reports.
 const LOOK_NS: u64 = 200_000_000;
 
-/// What is to be done.
+/// A task on a started array.
 enum Task {
     /// A device takes the place of a slot's member.
     Replace(usize, Arc<dyn Device>),
-    /// Former members come back.
+    /// Re-adding former members.
     ReAdd(Vec<Arc<dyn Device>>),
 }
 
-/// `freestone array replace` of an array that does not run: returns when the copy is the slot's member.
+/// `freestone array replace` of an array that does not run: returns when the copy is the slot's
+/// member.
 ///
 /// # Errors
 /// When there is no such member, or the copy does not succeed; the member is still the slot's then.
@@ -49,7 +50,8 @@ pub fn replace(args: &ReplaceArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// `freestone array re-add` to an array that does not run: returns when the members hold everything again.
+/// `freestone array re-add` to an array that does not run: returns when the members hold everything
+/// again.
 ///
 /// # Errors
 /// When one is no former member, or cannot be filled.
@@ -69,7 +71,7 @@ pub fn re_add(args: &ReAddArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// Starts the array, has a task done, and stops it in good order.
+/// Starts the array, runs a task, and stops the array cleanly.
 fn fill(name: &str, selection: Selection, task: Task) -> Result<(), Error> {
     let name = name.to_owned();
     reactor::run(async move {

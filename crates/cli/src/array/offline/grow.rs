@@ -1,5 +1,5 @@
-//! `freestone array grow` of an array that does not run. To grow by size it is started in this process, without clients; new
-//! members, and another shape, are written into its superblocks.
+//! `freestone array grow` of an array that does not run. To grow by size it is started in this
+//! process, without clients; new members, and another shape, are written into its superblocks.
 
 use super::assemble::recover;
 use super::edit::of_array;
@@ -38,7 +38,8 @@ pub fn run(args: &GrowArgs, output: Output) -> Result<(), Error> {
 /// Adds new members to an array, as groups of as many as each of its groups has.
 ///
 /// # Errors
-/// When a member is not there, or the new ones do not fit or hold something; nothing is touched then.
+/// When a member is not there, or the new ones do not fit or hold something; nothing is touched
+/// then.
 pub fn add(args: &GrowArgs, output: Output) -> Result<(), Error> {
     let (selection, devices) = with_new(args, output)?;
     let old = selection.assembly.table.config.geometry;
@@ -66,10 +67,11 @@ pub fn add(args: &GrowArgs, output: Output) -> Result<(), Error> {
     Ok(())
 }
 
-/// Begins to change an array's shape: it goes on once the array is served.
+/// Begins a reshape, which continues while the array is served.
 ///
 /// # Errors
-/// When a member is not there, or the goal cannot be reached with what there is; nothing is touched then.
+/// When a member is not there, or the goal cannot be reached with what there is; nothing is touched
+/// then.
 pub fn restripe(args: &GrowArgs, goal: Goal, output: Output) -> Result<(), Error> {
     let (selection, devices) = with_new(args, output)?;
     let options = options(args);
@@ -79,8 +81,8 @@ pub fn restripe(args: &GrowArgs, goal: Goal, output: Output) -> Result<(), Error
     let geometry = &table.config.geometry;
     let (before, after) = (old.geometry.capacity(), geometry.capacity());
     let human = format!(
-        "array {} (not running, its members): level {} is to become {}: it changes its shape once it is served, and has {} \
-         ({after} bytes) at the end, {before} before",
+        "array {} (not running, its members): reshape from level {} to {}: it runs while the array is served; capacity {} \
+         ({after} bytes) afterwards, {before} before",
         args.array,
         text::shape(&old),
         text::shape(&table.config),

@@ -8,19 +8,19 @@ use graph::kinds::raid::member;
 use graph::patience::patiently;
 use raid::admin::open::{Candidate, Selection, Wanted};
 
-/// What members are opened for.
+/// The purpose of opening members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Only to look at them: a running array is not disturbed.
     Read,
-    /// To change them: claims them, so that nobody else has them open for writing.
+    /// To change them: claims them, so that no other process opens them for writing.
     Write,
 }
 
 /// Opens the members that are named.
 ///
 /// # Errors
-/// When a specification makes no sense. A device that cannot be opened is in the list with the reason.
+/// When a specification is invalid. A device that cannot be opened is in the list with the reason.
 pub fn open(names: &[String], access: Access) -> Result<Vec<Candidate>, Error> {
     Ok(configs(names, access)?.iter().map(candidate).collect())
 }
