@@ -65,7 +65,7 @@ pub(super) struct Shared {
     pub(super) max_queues: AtomicU32,
     pub(super) wake: EventFd,
     pub(super) jobs: Mutex<VecDeque<Arc<Job>>>,
-    pub(super) mailboxes: Mutex<Seats>,
+    pub(super) mailboxes: Mutex<Mailboxes>,
     /// Why a queue gave its connection up.
     pub(super) lost: Mutex<Option<String>>,
     pub(super) is_stopping: AtomicBool,
@@ -75,7 +75,7 @@ pub(super) struct Shared {
 
 /// The queues there are.
 #[derive(Default)]
-pub(super) struct Seats {
+pub(super) struct Mailboxes {
     /// Reserved identifiers; `true` for those that were connected once, and have to be again after a loss.
     pub(super) taken: Vec<(Arc<QueueMailbox>, bool)>,
     /// Identifier that was given out last: a target needs a while to forget one that was used.
