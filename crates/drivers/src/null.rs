@@ -62,10 +62,11 @@ struct Shared {
 }
 
 impl NullDevice {
-    /// Makes a device.
+    /// Creates a device.
     ///
     /// # Errors
-    /// When the block size is no power of two from 512, or the size is less than a block.
+    /// When the block size is not a power of two from 512 to 65536, or the size is less than a
+    /// block.
     pub fn new(options: &Options) -> Result<NullDevice, DeviceError> {
         let limits = crate::plain_limits("null", options.size, options.block_size)?;
         let shared = Shared {
@@ -79,7 +80,7 @@ impl NullDevice {
         Ok(NullDevice { name: "null".into(), shared: Arc::new(shared) })
     }
 
-    /// Pretends to have another size, rounded down to whole blocks.
+    /// Changes the size; rounded down to whole blocks.
     pub fn resize(&self, size: u64) {
         self.shared.limits.set_capacity(size);
     }
@@ -115,7 +116,7 @@ struct NullChannel {
 }
 
 impl NullChannel {
-    /// When a request that comes now ends.
+    /// The completion time of a request submitted now, on the cores' clock.
     fn due_ns(&self, now_ns: u64, len: u64) -> u64 {
         let shared = &*self.shared;
         if shared.interval_ns | shared.mebibyte_ns == 0 {
@@ -211,7 +212,7 @@ mod tests {
                 let buffer = reactor::current().buffers().take(1 << 20).await;
                 buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1.unwrap();
             }
-            // The first starts at once, and each next one when its turn comes.
+            // The first one starts at once, each later one at its turn.
             reactor::current().now_ns()
         });
         assert_eq!(elapsed, 8 * 976_562);

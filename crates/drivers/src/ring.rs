@@ -1,5 +1,5 @@
-//! One ring, in the best mode that the running kernel has. Its entries are of the usual size, or the large ones of
-//! pass-through commands.
+//! An io_uring in the best mode of the running kernel, with entries of normal size or the large
+//! ones of pass-through commands.
 
 use io_uring::{IoUring, cqueue, squeue, types};
 use std::io;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 /// `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// What to ask of the kernel. An older one answers `EINVAL` to what it does not know.
+/// The setup flags to request. An older kernel returns `EINVAL` for unknown ones.
 #[derive(Clone, Copy)]
 enum Mode {
-    /// 6.1: completions run on the core that owns the ring, only when it asks for them.
+    /// 6.1: completions run on the core that owns the ring, only on request.
     OneThread,
     /// 5.19: no inter-processor interrupt per completion.
     Cooperative,
-    /// 5.18: an entry that is refused does not hold up those behind it.
+    /// 5.18: a refused entry does not block later ones.
     SubmitAll,
     Plain,
 }
@@ -27,8 +27,9 @@ enum Mode {
 /// `IORING_ENTER_EXT_ARG`.
 const ENTER_EXT_ARG: u32 = 8;
 
-/// What the kernel takes for a `sigset_t`: one bit for each of its 64 signals. The C library's type is longer, and
-/// the kernel refuses its length, so `SubmitArgs` of the io-uring crate cannot carry a mask.
+/// The kernel's size of a `sigset_t`: one bit for each of its 64 signals. The C library's type is
+/// longer, and the kernel refuses its length. So `SubmitArgs` of the io-uring crate cannot carry a
+/// mask.
 const KERNEL_SIGSET_BYTES: u32 = 8;
 
 /// `struct io_uring_getevents_arg` of `linux/io_uring.h`.
@@ -40,7 +41,7 @@ struct WaitArgs {
     time: *const types::Timespec,
 }
 
-/// A ring and what tells of its completions.
+/// A ring and the event of its completions.
 pub(crate) struct Ring<S = squeue::Entry, C = cqueue::Entry>
 where
     S: squeue::EntryMarker,
@@ -49,23 +50,24 @@ where
     pub uring: IoUring<S, C>,
     /// Whether the drive is polled for completions.
     pub is_polled: bool,
-    /// Entries that have not been answered.
+    /// Submitted entries without a completion.
     pub in_flight: u32,
-    /// Entries that wait in the ring for [`Ring::submit`].
+    /// Queued entries for [`Ring::submit`].
     unsubmitted: u32,
     /// Whether completions may wait for the ring's owner to enter the kernel.
     is_deferred: bool,
-    /// Rises when there is a completion. A ring whose completions wait for its owner (the best mode) never
-    /// wakes those who poll its own descriptor, but does signal an eventfd.
+    /// Signalled by completions. A ring with deferred completions (the best mode) never wakes a
+    /// poll of its own descriptor, but does signal an eventfd.
     event: Option<OwnedFd>,
 }
 
 impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
-    /// A ring with room for `entries` requests, to be used by the calling thread alone.
+    /// Creates a ring for `entries` requests, used by the calling thread alone.
     ///
     /// # Errors
-    /// What `io_uring_setup(2)` said to the most modest mode: `EPERM` where io_uring is forbidden
-    /// (`kernel.io_uring_disabled`, a seccomp filter), `ENOMEM` where `RLIMIT_MEMLOCK` is too small.
+    /// The error of `io_uring_setup(2)` in the simplest mode: `EPERM` where io_uring is forbidden
+    /// (`kernel.io_uring_disabled`, a seccomp filter), `ENOMEM` where `RLIMIT_MEMLOCK` is too
+    /// small.
     pub fn new(entries: u32, is_polled: bool) -> io::Result<Self> {
         let mut refused = match build(entries, is_polled, Mode::OneThread) {
             Ok(uring) => return Ring::with_event(uring, is_polled, true),
@@ -86,13 +88,10 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         Err(refused)
     }
 
-    /// A ring with room for `entries` requests, which threads may hand to each other. It always has an event.
-    ///
-    /// # Errors
-    /// As [`Ring::new`].
+    /// Creates a ring for `entries` requests that may move between threads. It always has an event.
     pub fn for_any_thread(entries: u32, is_polled: bool) -> io::Result<Self> {
-        // Whatever defers work to the thread that submitted waits for that thread to enter the kernel, which it
-        // need not do after it has handed the ring on.
+        // Work deferred to the submitting thread waits until that thread enters the kernel, which
+        // it need not do after it has passed the ring on.
         let uring = match build(entries, is_polled, Mode::SubmitAll) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 build(entries, is_polled, Mode::Plain)?
@@ -111,15 +110,15 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         Ok(ring)
     }
 
-    /// What becomes readable at a completion while the ring is armed.
+    /// The descriptor that becomes readable at a completion while the ring is armed.
     pub fn event_fd(&self) -> RawFd {
         self.event.as_ref().map_or_else(|| self.uring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
 
-    /// Puts an entry into the ring, for the next [`Ring::submit`].
+    /// Queues an entry for the next [`Ring::submit`].
     ///
     /// # Safety
-    /// What the entry points at stays valid until its completion.
+    /// All memory that the entry points at stays valid until its completion.
     #[inline]
     pub unsafe fn push(&mut self, entry: &S) {
         // SAFETY: by contract.
@@ -129,8 +128,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         self.unsubmitted += 1;
     }
 
-    /// Submits what is in the ring, and lets the kernel post what it holds back. What could not be submitted
-    /// now stays in the ring for the next call.
+    /// Submits queued entries and lets the kernel post deferred completions. Entries that cannot be
+    /// submitted now stay for the next call.
     #[inline]
     pub fn submit(&mut self) {
         let get_events = self.is_polled || self.is_deferred;
@@ -150,14 +149,14 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         Ok(())
     }
 
-    /// Whether anything in the ring waits for [`Ring::submit`].
+    /// Whether an entry waits for [`Ring::submit`].
     #[inline]
     pub fn has_unsubmitted(&self) -> bool {
         self.unsubmitted > 0
     }
 
-    /// Enters the kernel where completions do not appear by themselves: a polled drive, work that waits for
-    /// the ring's owner, entries that an earlier call did not take.
+    /// Enters the kernel if completions need that: a polled drive, deferred work, or entries that
+    /// an earlier call did not submit.
     #[inline]
     pub fn look(&mut self) {
         if self.in_flight > 0 && (self.is_polled || self.is_held_back()) {
@@ -165,8 +164,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
     }
 
-    /// Takes completions: what each entry carried, and the kernel's answer. Fewer than there is room for: there
-    /// are no more.
+    /// Reaps completions. A result shorter than `room` means that no more are waiting.
     #[inline]
     pub fn take<'a>(&mut self, room: &'a mut [MaybeUninit<C>]) -> &'a [C] {
         if self.in_flight == 0 {
@@ -177,30 +175,30 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         taken
     }
 
-    /// Asks for an event; `false` when there may be a completion already, or nothing would tell of it.
+    /// Enables the event. Returns `false` when a completion may be waiting already, or would raise
+    /// no event.
     pub fn arm(&mut self) -> bool {
         if self.is_polled && self.in_flight > 0 {
             return false;
         }
         if self.event.is_some() {
             self.uring.completion().enable_eventfd();
-            // The kernel adds work and then looks at the flag; we set the flag and then look for work.
+            // The kernel adds work and then reads the flag; this side sets the flag and then looks
+            // for work.
             fence(Ordering::SeqCst);
         }
         !self.is_held_back() && self.uring.completion().is_empty()
     }
 
-    /// Stops events: the ring is polled.
+    /// Disables the event: the ring is polled.
     pub fn disarm(&mut self) {
         if self.event.is_some() {
             self.uring.completion().disable_eventfd();
         }
     }
 
-    /// Submits, and waits until `at_least` completions are in the ring, the time is over or a signal arrives.
-    ///
-    /// # Errors
-    /// `ETIME`, `EINTR`.
+    /// Submits, and waits until `at_least` completions are in the ring, the timeout expires or a
+    /// signal arrives.
     pub fn wait_for(
         &mut self,
         at_least: u32,
@@ -211,7 +209,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             return self.poll_for(timeout, signal_mask);
         }
         if signal_mask.is_some() && self.has_unsubmitted() {
-            // A call that submits says how many entries it took, and not that a signal ended its wait.
+            // A call that submits returns the number of submitted entries, and hides that a signal
+            // ended its wait.
             self.submit();
         }
         let result = if timeout.is_none() && signal_mask.is_none() {
@@ -248,15 +247,15 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             unsafe { self.uring.submitter().enter(self.unsubmitted, at_least, flags, Some(&args))? };
         self.unsubmitted -= submitted as u32;
         if signal_mask.is_some() && self.uring.completion().len() < at_least as usize {
-            // The kernel does not say that a signal ended the wait when some completions are there.
+            // The kernel does not report a signal when some completions are waiting.
             let is_over = timeout.is_some_and(|timeout| start.elapsed() >= timeout);
             return Err(io::Error::from_raw_os_error(if is_over { libc::ETIME } else { libc::EINTR }));
         }
         Ok(())
     }
 
-    /// [`Ring::wait_for`] one completion where the drive is polled. The kernel's own wait then knows neither time
-    /// nor signal mask, and ends early when another thread wants the processor.
+    /// [`Ring::wait_for`] one completion of a polled drive. The kernel's own wait supports neither
+    /// timeout nor signal mask then, and ends early when another thread needs the processor.
     fn poll_for(&mut self, timeout: Option<Duration>, mask: Option<&libc::sigset_t>) -> io::Result<()> {
         let start = Instant::now();
         let want = u32::from(timeout.is_none() && mask.is_none());
@@ -283,7 +282,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         }
     }
 
-    /// Waits until a completion is there.
+    /// Waits until a completion is waiting.
     pub fn wait(&mut self) {
         if let Err(error) = self.enter(1, true) {
             check(&error);
@@ -326,15 +325,15 @@ fn eventfd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Interrupted, or short of something for the moment: whoever looks at the ring next tries again.
+/// Interrupted, or a temporary lack of resources: the next call tries again.
 #[cold]
 fn check(error: &io::Error) {
     let is_passing =
         matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM));
-    // The ring is ours and every entry well-formed, so nothing else can be a property of one request.
+    // The ring is ours and every entry well-formed, so no request can cause any other error.
     assert!(is_passing, "io_uring_enter: {error}");
 }

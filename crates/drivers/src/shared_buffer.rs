@@ -1,10 +1,11 @@
-//! Shared memory cut into buffers that requests own while they use them: for programs without `unsafe`.
+//! Shared memory divided into buffers that requests own while they use them, for programs without
+//! `unsafe`.
 
 use crate::shared_memory::SharedMemory;
 use block::{Channel, Data, Flags, IoResult, Op, Request, Segment};
 use std::sync::Arc;
 
-/// One piece of a [`SharedMemory`]; nobody else of this process has the same bytes.
+/// One piece of a [`SharedMemory`]; no other buffer of this process has the same bytes.
 #[derive(Debug)]
 pub struct SharedBuffer {
     memory: Arc<SharedMemory>,
@@ -13,11 +14,11 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// `count` buffers of `len` bytes, each on a page of its own, and the memory they lie in, which is to be
-    /// told to devices ([`block::Device::map_region`]) before its first use.
+    /// Allocates `count` buffers of `len` bytes, each on its own page. Also returns their memory,
+    /// which must be registered with devices ([`block::Device::map_region`]) before its first use.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// An error of the operating system.
     pub fn allocate(count: usize, len: usize) -> std::io::Result<(Arc<SharedMemory>, Vec<SharedBuffer>)> {
         const PAGE: usize = 4096;
         let stride = len.next_multiple_of(PAGE);
@@ -61,8 +62,8 @@ impl SharedBuffer {
         self.memory.write(self.offset, source);
     }
 
-    /// Runs a request on `channel` with this buffer as its memory. The buffer comes back with the result, so
-    /// that it cannot be touched meanwhile.
+    /// Executes a request on `channel` with this buffer as its memory. The buffer is returned with
+    /// the result, so that it cannot be accessed meanwhile.
     pub async fn transfer(
         self,
         channel: &dyn Channel,

@@ -1,11 +1,11 @@
-//! Memory that can be given to a device in another process: a memfd and its mapping.
+//! Memory that can be shared with a device in another process: a memfd and its mapping.
 
 use block::{MemoryRegion, Segment};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Zeroed shared memory, backed by pages as they are touched. The file cannot be truncated by whoever gets its
-/// descriptor.
+/// Zeroed shared memory, allocated on first access. A process that gets its descriptor cannot
+/// truncate the file.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: *mut u8,
@@ -13,22 +13,24 @@ pub struct SharedMemory {
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; access to its bytes is the users' matter.
+// SAFETY: the mapping belongs to the process, not to a thread; its users coordinate access to its
+// bytes.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as above; a shared reference gives out raw pointers and copies bytes, as guest memory is used.
+// SAFETY: as above; a shared reference only provides raw pointers and copies bytes, as for guest
+// memory.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// `len` bytes, rounded up to whole pages.
+    /// Allocates `len` bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// An error of the operating system.
     pub fn new(len: usize) -> io::Result<SharedMemory> {
         let len = len.max(1).next_multiple_of(page_size() as usize);
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string.
         let fd = check(unsafe { libc::memfd_create(c"freestone-shared".as_ptr(), flags) })?;
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor with no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: no pointers are passed.
         check(unsafe { libc::ftruncate(fd.as_raw_fd(), len as i64) })?;
@@ -56,12 +58,12 @@ impl SharedMemory {
         self.len
     }
 
-    /// Never: there is a page at least.
+    /// Always false: the memory has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// All of it, as [`block::Device::map_region`] wants it.
+    /// The whole memory, for [`block::Device::map_region`].
     pub fn region(&self) -> MemoryRegion {
         MemoryRegion { addr: self.base.addr(), len: self.len, fd: Some(self.fd.as_raw_fd()), fd_offset: 0 }
     }
@@ -69,15 +71,15 @@ impl SharedMemory {
     /// The `len` bytes from `offset` on, for a request.
     ///
     /// # Panics
-    /// When they do not lie inside.
+    /// When the range is outside the memory.
     pub fn segment(&self, offset: usize, len: usize) -> Segment {
         Segment { base: self.at(offset, len), len }
     }
 
-    /// Copies bytes out, from `offset` on.
+    /// Copies bytes from `offset` on into `target`.
     ///
     /// # Panics
-    /// When they do not lie inside.
+    /// When the range is outside the memory.
     pub fn read(&self, offset: usize, target: &mut [u8]) {
         let source = self.at(offset, target.len());
         // SAFETY: the range lies in the mapping (`at`) and the target is ours; a device may race with the
@@ -85,10 +87,10 @@ impl SharedMemory {
         unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
     }
 
-    /// Copies bytes in, to `offset` and on.
+    /// Copies `source` to `offset`.
     ///
     /// # Panics
-    /// When they do not lie inside.
+    /// When the range is outside the memory.
     pub fn write(&self, offset: usize, source: &[u8]) {
         let target = self.at(offset, source.len());
         // SAFETY: as in `read`.
@@ -109,13 +111,14 @@ impl AsRawFd for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: exactly what `new` mapped; whoever still uses the bytes breaks the contract of its request.
+        // SAFETY: exactly the mapping that `new` created; later use of the bytes would violate the
+        // contract of its request.
         let result = unsafe { libc::munmap(self.base.cast(), self.len) };
         debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());
     }
 }
 
-/// Bytes of a page of memory.
+/// Size of a page in bytes.
 pub fn page_size() -> u64 {
     // SAFETY: sysconf has no preconditions.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }

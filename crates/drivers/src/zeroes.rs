@@ -1,4 +1,4 @@
-//! Zeroes to be written where a device cannot zero by itself.
+//! Zeroes to write when a device cannot write zeroes itself.
 
 use block::Segment;
 
@@ -15,7 +15,7 @@ static ZEROES: ZeroPages = ZeroPages { _bytes: [0; ZERO_PAGE_LEN] };
 
 struct ZeroList([Segment; ZERO_STEP / ZERO_PAGE_LEN]);
 
-// SAFETY: everybody only reads, through the pointers too.
+// SAFETY: the memory is never written, not even through the pointers.
 unsafe impl Sync for ZeroList {}
 
 static LIST: ZeroList = ZeroList(
@@ -23,7 +23,7 @@ static LIST: ZeroList = ZeroList(
         ZERO_STEP / ZERO_PAGE_LEN],
 );
 
-/// [`ZERO_STEP`] bytes in segments that all point at the same zeroes, which nobody may write to.
+/// [`ZERO_STEP`] bytes in segments that all point at the same zeroes, which must not be written to.
 pub(crate) fn zero_segments() -> &'static [Segment] {
     &LIST.0
 }

@@ -1,4 +1,4 @@
-//! How a queue proves who its host is, when its connection begins: DH-HMAC-CHAP in Authentication Send and Receive.
+//! Authentication of the host on a new queue: DH-HMAC-CHAP in Authentication Send and Receive.
 //!
 //! Source: Base Specification 2.0, 8.13.
 
@@ -13,10 +13,10 @@ use nvme_auth::response::Parties;
 use nvme_auth::{Group, Hash, Host};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Room for the longest message of a target: a challenge over 8192 bits has 1104 bytes.
+/// Buffer for the longest message of a target: a challenge over 8192 bits has 1104 bytes.
 const ROOM: usize = 4096;
 
-/// Proves to the target who the host is, and has it do the same if the options say so.
+/// Authenticates the host to the target, and the target to the host if the options demand it.
 ///
 /// # Errors
 /// When there is no secret, either side does not trust the other, or the connection fails.
@@ -70,7 +70,7 @@ fn hear(link: &mut Link, patience: &Patience<'_>) -> Result<Vec<u8>, OpenError> 
     }
 }
 
-/// Tells the target why it is not trusted, as well as it goes: the connection ends in any case.
+/// Tells the target the reason of the failure, best effort: the connection ends in any case.
 fn refuse(link: &mut Link, talk: &Host<'_>, refusal: Refusal, patience: &Patience<'_>) -> OpenError {
     if let Refusal::Ours(fault) = refusal {
         let _ = say(link, &talk.failure(fault), patience);

@@ -1,14 +1,15 @@
-//! The thread that keeps a controller: it alone uses the admin queue and makes connections.
+//! The thread that maintains a controller's connections. Only this thread uses the admin queue and
+//! connects.
 //!
 //! ```text
-//!   serve ── keep alive, events, new queues, the queues' clock ──► lost ──► reconnect ──► serve
-//!                                                                             └► given up: every request fails
+//!   serve ── keep alive, events, new queues, timeout ticks ──► lost ──► reconnect ──► serve
+//!                                                                         └► timeout: every request fails
 //! ```
 //!
-//! The loss of one connection is the loss of all: controllers see it that way (TCP 3.5). All connections are
-//! aborted before the first new one is made: what the kernel still had to send must not come after anything new. A
-//! target that goes on working on commands of a connection that is gone can still mix both up; it has to drain them itself,
-//! as for every other initiator.
+//! The loss of one connection is the loss of all, as controllers treat it (TCP 3.5). All
+//! connections are aborted before the first new one is made: data that the kernel still had to send
+//! must not arrive after newer data. A target that continues to execute commands of a lost
+//! connection can still mix up both. It has to drain them itself, as for every other initiator.
 
 use super::controller::Controller;
 use super::error::OpenError;
@@ -25,24 +26,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// First pause between attempts to connect again; each is twice as long as the one before.
+/// Initial pause between attempts to reconnect; doubles with each attempt.
 const FIRST_DELAY: Duration = Duration::from_millis(200);
-/// How often queues look at their clock.
+/// Interval of the queues' timeout tick.
 const TICK: Duration = Duration::from_secs(1);
-/// How long a controller may take to be shut down: leave is taken as well as it goes.
+/// Timeout of an orderly controller shutdown, in milliseconds.
 const LEAVE_MS: u64 = 500;
-/// Most events in a row: a controller that has always another keeps nobody waiting.
+/// Maximum consecutive events: a controller that always has another must not delay other work.
 const MAX_EVENTS: usize = 16;
-/// Pause before a queue identifier that the target has not forgotten yet is tried again.
+/// Pause before retrying a queue identifier that the target has not released yet.
 const FORGET: Duration = Duration::from_millis(20);
 
-/// How serving a controller ends.
+/// The reason why serving a controller ended.
 enum End {
     Stopped,
     Lost(String),
 }
 
-/// Keeps `controller`, and its successors, until the session ends.
+/// Maintains `controller` and its successors until the session ends.
 pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cancel) {
     loop {
         let why = match serve(shared, &mut controller, stop) {
@@ -110,7 +111,7 @@ fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
     }
 }
 
-/// Waits until there is something to do; returns whether the admin queue has something to say.
+/// Waits until there is work. Returns whether the admin queue is readable.
 fn wait(shared: &Shared, controller: &Controller, timeout: Duration) -> bool {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(shared.wake.as_raw_fd()), entry(controller.fd())];
@@ -123,8 +124,8 @@ fn wait(shared: &Shared, controller: &Controller, timeout: Duration) -> bool {
     ready > 0 && fds[1].revents != 0
 }
 
-/// Does what it was asked for. What goes wrong with a queue is for who asked; what goes wrong with the admin queue is
-/// an error.
+/// Executes pending jobs. An error of a queue goes to the requester; an error of the admin queue is
+/// returned.
 fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
     loop {
         let Some(job) = lock(&shared.jobs).pop_front() else { return Ok(()) };
@@ -156,19 +157,19 @@ fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -
     }
 }
 
-/// Whether an error says that the connection cannot be used any more.
+/// Whether an error means that the connection is unusable.
 fn is_loss(error: &OpenError) -> bool {
     matches!(error, OpenError::Stream(_) | OpenError::Protocol(_))
 }
 
-/// Looks at an event that came while something else was waited for.
+/// Handles an event that arrived while waiting for something else.
 fn heed(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
     let is_change = controller.take_event(patience)?;
     look(shared, controller, is_change, patience)
 }
 
-/// Looks at the namespace again if it changed. One that cannot be used any more is no reason to drop the connection:
-/// requests fail by themselves.
+/// Queries the namespace again if it changed. A namespace that became unusable does not end the
+/// connection: requests fail by themselves.
 fn look(
     shared: &Shared,
     controller: &mut Controller,
@@ -183,7 +184,7 @@ fn look(
                 Ok(()) => {}
             }
         }
-        // Asking may have brought the next event.
+        // The query may have received the next event.
         is_change = controller.take_event(patience)?;
         if !is_change {
             break;
@@ -192,7 +193,7 @@ fn look(
     Ok(())
 }
 
-/// Learns the namespace's size.
+/// Queries the namespace's size.
 fn measure(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
     let facts = controller.learn(Some(shared.facts.nsid), patience)?;
     if !shared.facts.is_same(&facts) {
@@ -205,7 +206,7 @@ fn measure(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>
     Ok(())
 }
 
-/// A connection for a mailbox.
+/// Connects the queue of a mailbox.
 fn connect(
     shared: &Shared,
     controller_id: u16,
@@ -225,7 +226,7 @@ fn connect(
                 let terms = link.terms();
                 return Ok(Connection { socket: link.into_socket(), terms, facts: *facts });
             }
-            // The queue that had this identifier before is not gone yet.
+            // The target has not released this identifier's previous queue yet.
             Err(OpenError::Refused { status: Status::COMMAND_SEQUENCE_ERROR, .. }) => {
                 patience.pause(FORGET)?
             }
@@ -234,7 +235,7 @@ fn connect(
     }
 }
 
-/// Takes all connections back and tries to make them again. `Err(None)`: the session ends.
+/// Aborts all connections and reconnects. `Err(None)`: the session ends.
 fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controller, Option<String>> {
     lock(&shared.mailboxes)
         .taken
@@ -291,7 +292,7 @@ fn attempt(shared: &Shared, patience: &Patience<'_>) -> Result<Controller, OpenE
     Ok(controller)
 }
 
-/// There will be no connection any more: whoever waits is told.
+/// Reports to all queues and jobs that there will be no connection any more.
 fn give_up(shared: &Shared, why: &Arc<str>) {
     let mut mailboxes = lock(&shared.mailboxes);
     mailboxes.dead = Some(why.clone());

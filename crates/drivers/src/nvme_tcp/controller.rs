@@ -1,4 +1,4 @@
-//! How a controller is found, switched on and asked, over its admin queue.
+//! Finds, enables and queries a controller over its admin queue.
 
 use super::error::OpenError;
 use super::facts::{Facts, Told};
@@ -15,23 +15,23 @@ use nvme::identify::lists::parse_namespaces;
 use nvme::{IDENTIFY_BYTES, IdentifyData, Sgl, Status, SubmissionEntry};
 use std::time::Duration;
 
-/// How often to look whether the controller is ready.
+/// Poll interval while the controller becomes ready.
 const READY_POLL: Duration = Duration::from_millis(5);
-/// Parts of the keep-alive timeout after which the controller hears of the host again.
+/// The fraction of the keep-alive timeout between two keep-alive commands: 1/2.
 const KEEP_ALIVE_PART: u32 = 2;
 
-/// A controller that is ready, through its admin queue.
+/// A ready controller, through its admin queue.
 pub(super) struct Controller {
     link: Link,
     pub(super) id: u16,
-    /// I/O queues that it grants.
+    /// I/O queues granted by the controller.
     pub(super) queues: u32,
     has_events: bool,
     capabilities: Capabilities,
 }
 
 impl Controller {
-    /// Connects, switches the controller on, and learns what there is to know about the namespace.
+    /// Connects, enables the controller, and queries the namespace.
     pub(super) fn connect(
         options: &Options,
         data: &ConnectData,
@@ -44,7 +44,7 @@ impl Controller {
         Ok((controller, facts))
     }
 
-    /// Connects, and switches the controller on.
+    /// Connects and enables the controller.
     pub(super) fn reach(
         options: &Options,
         data: &ConnectData,
@@ -65,7 +65,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Everything about namespace `nsid`, or the first there is.
+    /// Queries namespace `nsid`, or the first one.
     pub(super) fn learn(&mut self, nsid: Option<u32>, patience: &Patience<'_>) -> Result<Facts, OpenError> {
         let nsid = match nsid {
             Some(nsid) => nsid,
@@ -95,32 +95,33 @@ impl Controller {
         })
     }
 
-    /// Says that the host is alive; `Ok` says that the controller is.
+    /// Sends a keep-alive command; `Ok` means that the controller is alive.
     pub(super) fn keep_alive(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
         self.admin("to stay alive", &Command::keep_alive(), &mut [], patience).map(|_| ())
     }
 
-    /// How often [`Controller::keep_alive`] is due; `None` for never.
+    /// The interval of [`Controller::keep_alive`]; `None` for never.
     pub(super) fn keep_alive_interval(options: &Options) -> Option<Duration> {
         let timeout = Duration::from_secs(options.keep_alive_s.into());
         (!timeout.is_zero()).then_some(timeout / KEEP_ALIVE_PART)
     }
 
-    /// Takes in what the admin queue has, without waiting for more than the PDU that has begun. `true`: the namespace
-    /// may have changed.
+    /// Processes received PDUs of the admin queue, without waiting for more than a PDU that has
+    /// begun. Returns `true` if the namespace may have changed.
     pub(super) fn listen(&mut self, patience: &Patience<'_>) -> Result<bool, OpenError> {
         self.link.listen(patience)?;
         self.take_event(patience)
     }
 
-    /// Looks at an event that came meanwhile, and asks for the next.
+    /// Processes an event that arrived meanwhile, and requests the next.
     pub(super) fn take_event(&mut self, patience: &Patience<'_>) -> Result<bool, OpenError> {
         let Some(dword) = self.link.take_event() else { return Ok(false) };
         let event = event::Event::parse(dword);
         tracing::debug!(?event, "asynchronous event");
         let is_change = event == event::Event::NAMESPACE_ATTRIBUTES;
         if is_change {
-            // Until the log is read the same event does not come again. What it says is asked for by name anyway.
+            // The controller reports the same event again only after the log was read. The content
+            // is ignored, since the namespace is queried anyway.
             let log = Command::get_log_page(u32::MAX, log_page::CHANGED_NAMESPACES, 0, IDENTIFY_BYTES as u32);
             self.admin("to tell what changed", &log, &mut [0; IDENTIFY_BYTES], patience)?;
         }
@@ -133,7 +134,7 @@ impl Controller {
         self.link.fd()
     }
 
-    /// Takes leave: the controller shuts down.
+    /// Shuts the controller down.
     pub(super) fn shut_down(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
         let normal = Configuration { shutdown: 1, ..Configuration::ENABLED };
         self.set(offset::CC, normal.encode(), patience)
@@ -192,7 +193,8 @@ impl Controller {
         Ok(data)
     }
 
-    /// All zeroes when there is no such structure, as before the version that brought it.
+    /// All zeroes if the controller does not support this structure, as before the version that
+    /// added it.
     fn identify_if_it_can(
         &mut self,
         nsid: u32,
@@ -205,7 +207,8 @@ impl Controller {
         }
     }
 
-    /// Carries out an admin command, which fills `to`; `what` it asks for is for the message.
+    /// Executes an admin command, which fills `to`; `what` is the requested action, for the error
+    /// message.
     pub(super) fn admin(
         &mut self,
         what: &'static str,

@@ -1,6 +1,7 @@
-//! What there is to connect to: the log page of a discovery service.
+//! Reads the log page of a discovery service.
 //!
-//! Source: Base Specification 2.0, 5.16.1.23 (the page); NVMe/TCP Transport Specification 1.0, 3.1 (port 8009).
+//! Source: Base Specification 2.0, 5.16.1.23 (the page); NVMe/TCP Transport Specification 1.0, 3.1
+//! (port 8009).
 
 use super::controller::Controller;
 use super::error::OpenError;
@@ -12,21 +13,22 @@ use nvme::command::log_page;
 use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader, RECORD_BYTES};
 use nvme::fabrics::{ANY_CONTROLLER, ConnectData, Nqn};
 
-/// Records that are read at a time: 4 KiB, which every controller can.
+/// Records read at once: 4 KiB, which every controller supports.
 const AT_ONCE: u64 = 4;
-/// Records that are read at most: there are no networks with more.
+/// Maximum number of records: more than any network has.
 const MAX_RECORDS: u64 = 4096;
-/// How often the page may change while it is read.
+/// How often the log may change while it is read.
 const ATTEMPTS: u32 = 8;
 
-/// Asks the discovery service at the options' address what there is. The options' subsystem does not count.
+/// Queries the discovery service at the options' address. The options' subsystem is ignored.
 ///
 /// # Errors
-/// When there is no service, it breaks the protocol, its page changes all the time, or `cancel` was called.
+/// When there is no service, it violates the protocol, its log keeps changing, or `cancel` was
+/// called.
 pub fn discover(options: &Options, cancel: &Cancel) -> Result<Vec<DiscoveryEntry>, OpenError> {
     let (host_id, name) = host(options);
     let subsystem = Nqn::discovery();
-    // A single visit: nobody has to stay alive.
+    // A short visit: no keep-alive is needed.
     let options = Options { nqn: subsystem.clone(), keep_alive_s: 0, ..options.clone() };
     let host = ConnectData { host_id, controller_id: ANY_CONTROLLER, subsystem, host: name };
     let patience = Patience::new(options.timeout_ms, cancel);
@@ -35,7 +37,7 @@ pub fn discover(options: &Options, cancel: &Cancel) -> Result<Vec<DiscoveryEntry
         let before = header(&mut controller, &patience)?;
         let entries = entries(&mut controller, before.records, &patience)?;
         if header(&mut controller, &patience)? == before {
-            // It ends with the connection anyway.
+            // Best effort: the controller ends with the connection.
             let _ = controller.shut_down(&patience);
             return Ok(entries);
         }
@@ -72,7 +74,7 @@ fn entries(
         for (record, bytes) in (first..).zip(records) {
             match DiscoveryEntry::parse(bytes) {
                 Ok(entry) => found.push(entry),
-                // The others may be what is looked for.
+                // Other records may still be useful.
                 Err(error) => {
                     tracing::warn!(record, %error, "a record of the discovery log names no subsystem")
                 }

@@ -1,4 +1,4 @@
-//! Why a namespace could not be opened, and why a connection ends.
+//! Errors of opening a namespace, and of its connections.
 
 use super::options::MAX_QUEUES;
 use crate::stream::StreamError;
@@ -8,67 +8,67 @@ use nvme::tcp::{Fatal, PduType};
 use nvme_auth::host::Refusal;
 use std::io;
 
-/// Why a namespace could not be opened, or a connection to its subsystem not be made.
+/// The reason why a namespace, or a connection to its subsystem, could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("{0}")]
     Options(String),
-    /// No connection to the target, or it failed while both sides agreed on how to talk.
+    /// No connection to the target, or it failed during the negotiation.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The target breaks the protocol.
+    /// The target violates the protocol.
     #[error("not a usable NVMe/TCP target: {0}")]
     Protocol(#[from] Violation),
-    /// The target does not grant what the options ask for.
+    /// The target does not grant a requested option.
     #[error("the target does not grant {0}")]
     NotGranted(&'static str),
-    /// The target does not take a parameter of Connect.
+    /// The target refuses a parameter of Connect.
     #[error("the target does not accept {0} ({1})")]
     Parameter(InvalidParameter, Status),
-    /// The host must prove who it is, and has nothing to do it by.
+    /// The target requires authentication, and the host has no secret.
     #[error("the target wants the host to prove who it is, and there is no secret for that (dhchap-key)")]
     NoKey,
-    /// The target shall prove who it is, and does not even ask the host.
+    /// The target must authenticate, but does not start an authentication.
     #[error("the target asks for no proof, and so gives none of its own (dhchap-ctrl-key)")]
     NoProof,
-    /// Host or target could not prove who they are.
+    /// Authentication of the host or the target failed.
     #[error("authentication: {0}")]
     Authentication(Refusal),
-    /// The target refuses a command.
+    /// The target refused a command.
     #[error("the target refuses {command}: {status}")]
     Refused {
-        /// What was asked for.
+        /// The refused action.
         command: &'static str,
-        /// What it says.
+        /// The status of the command.
         status: Status,
     },
-    /// There is no such namespace.
+    /// The namespace does not exist.
     #[error("the subsystem has no namespace{0}")]
     NoNamespace(String),
     /// The namespace or controller cannot be used.
     #[error("the namespace cannot be used: {0}")]
     Unusable(String),
-    /// What it says about itself makes no sense.
+    /// The controller returned invalid data.
     #[error(transparent)]
     Malformed(#[from] nvme::Malformed),
-    /// After the connection was lost there is another namespace in its place.
+    /// After the connection was lost, a different namespace took its place.
     #[error("the namespace is not the one that was opened")]
     Changed,
-    /// Every queue that the target allows is in use.
+    /// All queues that the target allows are in use.
     #[error("all {0} queues are in use (queues=1 to {MAX_QUEUES})")]
     AllInUse(u32),
-    /// The connection is lost, and does not come back.
+    /// The connection was lost, and reconnecting timed out.
     #[error("the connection is lost: {0}")]
     Lost(String),
-    /// The operating system refuses a resource.
+    /// The operating system refused a resource.
     #[error("no queue: {0}")]
     System(#[source] io::Error),
 }
 
 impl OpenError {
-    /// The Linux error number (positive) that says about the same to a C caller.
+    /// The closest Linux error number (positive), for C callers.
     pub fn errno(&self) -> i32 {
         match self {
             OpenError::Options(_) => libc::EINVAL,
@@ -85,42 +85,42 @@ impl OpenError {
         }
     }
 
-    /// Whether it is of no use to try again.
+    /// Whether retrying is useless.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, OpenError::Changed | OpenError::Options(_))
     }
 }
 
-/// How the target broke the protocol, or that it gave up.
+/// A protocol violation of the target, or the end of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A PDU that cannot be.
+    /// Malformed PDU.
     #[error("a PDU is malformed ({0})")]
     Header(#[from] Fatal),
-    /// A PDU that cannot come now.
+    /// A PDU that is not allowed in this state.
     #[error("a PDU of type {0:?} comes when none can")]
     Unexpected(PduType),
-    /// An answer that nobody asked for.
+    /// No command has this identifier.
     #[error("an answer to nothing: command {0:#06x}")]
     Command(u16),
-    /// Data, or a wish for data, outside of what the command moves.
+    /// Data, or a request for data, outside the range of the command.
     #[error("{len} bytes at {offset} lie outside their command")]
     Outside {
-        /// Where.
+        /// Offset in the command's data.
         offset: u32,
-        /// How many.
+        /// Length.
         len: u32,
     },
-    /// A second wish for data before the first was met.
+    /// A second request for data before the first was fulfilled.
     #[error("more data is asked for than was agreed on")]
     Limit,
-    /// A command that succeeds without all of its data.
+    /// A command succeeded without all of its data.
     #[error("a command ends before all of its data was moved")]
     Incomplete,
-    /// The digest of data is wrong while nothing may be lost.
+    /// A data digest is wrong and the data cannot be requested again.
     #[error("the digest of data does not match")]
     Digest,
-    /// The target ends the connection and says why.
+    /// The target terminates the connection with a reason.
     #[error("the target ends the connection: fatal error status {status:#x}, {info:#x}")]
     Terminated {
         /// FES.

@@ -1,4 +1,4 @@
-//! What is known about a namespace and its controller.
+//! Properties of a namespace and its controller.
 
 use super::error::OpenError;
 use block::Limits;
@@ -7,17 +7,17 @@ use nvme::identify::lists::{NamespaceId, parse_descriptors};
 use nvme::identify::{ControllerData, ControllerType, Deallocation, NamespaceData};
 use nvme::{CommandLimits, CommandSet, Controller, IdentifyData, MAX_BLOCKS, Namespace};
 
-/// Longest request: it is cut into commands of what the controller takes.
+/// Longest request; longer than a command, so it is split.
 const MAX_TRANSFER: u32 = 1 << 30;
-/// Longest discard and write zeroes, cut likewise.
+/// Longest discard and write zeroes, split likewise.
 const MAX_RANGE: u64 = 1 << 40;
-/// Longest transfer of one command where the controller has no limit, or a high one: a target holds its data in
-/// memory as a whole.
+/// Longest transfer of one command if the controller has no limit or a higher one: a target buffers
+/// all of its data in memory.
 const MAX_COMMAND: u32 = 1 << 20;
-/// Preferences of a namespace beyond this are taken for nonsense.
+/// Larger preferred sizes of a namespace are ignored as invalid.
 const MAX_PREFERENCE: u64 = 1 << 30;
 
-/// What tells a namespace from every other.
+/// Distinguishes a namespace from every other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Identity {
     nguid: [u8; 16],
@@ -25,7 +25,7 @@ pub(super) struct Identity {
     uuid: [u8; 16],
 }
 
-/// What is known about a namespace. Sizes are bytes unless the name says otherwise.
+/// The properties of a namespace. Sizes are in bytes unless the name says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Namespace identifier.
@@ -34,47 +34,47 @@ pub struct Facts {
     pub capacity: u64,
     /// Size of a logical block, as a power of two.
     pub block_shift: u32,
-    /// The namespace refuses writes.
+    /// Whether the namespace refuses writes.
     pub is_write_protected: bool,
-    /// There is a volatile write cache.
+    /// Whether there is a volatile write cache.
     pub has_cache: bool,
     /// Longest transfer of one command, a multiple of the block.
     pub max_transfer: u32,
-    /// Most data in a command's capsule.
+    /// Maximum data in a command's capsule.
     pub in_capsule: u32,
-    /// Most blocks of one write zeroes command; `None` when there is no such command.
+    /// Maximum blocks of one write zeroes command; `None` without the command.
     pub zero_blocks: Option<u32>,
-    /// A write zeroes command deallocates where it may.
+    /// Whether write zeroes may deallocate.
     pub zeroes_by_deallocating: bool,
-    /// What one deallocation takes; `None` when there is no such command.
+    /// Limits of a deallocation; `None` without the command.
     pub deallocation: Option<Deallocation>,
     /// Writes of this size, at its multiples, cost no read. A power of two.
     pub preferred_write: u32,
     /// Discards of this size, at its multiples, are effective. A power of two.
     pub preferred_discard: u32,
-    /// The write size that works best; 0 when it does not say.
+    /// The preferred write size; 0 when unknown.
     pub optimal_io: u32,
-    /// Most entries of a queue, by the controller's capabilities.
+    /// Maximum entries of a queue, by the controller's capabilities.
     pub max_entries: u32,
-    /// Most commands in flight on a queue.
+    /// Maximum commands in flight on a queue.
     pub max_commands: u32,
     pub(super) identity: Identity,
 }
 
-/// What the controller returned: the structures that facts are made of.
+/// The structures that the controller returned, from which facts are derived.
 pub(super) struct Told<'a> {
     pub(super) capabilities: Capabilities,
     pub(super) controller: &'a IdentifyData,
     pub(super) nsid: u32,
     pub(super) namespace: &'a IdentifyData,
-    /// Empty where there is none.
+    /// Empty if not supported.
     pub(super) descriptors: &'a IdentifyData,
-    /// All zeroes where there is none, which means no limits.
+    /// All zeroes if not supported, which means no limits.
     pub(super) limits: &'a IdentifyData,
 }
 
 impl Facts {
-    /// Makes sense of what the controller told.
+    /// Evaluates the structures.
     ///
     /// # Errors
     /// When the namespace cannot be used.
@@ -112,7 +112,7 @@ impl Facts {
             is_write_protected: namespace.is_write_protected,
             has_cache: controller.has_volatile_cache,
             max_transfer: (most & !(block - 1)).max(block),
-            // Data that does not follow its entry at once is not worth the trouble.
+            // In-capsule data at an offset is not supported.
             in_capsule: if data.in_capsule_offset_units == 0 { data.in_capsule_bytes() } else { 0 },
             zero_blocks: limits.zero_blocks(&controller, namespace.block_shift),
             zeroes_by_deallocating: namespace.zeroes_by_deallocating,
@@ -131,7 +131,7 @@ impl Facts {
         1 << self.block_shift
     }
 
-    /// What they mean for those who issue requests; with `read_only` all writes are refused.
+    /// The limits of a device over the namespace; `read_only` refuses all writes.
     pub fn limits(&self, read_only: bool) -> Limits {
         let whole_blocks = |len: u64| len & !(u64::from(self.block_size()) - 1);
         let read_only = read_only || self.is_write_protected;
@@ -152,7 +152,7 @@ impl Facts {
         }
     }
 
-    /// Whether these are facts about the namespace that `self` are about, which may have another size now.
+    /// Whether `other` describes the same namespace, possibly with another size.
     pub(super) fn is_same(&self, other: &Facts) -> bool {
         self.identity == other.identity && self.nsid == other.nsid && self.block_shift == other.block_shift
     }

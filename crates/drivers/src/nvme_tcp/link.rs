@@ -1,5 +1,5 @@
-//! One connection while commands go one by one and whoever sends them waits: how every connection begins, and how
-//! the admin queue works all its life.
+//! A connection with blocking commands, one at a time: the start of every connection, and the admin
+//! queue.
 
 use super::authentication;
 use super::error::{OpenError, Violation};
@@ -17,12 +17,12 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// What both sides of a connection agreed on.
+/// The negotiated parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) to_send: Framing,
     pub(super) to_receive: Framing,
-    /// Most bytes of data in one PDU to the target.
+    /// Maximum data bytes of one PDU to the target.
     pub(super) max_h2c_data: u32,
 }
 
@@ -31,13 +31,13 @@ pub(super) struct Link {
     socket: Socket,
     terms: Terms,
     next_id: u16,
-    /// The asynchronous event request that is out.
+    /// The outstanding asynchronous event request.
     event_request: Option<u16>,
-    /// The event that answered it.
+    /// The event that completed it.
     event: Option<u32>,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 pub(super) struct Purpose<'a> {
     pub(super) queue_id: u16,
     /// Entries of the queue.
@@ -47,7 +47,7 @@ pub(super) struct Purpose<'a> {
 }
 
 impl Link {
-    /// Connects a queue to the target; returns the controller that it belongs to.
+    /// Connects a queue to the target. Returns the identifier of its controller.
     pub(super) fn connect(
         options: &Options,
         purpose: &Purpose<'_>,
@@ -82,8 +82,8 @@ impl Link {
         Ok((link, response.controller_id))
     }
 
-    /// Sends the command that `entry` makes of an identifier, with `data` in its capsule, and waits for its end. What
-    /// it returns lands in `to`; when it succeeds, all of `to` was filled.
+    /// Sends the command that `entry` builds for an identifier, with `data` in its capsule, and
+    /// waits for its completion. Returned data is written to `to`; on success it fills all of `to`.
     pub(super) fn command(
         &mut self,
         entry: impl FnOnce(u16) -> SubmissionEntry,
@@ -99,7 +99,7 @@ impl Link {
         }
     }
 
-    /// As [`Link::command`], when there may be less than `to` has room for: also how many bytes there were.
+    /// As [`Link::command`], for data that may be shorter than `to`. Also returns its length.
     pub(super) fn command_up_to(
         &mut self,
         entry: impl FnOnce(u16) -> SubmissionEntry,
@@ -116,7 +116,8 @@ impl Link {
         }
     }
 
-    /// As [`Link::command`], when the only good end is success; `what` it asks for is for the message.
+    /// As [`Link::command`], with every other status than success as an error; `what` is the
+    /// requested action, for the error message.
     pub(super) fn succeed(
         &mut self,
         what: &'static str,
@@ -131,7 +132,7 @@ impl Link {
         }
     }
 
-    /// Asks to be told of the next event, unless that was asked already.
+    /// Requests the next event, unless a request is outstanding.
     pub(super) fn request_event(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
         if self.event_request.is_none() {
             let command = nvme::Command::async_event_request();
@@ -142,12 +143,12 @@ impl Link {
         Ok(())
     }
 
-    /// Takes in what has come without a command that waits for it. To be called when the socket can be read.
+    /// Processes received PDUs while no command is pending. Called when the socket is readable.
     pub(super) fn listen(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
         self.receive(None, &mut [], &mut 0, patience).map(|_| ())
     }
 
-    /// The event that came since the last call.
+    /// Returns the event that arrived since the last call.
     pub(super) fn take_event(&mut self) -> Option<u32> {
         self.event.take()
     }
@@ -185,7 +186,7 @@ impl Link {
         Ok(id)
     }
 
-    /// Takes in one PDU: data and the end of command `id`, or an event.
+    /// Processes one PDU: data, the completion of command `id`, or an event.
     fn receive(
         &mut self,
         id: Option<u16>,
@@ -255,14 +256,14 @@ impl Link {
     }
 }
 
-/// What a termination request says.
+/// Decodes a termination request.
 pub(super) fn terminated(header: &[u8; HEADER_BYTES]) -> Violation {
     let request = TermReq::parse(header);
     let status = request.status.map_or_else(|number| number, |status| status as u16);
     Violation::Terminated { status, info: request.info }
 }
 
-/// Tells the target what it did wrong, as well as it goes: the connection ends in any case.
+/// Sends a termination request, best effort: the connection ends in any case.
 pub(super) fn refuse(mut socket: &Socket, violation: &Violation, header: &[u8]) {
     let fatal = match violation {
         Violation::Header(fatal) => *fatal,
@@ -278,15 +279,15 @@ pub(super) fn refuse(mut socket: &Socket, violation: &Violation, header: &[u8]) 
     let _ = io::Write::write(&mut socket, &message[..len]);
 }
 
-/// Ends a connection at once: what the kernel still has to send is thrown away, as it must not arrive after what goes
-/// over the next connection.
+/// Aborts a connection: unsent data is discarded, as it must not arrive after data of the next
+/// connection.
 pub(super) fn abort(socket: &Socket) {
     let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     // SAFETY: the address outlives the call.
     unsafe {
         libc::connect(socket.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t)
     };
-    // For sockets that are not TCP's. Fails only when the other side has done it already.
+    // For sockets other than TCP. Fails only when the other side has disconnected already.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
@@ -339,7 +340,7 @@ fn agree(socket: &Socket, options: &Options, patience: &Patience<'_>) -> Result<
             return Err(OpenError::NotGranted(what));
         }
     }
-    // Digests are there only when both sides want them.
+    // Digests are used only when both sides enable them.
     let (header_digest, data_digest) = (wanted.header_digest, wanted.data_digest);
     Ok(Terms {
         to_send: Framing { header_digest, data_digest, align_bytes: granted.align_bytes },

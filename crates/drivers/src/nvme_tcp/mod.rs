@@ -3,23 +3,26 @@
 //! ```text
 //!   NvmeTcpDevice ── open_channel() ──► QueueChannel ─► NvmeTcpQueue ── one connection each ──►  target
 //!      │ control                                           ▲ connections, by its QueueMailbox            │
-//!   Session: address, facts ──── keeper, one thread ───────┴──────── admin queue ────────────────┘
+//!   Session: address, facts ──── connection thread ────────┴──────── admin queue ────────────────┘
 //! ```
 //!
-//! Every channel has an I/O queue of its own. Short writes travel in their command's capsule, longer ones when the
-//! controller asks for them (R2T); what is read goes from the socket straight into the caller's memory.
+//! Every channel has its own I/O queue. Short writes travel in their command's capsule, longer ones
+//! when the controller requests them (R2T). Read data goes from the socket straight into the
+//! caller's memory.
 //!
-//! When a connection is lost, requests wait while the keeper connects again with growing pauses, and what was under
-//! way goes to the new connection once more; after the loss timeout requests fail with `DeviceGone`. A command that
-//! was lost five times fails with `TimedOut`, and so does one that a controller never answers: its connection is
-//! given up each time.
+//! When a connection is lost, requests wait while the connection thread reconnects with growing
+//! pauses. Commands in flight are sent again over the new connection. After the loss timeout
+//! requests fail with `DeviceGone`. A command that was lost five times fails with `TimedOut`. So
+//! does a command that a controller never answers: its connection is aborted each time.
 //!
-//! A target is not trusted: whatever breaks the protocol ends the connection. Where it wants to know who the host is,
-//! every queue proves that when it connects, and may ask for the same (`authentication`). There is no encryption.
+//! A target is not trusted: a protocol violation ends the connection. If the target requires
+//! authentication, every queue authenticates when it connects, and may demand the same of the
+//! target (`authentication`). There is no encryption.
 //!
-//! A namespace that grows is noticed when the controller reports it, or with [`block::Device::refresh`].
+//! The device notices that a namespace grows when the controller reports it, or with
+//! [`block::Device::refresh`].
 //!
-//! Truth: NVM Express TCP Transport Specification 1.0, Base Specification 2.0 section 6.
+//! Source: NVM Express TCP Transport Specification 1.0, Base Specification 2.0 section 6.
 
 mod authentication;
 mod connection_thread;
@@ -61,21 +64,21 @@ pub struct NvmeTcpDevice {
 }
 
 impl NvmeTcpDevice {
-    /// Connects to the controller and looks at the namespace.
+    /// Connects to the controller and opens the namespace.
     ///
     /// # Errors
-    /// When there is no target, no such namespace, or it cannot be used.
+    /// When there is no target, the namespace does not exist, or it cannot be used.
     pub fn open(options: &Options) -> Result<NvmeTcpDevice, DeviceError> {
         let session = Session::open(options, &Cancel::never());
         session.map(NvmeTcpDevice::over).map_err(|error| DeviceError::new(options.name(), error.to_string()))
     }
 
-    /// The device over a session that is there already.
+    /// Creates the device over an existing session.
     pub fn over(session: Arc<Session>) -> NvmeTcpDevice {
         NvmeTcpDevice { session }
     }
 
-    /// The session below.
+    /// The session of the device.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }

@@ -1,7 +1,8 @@
-//! One slot: a request on its way through the controller, command by command.
+//! One slot: a request and its execution by the controller, command by command.
 //!
-//! A request takes several commands, one after the other, when it is longer than the controller takes, or when zeroes
-//! must be sent. A command that was under way when the connection was lost goes to the next one again.
+//! A request needs several consecutive commands when it exceeds the controller's limits, or when
+//! zeroes must be sent. Commands that were in flight when the connection was lost are sent again
+//! over the next one.
 
 use super::error::Violation;
 use super::facts::Facts;
@@ -11,32 +12,33 @@ use nvme::command::{Command, deallocate_range};
 use nvme::tcp::{C2hData, DataDigest, R2t};
 use nvme::{MAX_BLOCKS, Sgl, Status};
 
-/// How often one command may be sent in vain: over connections that are lost, or to a controller that says that it
-/// might do it later.
+/// Maximum failed attempts of one command: over connections that were lost, or refused as
+/// retryable.
 const MAX_ATTEMPTS: u8 = 5;
-/// Bytes of a range to be deallocated.
+/// Bytes of a deallocation range.
 const RANGE_BYTES: u64 = 16;
-/// How much of a caller's memory is copied at once to compute its digest: nobody may hold a reference to it.
+/// Bytes of the caller's memory that are copied at once to compute a digest: no reference to that
+/// memory may exist.
 const DIGEST_STEP: usize = 4096;
 
-/// What is being done.
+/// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Read,
     Write,
     WriteZeroes,
-    /// Zeroes that the controller is sent.
+    /// Zeroes sent as data.
     WriteBuffers,
     Discard,
     Flush,
 }
 
-/// What a slot has to send.
+/// Data that a slot has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
     Nothing,
     Command,
-    /// What an R2T asked for.
+    /// Data that an R2T requested.
     Data {
         tag: u16,
         offset: u32,
@@ -44,41 +46,41 @@ pub(super) enum Pending {
     },
 }
 
-/// What comes behind a command's end.
+/// The next action after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The next command goes to the controller.
+    /// Send the next command to the controller.
     Issue,
-    /// The same once more, in a while.
+    /// Send the same command again after the next tick.
     IssueLater,
-    /// The request is over.
+    /// The request is complete.
     End(IoResult),
 }
 
-/// A request, or nothing.
+/// A request, or an idle slot.
 pub(super) struct Operation {
     pub(super) is_busy: bool,
     pub(super) pending: Pending,
-    /// The command is with the controller, which has not answered.
+    /// Whether the command was sent and not answered.
     pub(super) is_out: bool,
-    /// Ticks that it has been there.
+    /// Its age in ticks.
     pub(super) age: u32,
-    /// The command is to be sent again with the next tick.
+    /// Whether the command is to be sent again at the next tick.
     pub(super) is_later: bool,
-    /// Where the outbox has sent all of the command so far.
+    /// The outbox position at which the command has been sent so far.
     pub(super) sent_at: u64,
     work: Work,
     flags: Flags,
-    /// Where the command in flight starts on the namespace, and how much of it is concerned, in bytes.
+    /// Offset and length of the command in flight on the namespace, in bytes.
     offset: u64,
     part: u64,
-    /// Bytes behind that.
+    /// Bytes after that.
     rest: u64,
     /// The caller's memory from the command in flight on.
     data: Data<'static>,
-    /// The data of a deallocation.
+    /// The data of a deallocation command.
     range: [u8; RANGE_BYTES as usize],
-    /// Bytes of data that the command moves, and how many of them moved, or were asked for.
+    /// Data bytes of the command, and how many of them were moved or requested.
     data_len: u32,
     moved: u32,
     status: Status,
@@ -88,7 +90,7 @@ pub(super) struct Operation {
     generation: u16,
 }
 
-// SAFETY: the window's pointers belong to whoever owns the request, on whatever thread that is.
+// SAFETY: the window's pointers belong to the owner of the request, on any thread.
 unsafe impl Send for Operation {}
 
 impl Operation {
@@ -118,10 +120,10 @@ impl Operation {
         }
     }
 
-    /// Takes a request in, whose first command is pending then. `Ok(false)`: there is nothing to do.
+    /// Starts a request, whose first command is then pending. `Ok(false)`: there is nothing to do.
     ///
     /// # Errors
-    /// When the controller cannot do it.
+    /// When the controller does not support it.
     ///
     /// # Safety
     /// The request's memory obeys the contract of [`Data::new`] until the request has ended.
@@ -147,7 +149,7 @@ impl Operation {
         if len == 0 && req.op != Op::Flush {
             return Ok(false);
         }
-        // The namespace may have another size by now: the controller knows where it ends.
+        // The namespace may have another size by now: the controller checks the range.
         offset.checked_add(len).ok_or(IoError::OutOfRange)?;
         if req.op != Op::Flush && (offset | len) & (u64::from(facts.block_size()) - 1) != 0 {
             return Err(IoError::Misaligned);
@@ -167,10 +169,10 @@ impl Operation {
         Ok(true)
     }
 
-    /// Makes the command that is pending, which goes as `generation` of its slot.
+    /// Builds the pending command, which has `generation` in its identifier.
     #[inline]
     pub(super) fn issue(&mut self, facts: &Facts) -> (Command, Sgl) {
-        // A command that is sent again may be cut in another way now.
+        // A command that is sent again may be split differently now.
         self.rest += self.part;
         let (len, blocks) = self.cut(facts);
         self.part = len;
@@ -206,7 +208,7 @@ impl Operation {
         (command, Sgl::Transport { len: self.data_len })
     }
 
-    /// How much of what is left one command takes: bytes and blocks.
+    /// The part of the remaining request that one command takes: bytes and blocks.
     #[inline]
     fn cut(&self, facts: &Facts) -> (u64, u32) {
         let most = match self.work {
@@ -226,13 +228,13 @@ impl Operation {
         (len, (len >> facts.block_shift) as u32)
     }
 
-    /// Whether the command has data for the controller.
+    /// Whether the command sends data to the controller.
     #[inline]
     pub(super) fn sends(&self) -> bool {
         matches!(self.work, Work::Write | Work::WriteBuffers | Work::Discard)
     }
 
-    /// Hands the pieces of the command's data from `offset` on to `push`; nothing of them may be written to.
+    /// Passes the pieces of the command's data from `offset` on to `push`, for reading only.
     #[inline]
     pub(super) fn pieces(&mut self, offset: u32, len: u32, push: impl FnMut(Segment)) {
         let (offset, len) = (offset as usize, len as usize);
@@ -250,7 +252,7 @@ impl Operation {
         }
     }
 
-    /// The digest of that data.
+    /// The digest of these data.
     pub(super) fn digest(&mut self, offset: u32, len: u32) -> [u8; 4] {
         let mut digest = DataDigest::new();
         let mut copy = [0; DIGEST_STEP];
@@ -268,13 +270,13 @@ impl Operation {
         digest.to_bytes()
     }
 
-    /// The identifier's part that tells this command from those that were in the slot before.
+    /// The part of the identifier that distinguishes this command from earlier ones of the slot.
     #[inline]
     pub(super) fn generation(&self) -> u16 {
         self.generation
     }
 
-    /// Data for the command comes; returns where it belongs in [`Operation::target`].
+    /// Accepts data of the command. Returns its offset in [`Operation::target`].
     #[inline]
     pub(super) fn expect(&mut self, data: &C2hData) -> Result<usize, Violation> {
         let C2hData { offset, len, .. } = *data;
@@ -285,13 +287,13 @@ impl Operation {
         Ok(offset as usize)
     }
 
-    /// The caller's memory for data that comes.
+    /// The caller's memory for received data.
     #[inline]
     pub(super) fn target(&self, at: usize, len: usize) -> Data<'static> {
         self.data.part(at, len)
     }
 
-    /// The controller asks for data.
+    /// The controller requests data.
     #[inline]
     pub(super) fn want(&mut self, r2t: &R2t) -> Result<(), Violation> {
         let R2t { tag, offset, len, .. } = *r2t;
@@ -306,13 +308,13 @@ impl Operation {
         Ok(())
     }
 
-    /// The digest of what came is wrong.
+    /// Records a wrong digest of received data.
     #[cold]
     pub(super) fn corrupt(&mut self) {
         self.is_corrupt = true;
     }
 
-    /// The command has ended.
+    /// Records the completion of the command.
     #[inline]
     pub(super) fn answer(&mut self, status: Status, do_not_retry: bool) -> Result<(), Violation> {
         let is_whole = self.moved == self.data_len && self.pending == Pending::Nothing;
@@ -326,7 +328,7 @@ impl Operation {
         Ok(())
     }
 
-    /// What comes behind the command that has ended.
+    /// Determines the next action after a completion.
     #[inline]
     pub(super) fn conclude(&mut self) -> Next {
         if self.status != Status::SUCCESS || self.is_corrupt {
@@ -363,7 +365,8 @@ impl Operation {
         Next::End(Err(error))
     }
 
-    /// The connection is lost: the command has to go to the next one. `false` when it did that often enough.
+    /// The connection is lost: the command must be sent over the next one. Returns `false` after
+    /// too many attempts.
     #[cold]
     pub(super) fn start_over(&mut self) -> bool {
         if self.is_out {

@@ -1,58 +1,61 @@
-//! How to reach a subsystem, and who the host says it is.
+//! Options of a namespace: the subsystem's address, and the host's identity.
 
 use crate::stream::Address;
 use nvme::fabrics::Nqn;
 use nvme_auth::Key;
 use std::net::IpAddr;
 
-/// The port that belongs to the protocol.
+/// The protocol's port.
 pub const DEFAULT_PORT: u16 = nvme::tcp::DEFAULT_PORT;
-/// The port that belongs to discovery.
+/// The discovery port.
 pub const DISCOVERY_PORT: u16 = nvme::tcp::DISCOVERY_PORT;
-/// Most I/O queues, each on a connection of its own: more than a target has cores.
+/// Maximum I/O queues, each with its own connection: more than a target has cores.
 pub const MAX_QUEUES: u32 = 64;
-/// Most requests in flight on a queue: what a command identifier has bits for, beside its generation.
+/// Maximum requests in flight on a queue: limited by the bits of a command identifier besides its
+/// generation.
 pub const MAX_QUEUE_DEPTH: u32 = 1024;
-/// Longest time that a host may stay silent: ten minutes.
+/// Longest keep-alive timeout: ten minutes.
 const MAX_KEEP_ALIVE_S: u32 = 600;
 
-/// How to open a namespace.
+/// Options of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where the target listens.
+    /// The target's address.
     pub address: Address,
     /// The subsystem.
     pub nqn: Nqn,
-    /// The namespace; `None` for the first there is.
+    /// The namespace; `None` for the first one.
     pub nsid: Option<u32>,
-    /// The host's name; `None` for that of this machine (`/etc/nvme/hostnqn`), or one made of its identifier.
+    /// The host's name. `None`: that of this machine (`/etc/nvme/hostnqn`), or one derived from its
+    /// identifier.
     pub host_nqn: Option<Nqn>,
-    /// The host's identifier; `None` for that of this machine (`/etc/nvme/hostid`), or a new one each time.
+    /// The host's identifier. `None`: that of this machine (`/etc/nvme/hostid`), or a new one each
+    /// time.
     pub host_id: Option<[u8; 16]>,
-    /// By which the host proves who it is, where the target wants to know.
+    /// The host's secret, if the target requires authentication.
     pub key: Option<Key>,
-    /// By which the target has to prove the same.
+    /// The target's secret, if it must authenticate itself.
     pub controller_key: Option<Key>,
-    /// Refuse writes, whatever the target allows.
+    /// Refuse writes, even if the target allows them.
     pub read_only: bool,
-    /// Most I/O queues; 0 for as many as the target allows.
+    /// Maximum I/O queues; 0 for as many as the target allows.
     pub queues: u32,
     /// Requests in flight on each queue: 1 to [`MAX_QUEUE_DEPTH`]. A target may allow less.
     pub queue_depth: u32,
-    /// Protect headers by digests.
+    /// Enable header digests.
     pub header_digest: bool,
-    /// Protect data by digests.
+    /// Enable data digests.
     pub data_digest: bool,
-    /// The target takes the host for dead after this long without a word, in seconds, and the host the target; 0:
-    /// nobody looks.
+    /// Keep-alive timeout in seconds, after which host and target consider each other dead; 0:
+    /// none.
     pub keep_alive_s: u32,
-    /// How long connecting may take, in milliseconds.
+    /// Timeout of connecting, in milliseconds.
     pub timeout_ms: u64,
-    /// How long a command may take before the connection is given up, in seconds.
+    /// Timeout of a command in seconds; then the connection is aborted.
     pub io_timeout_s: u32,
-    /// Longest pause between attempts to connect again, in seconds.
+    /// Maximum pause between attempts to reconnect, in seconds.
     pub reconnect_delay_s: u32,
-    /// How long to go on trying before requests fail, in seconds; 0: they fail at once.
+    /// Time to keep reconnecting before requests fail, in seconds; 0: they fail at once.
     pub loss_timeout_s: u32,
 }
 
@@ -80,7 +83,7 @@ impl Options {
         }
     }
 
-    /// Name for people.
+    /// A name for people.
     pub fn name(&self) -> String {
         match self.nsid {
             Some(nsid) => format!("nvme-tcp://{}/{}/{nsid}", self.address, self.nqn),
@@ -88,7 +91,7 @@ impl Options {
         }
     }
 
-    /// What is wrong with the options, if anything is.
+    /// Checks the options.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(1..=MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
             return Err(format!("queue depth {}: 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
@@ -121,18 +124,18 @@ impl Options {
     }
 }
 
-/// Reads `HOST[:PORT]`, `[IPv6][:PORT]` or an IPv6 address without a port.
+/// Parses `HOST[:PORT]`, `[IPv6][:PORT]` or an IPv6 address without a port.
 ///
 /// # Errors
-/// A sentence that says what is wrong with it.
+/// The text and the expected format.
 pub fn parse_address(text: &str) -> Result<Address, String> {
     parse_address_at(text, DEFAULT_PORT)
 }
 
-/// As [`parse_address`], with another port where there is none.
+/// As [`parse_address`], with another default port.
 ///
 /// # Errors
-/// A sentence that says what is wrong with it.
+/// The text and the expected format.
 pub fn parse_address_at(text: &str, port_if_none: u16) -> Result<Address, String> {
     let wrong = || format!("{text:?} is no address: HOST, HOST:PORT or [IPV6]:PORT");
     let (host, port) = match text.strip_prefix('[') {
@@ -153,7 +156,7 @@ pub fn parse_address_at(text: &str, port_if_none: u16) -> Result<Address, String
     Ok(Address::Tcp { host: host.to_owned(), port })
 }
 
-/// Reads a UUID: 32 hexadecimal digits, with dashes or without.
+/// Parses a UUID: 32 hexadecimal digits, with or without dashes.
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u8> = text
         .chars()
@@ -164,11 +167,11 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     if digits.len() == 32 { bytes.try_into().ok() } else { None }
 }
 
-/// Who the host says it is: what the options say, else this machine's files, else something new.
+/// The host's identity: from the options, else from this machine's files, else a new one.
 pub(super) fn host(options: &Options) -> ([u8; 16], Nqn) {
     let read = |path| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let id = options.host_id.or_else(|| parse_uuid(&read("/etc/nvme/hostid")));
-    // Without any of these all such hosts would be one: no target minds that but for reservations.
+    // The fallback is the same for all such hosts, which matters only for reservations.
     let id = id.or_else(|| parse_uuid(&read("/proc/sys/kernel/random/uuid"))).unwrap_or([0xf5; 16]);
     let name = options.host_nqn.clone();
     let of_machine = || Nqn::new(&read("/etc/nvme/hostnqn")).ok().filter(|_| options.host_id.is_none());

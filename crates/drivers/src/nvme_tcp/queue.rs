@@ -6,12 +6,13 @@
 //!                └─ R2T: pump again
 //! ```
 //!
-//! A command identifier holds the slot and a count of what was asked in it, so that no answer counts twice. A request
-//! ends only after the last byte of it was sent, even when the controller answers earlier: until then its memory is
-//! still being read. With data digests what comes takes the way through the inbox: a digest of memory that somebody
-//! else may write to proves nothing.
+//! A command identifier holds the slot and a generation number, so that no completion counts twice.
+//! A request ends only after its last byte was sent, even when the controller answers earlier:
+//! until then its memory is still in use. With data digests, received data goes through the inbox:
+//! a digest over memory that others may write to proves nothing.
 //!
-//! Without a connection requests wait; the keeper brings another, or says that there is none any more.
+//! Without a connection requests wait. The connection thread makes another one, or reports that
+//! there will be none.
 
 use super::error::Violation;
 use super::facts::Facts;
@@ -38,23 +39,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Most looks at the socket in one [`Queue::reap`]: a target that never stops talking keeps nobody else waiting.
+/// Maximum receives in one [`Queue::reap`]: a target that sends without pause must not delay other
+/// work.
 const MAX_RECEIVES: usize = 64;
-/// Headers on their way, beyond one and a digest for each request: of data that R2Ts ask for.
+/// Headers to be sent for data that R2Ts requested, beyond one header and one digest per request.
 const MORE_HEADERS: u32 = 64;
 /// Headers and digests of one PDU.
 const HEADERS_EACH: usize = 2;
 /// Bits of a command identifier that name the slot; the others hold the generation.
 const SLOT_BITS: u32 = MAX_QUEUE_DEPTH.trailing_zeros();
 
-/// What comes next on the connection.
+/// The next expected bytes of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
-    /// The front of a PDU.
+    /// The header of a PDU.
     Front,
-    /// Data for a read, from byte `at` of its command on; then its digest.
+    /// Data of a read, from byte `at` of its command on; then its digest.
     Data { slot: u32, at: usize, left: usize, is_success: bool, has_digest: bool },
-    /// The digest of the data that came.
+    /// The digest of the received data.
     Digest { slot: u32, is_success: bool },
 }
 
@@ -67,17 +69,17 @@ pub struct NvmeTcpQueue {
     inbox: Inbox,
     wakeup: Wakeup,
     operations: Box<[Operation]>,
-    /// Slots that have something to send, in order; some no more.
+    /// Slots with data to send, in order; some may have none any more.
     todo: VecDeque<u32>,
     due: Due,
-    /// Of the data that is due.
+    /// Digest of the data being received.
     digest: DataDigest,
-    /// Answered, but not sent to the end yet.
+    /// Slots that have been answered, but not sent completely.
     held: Vec<u32>,
-    /// What [`Queue::reap`] hands over.
+    /// Completions for [`Queue::reap`].
     ended: Vec<(u32, IoResult)>,
     in_flight: u32,
-    /// Why there will be no connection any more.
+    /// The reason why there will be no connection any more.
     dead: Option<Arc<str>>,
 }
 
@@ -107,22 +109,23 @@ impl NvmeTcpQueue {
         queue
     }
 
-    /// The session it belongs to.
+    /// The session of this queue.
     pub fn session(&self) -> &Arc<Session> {
         self.lease.session()
     }
 
-    /// Why there is no connection any more, if so: every request ends with [`IoError::DeviceGone`].
+    /// The reason why the connection was lost permanently, if so: every request then ends with
+    /// [`IoError::DeviceGone`].
     pub fn lost(&self) -> Option<&str> {
         self.dead.as_deref()
     }
 
-    /// Whether there is a connection at the moment.
+    /// Whether the queue is connected now.
     pub fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// Takes in what the keeper says.
+    /// Handles events of the connection thread.
     #[cold]
     fn hear(&mut self) {
         let QueueEvents { is_lost, connection, dead, is_tick } = self.lease.mailbox.take_events();
@@ -146,7 +149,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Goes on over another connection, with what was under way on the one before.
+    /// Continues over a new connection, with the commands that were in flight.
     fn adopt(&mut self, connection: Connection) {
         self.facts = connection.facts;
         self.connection = Some(connection);
@@ -158,7 +161,7 @@ impl NvmeTcpQueue {
         self.send();
     }
 
-    /// A second has passed.
+    /// Handles the timeout tick, once per second.
     fn tick(&mut self) {
         let most = self.lease.shared().options.io_timeout_s;
         let mut is_late = false;
@@ -179,7 +182,7 @@ impl NvmeTcpQueue {
         self.send();
     }
 
-    /// Encodes what slots have to send, as far as there is room.
+    /// Encodes pending commands and data, as far as there is room.
     #[inline]
     fn pump(&mut self) {
         let Some(connection) = &self.connection else { return };
@@ -232,7 +235,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     #[inline]
     fn send(&mut self) {
         while let Some(connection) = &self.connection
@@ -240,7 +243,7 @@ impl NvmeTcpQueue {
         {
             let before = self.outbox.sent();
             if let Err(error) = self.outbox.send(connection.socket.as_raw_fd()) {
-                // What the controller did before it went is done.
+                // Completions that the controller sent before it disconnected count.
                 let _ = self.receive();
                 self.lose(&error);
                 return;
@@ -255,7 +258,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Takes in what the socket has.
+    /// Receives as much as the socket has.
     fn receive(&mut self) -> Result<(), Lost> {
         for _ in 0..MAX_RECEIVES {
             let Some(connection) = &self.connection else { return Ok(()) };
@@ -279,7 +282,7 @@ impl NvmeTcpQueue {
         Ok(())
     }
 
-    /// Uses what the inbox holds, as far as it goes.
+    /// Parses the received bytes.
     fn digest(&mut self) -> Result<(), Lost> {
         loop {
             let unread = self.inbox.unread();
@@ -314,7 +317,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Acts on the front of a PDU, if all of it is there.
+    /// Handles the header of a PDU, if it is complete.
     #[inline]
     fn front(&mut self) -> Result<bool, Lost> {
         let (unread, connection) = (self.inbox.unread(), &self.connection);
@@ -332,7 +335,7 @@ impl NvmeTcpQueue {
         Ok(true)
     }
 
-    /// Acts on a header.
+    /// Handles a header.
     #[inline]
     fn accept(&mut self, frame: &Frame, header: &[u8; HEADER_BYTES]) -> Result<(), Violation> {
         match frame.kind {
@@ -367,7 +370,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// `len` bytes of the data that was due have come.
+    /// Counts `len` received bytes of the expected data.
     fn advance(&mut self, len: usize) -> Result<(), Violation> {
         let Due::Data { slot, at, left, is_success, has_digest } = self.due else { return Ok(()) };
         if left > len {
@@ -382,7 +385,7 @@ impl NvmeTcpQueue {
         self.arrived(slot, is_success)
     }
 
-    /// All data of a PDU has come.
+    /// Handles completely received data of a PDU.
     #[inline]
     fn arrived(&mut self, slot: u32, is_success: bool) -> Result<(), Violation> {
         if is_success { self.answered(slot, Status::SUCCESS, false) } else { Ok(()) }
@@ -401,7 +404,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// The controller has answered a slot's command.
+    /// Handles the completion of a slot's command.
     #[inline]
     fn answered(&mut self, slot: u32, status: Status, do_not_retry: bool) -> Result<(), Violation> {
         let operation = &mut self.operations[slot as usize];
@@ -414,7 +417,7 @@ impl NvmeTcpQueue {
         Ok(())
     }
 
-    /// Goes on with a slot whose command was sent and answered.
+    /// Continues a slot whose command was sent and answered.
     #[inline]
     fn conclude(&mut self, slot: u32) {
         match self.operations[slot as usize].conclude() {
@@ -445,7 +448,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Gives the connection up, and tells the keeper unless it knows.
+    /// Aborts the connection, and notifies the connection thread unless it knows.
     #[cold]
     fn lose(&mut self, why: &dyn std::fmt::Display) {
         if self.connection.is_none() {
@@ -459,7 +462,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Takes everything back that was under way.
+    /// Resets everything that was in flight.
     #[cold]
     fn disconnect(&mut self) {
         if let Some(connection) = self.connection.take() {
@@ -469,7 +472,7 @@ impl NvmeTcpQueue {
         self.inbox.clear();
         self.due = Due::Front;
         self.todo.clear();
-        // Nobody reads the memory of these any more.
+        // The memory of these requests is not in use any more.
         self.conclude_held();
         self.todo.clear();
         for slot in 0..self.operations.len() as u32 {
@@ -485,7 +488,7 @@ impl NvmeTcpQueue {
         }
     }
 
-    /// Gives the connection up because the controller breaks the protocol, or has gone.
+    /// Aborts the connection because the controller violated the protocol or disconnected.
     #[cold]
     fn break_off(&mut self, why: &Lost) {
         if let (Lost::Violation(violation), Some(connection)) = (why, &self.connection) {
@@ -556,7 +559,7 @@ impl Queue for NvmeTcpQueue {
         }
         match &self.connection {
             Some(connection) => self.wakeup.arm(connection.socket.as_raw_fd(), !self.outbox.is_empty()),
-            // The keeper raises the event by itself.
+            // The connection thread raises the event by itself.
             None => true,
         }
     }
@@ -567,7 +570,8 @@ impl Queue for NvmeTcpQueue {
 }
 
 impl DirectQueue for NvmeTcpQueue {
-    /// Sleeps on the socket and on the keeper's event, which costs less than to arm one for both.
+    /// Sleeps on the socket and on the event of the connection thread, which costs less than to arm
+    /// one for both.
     fn wait(
         &mut self,
         _at_least: u32,
@@ -598,13 +602,14 @@ impl DirectQueue for NvmeTcpQueue {
 impl Drop for NvmeTcpQueue {
     fn drop(&mut self) {
         if let Some(connection) = &self.connection {
-            // The wakeup's ring lets go of the socket some time later; the target should know now.
+            // The wakeup's ring releases the socket some time later; the target should be notified
+            // now.
             let _ = connection.socket.shutdown(Shutdown::Both);
         }
     }
 }
 
-/// Why a connection is lost.
+/// The reason why a connection was lost.
 #[derive(Debug, thiserror::Error)]
 enum Lost {
     #[error(transparent)]

@@ -1,5 +1,6 @@
-//! Where the keeper, which makes connections, and a queue, which uses one, meet. Neither waits for the other: the
-//! keeper leaves events and raises the queue's event, and the queue looks at one flag.
+//! The mailbox between the connection thread, which makes connections, and a queue, which uses one.
+//! Neither waits for the other: the thread stores events and raises the queue's event, and the
+//! queue checks one flag.
 
 use super::error::OpenError;
 use super::facts::Facts;
@@ -16,30 +17,31 @@ pub(super) struct Connection {
     pub(super) facts: Facts,
 }
 
-/// What a queue has to know. Several things may be new at once; the loss of a connection is older than a new one.
+/// Pending events of a queue. Several may be pending at once; the loss of a connection is older
+/// than a new one.
 #[derive(Default)]
 pub(super) struct QueueEvents {
-    /// The connection is gone; requests wait for another.
+    /// The connection was lost; requests wait for another.
     pub(super) is_lost: bool,
-    /// Here is another.
+    /// A new connection.
     pub(super) connection: Option<Connection>,
-    /// There will be none any more, and why.
+    /// There will be no connection any more, with the reason.
     pub(super) dead: Option<Arc<str>>,
     /// A second has passed.
     pub(super) is_tick: bool,
 }
 
-/// One queue's place at the controller.
+/// The mailbox of one queue.
 pub(super) struct QueueMailbox {
     pub(super) queue_id: u16,
-    /// Requests in flight at most.
+    /// Maximum requests in flight.
     pub(super) depth: u32,
     /// Requests in flight.
     pub(super) in_flight: AtomicU32,
     has_events: AtomicBool,
     events: Mutex<QueueEvents>,
     event: EventFd,
-    /// The socket in use, to be shut down from here.
+    /// The socket in use, so that the thread can shut it down.
     socket: Mutex<Option<Socket>>,
 }
 
@@ -62,19 +64,19 @@ impl QueueMailbox {
         self.has_events.load(Ordering::Acquire)
     }
 
-    /// Whether it is among the events that the connection is gone.
+    /// Whether the loss of the connection is among the events.
     pub(super) fn is_lost(&self) -> bool {
         lock(&self.events).is_lost
     }
 
-    /// Takes the events.
+    /// Takes all events.
     pub(super) fn take_events(&self) -> QueueEvents {
         let mut events = lock(&self.events);
         self.has_events.store(false, Ordering::Release);
         std::mem::take(&mut *events)
     }
 
-    /// Hands a connection over.
+    /// Hands over a connection.
     pub(super) fn connected(&self, connection: Connection) -> Result<(), OpenError> {
         let socket = connection.socket.try_clone().map_err(OpenError::System)?;
         *lock(&self.socket) = Some(socket);
@@ -82,7 +84,8 @@ impl QueueMailbox {
         Ok(())
     }
 
-    /// Ends the connection, also one that the queue has not seen yet. Whoever sees it end can know why.
+    /// Ends the connection, even one that the queue has not seen yet. The loss is stored first, so
+    /// the queue knows it when the socket ends.
     pub(super) fn disconnect(&self) {
         self.tell(|events| {
             events.connection = None;
@@ -93,12 +96,12 @@ impl QueueMailbox {
         }
     }
 
-    /// Says that there will be no connection any more.
+    /// Reports that there will be no connection any more.
     pub(super) fn give_up(&self, why: &Arc<str>) {
         self.tell(|events| events.dead = Some(why.clone()));
     }
 
-    /// Lets the queue look at its clock, if it has something in flight.
+    /// Sends the timeout tick if requests are in flight.
     pub(super) fn tick(&self) {
         if self.in_flight.load(Ordering::Relaxed) > 0 {
             self.tell(|events| events.is_tick = true);
@@ -110,7 +113,7 @@ impl QueueMailbox {
         change(&mut events);
         self.has_events.store(true, Ordering::Release);
         drop(events);
-        // Fails only when the counter is full, and then it has been raised.
+        // Fails only when the counter is full; then the event is raised already.
         let _ = self.event.write(1);
     }
 }

@@ -1,4 +1,4 @@
-//! A namespace that was opened: what it promises, its queues, and the thread that keeps its controller.
+//! An open namespace: its limits, its queues, and its connection thread.
 
 use super::connection_thread;
 use super::controller::Controller;
@@ -23,27 +23,27 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What the thread is asked for.
+/// A job for the connection thread.
 pub(super) enum Task {
-    /// A connection for a mailbox.
+    /// Connect the queue of a mailbox.
     Connect(Arc<QueueMailbox>),
-    /// The size of the namespace.
+    /// Query the size of the namespace.
     Refresh,
 }
 
-/// Something to be done by the thread, and the answer.
+/// A job and its result.
 pub(super) struct Job {
     pub(super) task: Task,
     done: EventFd,
     answer: Mutex<Option<Result<(), OpenError>>>,
-    /// Nobody waits any more.
+    /// Whether the requester stopped waiting.
     is_dropped: AtomicBool,
 }
 
 impl Job {
     pub(super) fn answer(&self, answer: Result<(), OpenError>) {
         *lock(&self.answer) = Some(answer);
-        // Fails only when the counter is full, and then it has been raised.
+        // Fails only when the counter is full; then the event is raised already.
         let _ = self.done.write(1);
     }
 
@@ -52,35 +52,36 @@ impl Job {
     }
 }
 
-/// What the session, its queues and the thread have in common.
+/// The state that session, queues and connection thread share.
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) options: Options,
-    /// Who the host says it is.
+    /// The host's identity.
     pub(super) host: ConnectData,
     pub(super) limits: Arc<SharedLimits>,
-    /// What was opened: whatever comes after a loss must be the same.
+    /// The properties of the opened namespace: after a loss it must be the same namespace.
     pub(super) facts: Facts,
-    /// I/O queues that the controller grants.
+    /// I/O queues granted by the controller.
     pub(super) max_queues: AtomicU32,
     pub(super) wake: EventFd,
     pub(super) jobs: Mutex<VecDeque<Arc<Job>>>,
     pub(super) mailboxes: Mutex<Mailboxes>,
-    /// Why a queue gave its connection up.
+    /// The reason why a queue aborted its connection.
     pub(super) lost: Mutex<Option<String>>,
     pub(super) is_stopping: AtomicBool,
-    /// Nobody connects again.
+    /// Whether there is no connection thread.
     is_detached: bool,
 }
 
-/// The queues there are.
+/// The mailboxes of all queues.
 #[derive(Default)]
 pub(super) struct Mailboxes {
-    /// Reserved identifiers; `true` for those that were connected once, and have to be again after a loss.
+    /// Reserved identifiers; `true` for queues that were connected and must be reconnected after a
+    /// loss.
     pub(super) taken: Vec<(Arc<QueueMailbox>, bool)>,
-    /// Identifier that was given out last: a target needs a while to forget one that was used.
+    /// The identifier that was assigned last: a target needs some time to release a used one.
     last_id: u16,
-    /// Why there are no connections any more.
+    /// The reason why there are no connections any more.
     pub(super) dead: Option<Arc<str>>,
 }
 
@@ -103,7 +104,7 @@ impl Shared {
         })
     }
 
-    /// A queue's connection is of no use any more.
+    /// Reports that a queue's connection is unusable.
     pub(super) fn report_lost(&self, why: String) {
         if self.is_detached {
             let why = why.into();
@@ -119,8 +120,8 @@ impl Shared {
     }
 }
 
-/// An open namespace. A thread keeps its controller: it says that the host is alive, hears of changes, and connects
-/// again after a loss.
+/// An open namespace. A connection thread maintains its controller: it sends keep-alive commands,
+/// handles events, and reconnects after a loss.
 pub struct Session {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -128,10 +129,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to the controller and learns about the namespace. Blocks for at most the options' timeout.
+    /// Connects to the controller and queries the namespace. Blocks for at most the options'
+    /// timeout.
     ///
     /// # Errors
-    /// When there is no target, no such subsystem or namespace, or `cancel` was called.
+    /// When there is no target, the subsystem or namespace does not exist, or `cancel` was called.
     pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
         let (host_id, host) = host(options);
@@ -151,12 +153,12 @@ impl Session {
         Ok(Arc::new(Session { shared, thread, stop }))
     }
 
-    /// The queue of a session without a controller, over a socket on which commands may go at once: what a controller
-    /// would have said is given, digests are as the options say, and nothing connects again. For whoever plays the
-    /// target.
+    /// Creates the queue of a session without a controller, over a socket that accepts commands at
+    /// once. The caller supplies the controller's structures; digests follow the options, and
+    /// nothing reconnects. For tests and fuzzers that play the target.
     ///
     /// # Errors
-    /// When the structures make no sense, or the options.
+    /// When the structures or the options are invalid.
     pub fn detached(
         socket: OwnedFd,
         options: &Options,
@@ -188,17 +190,17 @@ impl Session {
         Ok(NvmeTcpQueue::new(lease, wakeup))
     }
 
-    /// Name for people.
+    /// A name for people.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// What the controller said about itself and the namespace when it was opened.
+    /// The properties of the controller and the namespace when it was opened.
     pub fn facts(&self) -> &Facts {
         &self.shared.facts
     }
 
-    /// What the namespace promises as a device, now.
+    /// The current limits of the device.
     pub fn limits(&self) -> Limits {
         self.shared.limits.get()
     }
@@ -208,28 +210,25 @@ impl Session {
         &self.shared.limits
     }
 
-    /// How many queues there can be at a time.
+    /// Maximum number of concurrent queues.
     pub fn max_queues(&self) -> u32 {
         self.shared.max_queues.load(Ordering::Relaxed)
     }
 
-    /// A queue on a connection of its own, which blocks as [`Session::open`] does.
+    /// Starts a queue with its own connection, which blocks as [`Session::open`] does.
     ///
     /// # Errors
-    /// When all queues are in use, the target refuses, or nothing comes of it in time.
+    /// When all queues are in use, the target refuses, or the timeout expires.
     pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NvmeTcpQueue, OpenError> {
         self.start_queue_of(self.shared.options.queue_depth, cancel)
     }
 
-    /// As [`Session::start_queue`], with room for another number of requests: 1 to [`super::MAX_QUEUE_DEPTH`], less
-    /// where the controller has less.
-    ///
-    /// # Errors
-    /// As [`Session::start_queue`].
+    /// As [`Session::start_queue`], for another number of requests: 1 to
+    /// [`super::MAX_QUEUE_DEPTH`], or less if the controller supports less.
     pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NvmeTcpQueue, OpenError> {
         let options = Options { queue_depth: depth, ..self.shared.options.clone() };
         options.check().map_err(OpenError::Options)?;
-        // A queue is full when all of its entries but one are in use.
+        // A queue is full when all entries but one are in use.
         let facts = self.facts();
         let depth = depth.min(facts.max_entries.saturating_sub(1)).min(facts.max_commands).max(1);
         let wakeup = Wakeup::new().map_err(OpenError::System)?;
@@ -239,11 +238,11 @@ impl Session {
         Ok(NvmeTcpQueue::new(lease, wakeup))
     }
 
-    /// Asks the controller for the namespace's size; [`Session::limits`] has it then. A change is noticed anyway where
-    /// the controller reports it.
+    /// Queries the namespace's size and updates [`Session::limits`]. If the controller reports
+    /// changes, the session notices them without this.
     ///
     /// # Errors
-    /// When there is no answer in time.
+    /// When the timeout expires.
     pub fn refresh(&self, cancel: &Cancel) -> Result<(), OpenError> {
         self.ask(Task::Refresh, cancel)
     }
@@ -269,7 +268,7 @@ impl Drop for Session {
         self.stop.cancel();
         self.shared.wake();
         if let Some(thread) = self.thread.take() {
-            // It says so itself when it panics.
+            // The panic was reported already.
             let _ = thread.join();
         }
     }
@@ -279,7 +278,7 @@ fn event() -> Result<EventFd, OpenError> {
     EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(OpenError::System)
 }
 
-/// The right to a queue; comes back when dropped.
+/// The right to a queue; released when dropped.
 pub(super) struct Lease {
     session: Arc<Session>,
     pub(super) mailbox: Arc<QueueMailbox>,

@@ -1,5 +1,5 @@
-//! Admin commands, which go through `ioctl(2)`: what a namespace is asked before it is used.
-//! Truth: `include/uapi/linux/nvme_ioctl.h` of the kernel.
+//! Admin commands through `ioctl(2)`: queries of a namespace before it is used. Source:
+//! `include/uapi/linux/nvme_ioctl.h` of the kernel.
 
 use nvme::command::{Command, cns, feature, log_page};
 use nvme::{IDENTIFY_BYTES, IdentifyData, Status};
@@ -12,7 +12,7 @@ const IOCTL_ID: libc::c_ulong = 0x4e40;
 /// `NVME_IOCTL_ADMIN_CMD`: `_IOWR('N', 0x41, struct nvme_passthru_cmd)`.
 const IOCTL_ADMIN_CMD: libc::c_ulong = 0xc048_4e41;
 
-/// `struct nvme_passthru_cmd`, and `struct nvme_uring_cmd` but for the name of the last field.
+/// `struct nvme_passthru_cmd`, and `struct nvme_uring_cmd` except for the name of the last field.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct PassthroughCommand {
@@ -25,7 +25,7 @@ pub(super) struct PassthroughCommand {
     metadata: u64,
     addr: u64,
     metadata_len: u32,
-    /// Bytes at `addr`; for a vectored command how many `iovec` are there.
+    /// Bytes at `addr`; for a vectored command the number of `iovec`.
     data_len: u32,
     cdw10_to_15: [u32; 6],
     timeout_ms: u32,
@@ -47,7 +47,7 @@ impl PassthroughCommand {
         }
     }
 
-    /// As a submission entry carries it: 72 bytes, the rest of the 80 is unused.
+    /// The command in a submission entry: 72 bytes; the rest of the 80 is unused.
     pub fn to_bytes(self) -> [u8; 80] {
         let mut bytes = [0; 80];
         // SAFETY: 72 bytes of plain numbers without padding, into 80.
@@ -56,7 +56,7 @@ impl PassthroughCommand {
     }
 }
 
-/// Why an admin command failed.
+/// The reason why an admin command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// The kernel did not send it.
@@ -67,10 +67,10 @@ pub enum AdminError {
     Controller(Status),
 }
 
-/// The identifier of the namespace behind `file`.
+/// The identifier of the namespace of `file`.
 ///
 /// # Errors
-/// `ENOTTY` when it is no NVMe namespace.
+/// `ENOTTY` when it is not an NVMe namespace.
 pub(super) fn namespace_id(file: &File) -> io::Result<u32> {
     // SAFETY: no pointer is passed.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), IOCTL_ID) };
@@ -82,7 +82,7 @@ pub(super) fn identify(file: &File, nsid: u32, cns: u8, csi: u8) -> Result<Box<I
     read(file, &Command::identify(nsid, cns, csi))
 }
 
-/// The list of what identifies namespace `nsid`.
+/// The identification descriptors of namespace `nsid`.
 pub(super) fn descriptors(file: &File, nsid: u32) -> Result<Box<IdentifyData>, AdminError> {
     identify(file, nsid, cns::DESCRIPTORS, 0)
 }
@@ -105,7 +105,7 @@ fn read(file: &File, command: &Command) -> Result<Box<IdentifyData>, AdminError>
     Ok(data)
 }
 
-/// Sends one command and waits for its end; returns dword 0 of the completion.
+/// Sends one command and waits for its completion. Returns dword 0 of the completion.
 fn submit(file: &File, mut command: PassthroughCommand) -> Result<u32, AdminError> {
     // SAFETY: the command, and the 4096 bytes that it may name, live through the call.
     match unsafe { libc::ioctl(file.as_raw_fd(), IOCTL_ADMIN_CMD, &raw mut command) } {

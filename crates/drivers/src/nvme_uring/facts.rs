@@ -1,5 +1,5 @@
-//! What is known about a namespace: from its controller, and from Linux, which has limits of its own
-//! (`/sys/class/block/nvmeXnY/queue`, the block device that stands beside `/dev/ngXnY`).
+//! Properties of a namespace: from its controller, and from Linux, which has its own limits
+//! (`/sys/class/block/nvmeXnY/queue`, the block device that belongs to `/dev/ngXnY`).
 
 use super::admin::{self, AdminError};
 use super::file::OpenError;
@@ -12,19 +12,19 @@ use nvme::{CommandLimits, CommandSet, Controller, MAX_BLOCKS, MIN_PAGE_BYTES, Na
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-/// Longest request: it is cut into commands of what the controller takes.
+/// Longest request; longer than a command, so it is split.
 const MAX_TRANSFER: u32 = 1 << 30;
-/// Longest discard and write zeroes, cut likewise.
+/// Longest discard and write zeroes, split likewise.
 const MAX_COMMAND: u64 = 1 << 40;
-/// Most segments in one call of the kernel (`UIO_MAXIOV`).
+/// Maximum segments of one system call (`UIO_MAXIOV`).
 pub(super) const MAX_IOVECS: usize = 1024;
-/// Pieces of memory that every kernel's NVMe driver takes in one command (`NVME_MAX_SEGS` of Linux 5.19), where
-/// there is no block device that says.
+/// Memory segments that every kernel's NVMe driver supports in one command (`NVME_MAX_SEGS` of
+/// Linux 5.19). Used without a block device that reports the limit.
 const LEAST_MAX_SEGMENTS: u32 = 127;
-/// Preferences of a namespace beyond this are taken for nonsense.
+/// Larger preferred sizes of a namespace are ignored as invalid.
 const MAX_PREFERENCE: u64 = 1 << 30;
 
-/// What is known about a namespace. Sizes are bytes unless the name says otherwise.
+/// The properties of a namespace. Sizes are in bytes unless the name says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceFacts {
     /// Namespace identifier.
@@ -33,54 +33,54 @@ pub struct NamespaceFacts {
     pub capacity: u64,
     /// Size of a logical block, as a power of two.
     pub block_shift: u32,
-    /// The namespace refuses writes.
+    /// Whether the namespace refuses writes.
     pub is_write_protected: bool,
-    /// There is a volatile write cache, on or off.
+    /// Whether there is a volatile write cache, enabled or not.
     pub has_write_cache: bool,
-    /// Whether completed writes may be lost without a flush: the cache is on.
+    /// Whether completed writes may be lost without a flush: the cache is enabled.
     pub needs_flush: bool,
-    /// Longest transfer of one command, a multiple of the block. Longer requests are cut into several.
+    /// Longest transfer of one command, a multiple of the block. Longer requests are split.
     pub max_transfer: u32,
-    /// Most pages of memory in one command.
+    /// Maximum memory pages of one command.
     pub max_pages: u32,
-    /// Most blocks of one write zeroes command; `None` when there is no such command.
+    /// Maximum blocks of one write zeroes command; `None` without the command.
     pub zero_blocks: Option<u32>,
-    /// A write zeroes command deallocates where it may.
+    /// Whether write zeroes may deallocate.
     pub zeroes_by_deallocating: bool,
-    /// What one deallocation takes; `None` when there is no such command.
+    /// Limits of a deallocation; `None` without the command.
     pub deallocation: Option<Deallocation>,
     /// Writes of this size, at its multiples, cost no read. A power of two.
     pub preferred_write: u32,
     /// Discards of this size, at its multiples, are effective. A power of two.
     pub preferred_discard: u32,
-    /// The write size that works best; 0 when it does not say.
+    /// The preferred write size; 0 when unknown.
     pub optimal_io: u32,
     /// Whether the controller has queues that can be polled for completions.
     pub can_poll: bool,
-    /// What only zoned namespaces have.
+    /// The properties of a zoned namespace.
     pub zones: Option<ZoneFacts>,
 }
 
-/// What is known about the zones of a host-managed namespace. Sizes are bytes.
+/// The zones of a host-managed namespace. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneFacts {
-    /// From one zone to the next.
+    /// Distance between the starts of two zones.
     pub zone_size: u64,
-    /// How many there are.
+    /// Number of zones.
     pub zones: u64,
-    /// Most zones that are open or closed at a time; 0 without a limit.
+    /// Maximum zones that are open or closed; 0: no limit.
     pub max_active: u32,
-    /// Most zones that are open at a time; 0 without a limit.
+    /// Maximum zones that are open; 0: no limit.
     pub max_open: u32,
-    /// Longest zone append; `None` when there is no such command.
+    /// Longest zone append; `None` without the command.
     pub max_append: Option<u32>,
 }
 
 impl NamespaceFacts {
-    /// Learns them of the namespace behind `file`.
+    /// Queries the properties of the namespace of `file`.
     ///
     /// # Errors
-    /// When it is no namespace, may not be asked, or cannot be served.
+    /// When it is not a namespace, may not be queried, or is not supported.
     pub(super) fn of(file: &File) -> Result<NamespaceFacts, OpenError> {
         let nsid = admin::namespace_id(file).map_err(OpenError::of_first_call)?;
         let ask = |cns, csi: CommandSet| {
@@ -88,13 +88,14 @@ impl NamespaceFacts {
         };
         let command_set = match admin::descriptors(file, nsid) {
             Ok(list) => CommandSet::of_descriptors(&list)?,
-            // Before NVMe 1.3 there was no such list and one command set.
+            // Controllers before NVMe 1.3 have no such list, and one command set.
             Err(AdminError::Controller(_)) => CommandSet::Nvm,
             Err(error) => return Err(OpenError::of_admin("identify", error)),
         };
         let controller = Controller::parse(&*ask(cns::CONTROLLER, CommandSet::Nvm)?);
         let namespace = Namespace::parse(&*ask(cns::NAMESPACE, CommandSet::Nvm)?)?;
-        // Before NVMe 1.4 (TP 4040) there was no such structure, and a controller without it has no limits.
+        // Controllers before NVMe 1.4 (TP 4040) have no such structure, and a controller without it
+        // has no limits.
         let limits = admin::identify(file, nsid, cns::COMMAND_SET_CONTROLLER, CommandSet::Nvm.csi())
             .map_or(CommandLimits::default(), |data| CommandLimits::parse(&data));
         let drive = Sysfs::of_name(&block_device_name(file).unwrap_or_default());
@@ -110,7 +111,7 @@ impl NamespaceFacts {
             block_shift: namespace.block_shift,
             is_write_protected: namespace.is_write_protected,
             has_write_cache: controller.has_volatile_cache,
-            // A controller that does not say whether its cache is on is taken to have it on.
+            // If the controller does not report the state of its cache, it counts as enabled.
             needs_flush: controller.has_volatile_cache && admin::is_write_cache_on(file).unwrap_or(true),
             max_transfer,
             max_pages,
@@ -147,14 +148,14 @@ impl NamespaceFacts {
         1 << self.block_shift
     }
 
-    /// What they mean for those who issue requests; with `read_only` all writes are refused.
+    /// The limits of a device over the namespace; `read_only` refuses all writes.
     pub fn limits(&self, read_only: bool) -> Limits {
         let whole_blocks = |len: u64| len & !(u64::from(self.block_size()) - 1);
         Limits {
             block_size: self.block_size(),
             physical_block_size: self.preferred_write,
             optimal_io_size: self.optimal_io,
-            // What is not aligned to a dword the kernel copies.
+            // The kernel copies data that is not aligned to a dword.
             memory_alignment: 4,
             max_transfer: MAX_TRANSFER,
             max_segments: MAX_IOVECS as u16,
@@ -169,7 +170,7 @@ impl NamespaceFacts {
     }
 }
 
-/// Bytes and pages of memory of one command: the least of what controller and kernel take.
+/// Bytes and memory pages of one command: the smaller limits of controller and kernel.
 fn transfer_limits(controller: &Controller, namespace: &Namespace, drive: Option<&Sysfs>) -> (u32, u32) {
     let kernel: Option<u32> = drive.and_then(|d| d.number("max_hw_sectors_kb"));
     let kernel = kernel.map_or(u32::MAX, |kib| kib.saturating_mul(1024));
@@ -177,11 +178,11 @@ fn transfer_limits(controller: &Controller, namespace: &Namespace, drive: Option
     let field = MAX_BLOCKS.saturating_mul(1 << namespace.block_shift);
     let most = controller.max_transfer.unwrap_or(u32::MAX).min(kernel).min(field).min(MAX_TRANSFER);
     let block = 1 << namespace.block_shift;
-    // A page is the smallest piece of memory that is sure to be in one piece.
+    // Only a page is certain to be contiguous in memory.
     ((most & !(block - 1)).max(block), segments.unwrap_or(LEAST_MAX_SEGMENTS).max(1))
 }
 
-/// The name of the block device of the same namespace: `nvme0n1` beside `ng0n1`.
+/// The name of the namespace's block device: `nvme0n1` for `ng0n1`.
 fn block_device_name(file: &File) -> Option<String> {
     let device = file.metadata().ok()?.rdev();
     let link = format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device));
@@ -189,7 +190,7 @@ fn block_device_name(file: &File) -> Option<String> {
     Some(format!("nvme{}", target.file_name()?.to_str()?.strip_prefix("ng")?))
 }
 
-/// Bytes of memory that one page of the kernel has.
+/// The kernel's page size in bytes.
 pub(super) fn page_bytes() -> usize {
     // SAFETY: no pointer is passed.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -200,7 +201,7 @@ pub(super) fn page_bytes() -> usize {
 pub(super) mod tests {
     use super::*;
 
-    /// A namespace of 1 MiB in blocks of 512 bytes, whose commands are short.
+    /// A namespace of 1 MiB with blocks of 512 bytes and short commands.
     pub const SMALL: NamespaceFacts = NamespaceFacts {
         nsid: 1,
         capacity: 1 << 20,

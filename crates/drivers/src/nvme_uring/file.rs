@@ -1,4 +1,4 @@
-//! Opening a namespace so that what goes wrong is said in words, and queues for callers that drive them themselves.
+//! Opens a namespace with clear error messages, and creates queues for callers that drive them.
 
 use super::admin::AdminError;
 use super::facts::NamespaceFacts;
@@ -11,31 +11,31 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most entries of an io_uring (`IORING_MAX_ENTRIES`).
+/// Maximum entries of an io_uring (`IORING_MAX_ENTRIES`).
 pub const MAX_ENTRIES: u32 = 32768;
 
-/// Why a namespace cannot be used.
+/// The reason why a namespace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The path cannot be opened.
     #[error(transparent)]
     Open(io::Error),
-    /// It is something else.
+    /// The file is of another kind.
     #[error("it is {0}, not the character device of an NVMe namespace (such as /dev/ng0n1)")]
     NotNvme(&'static str),
-    /// The kernel lets only administrators talk to the controller.
+    /// The kernel lets only administrators access the controller.
     #[error("the process must have the capability CAP_SYS_ADMIN to talk to an NVMe controller")]
     NotPermitted(#[source] io::Error),
-    /// A command that every controller knows failed.
+    /// A mandatory command failed.
     #[error("cannot {what} the namespace: {error}")]
     Admin {
-        /// What was to be done.
+        /// The failed action.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         #[source]
         error: AdminError,
     },
-    /// The namespace was formatted anew while it was open.
+    /// The namespace was reformatted while it was open.
     #[error("it had blocks of {was} bytes when it was opened and has blocks of {now} bytes now")]
     FormatChanged {
         /// Block size when it was opened.
@@ -43,13 +43,13 @@ pub enum OpenError {
         /// Block size now.
         now: u32,
     },
-    /// What the controller said makes no sense, or cannot be served.
+    /// The controller returned invalid or unsupported data.
     #[error(transparent)]
     Malformed(#[from] nvme::Malformed),
 }
 
 impl OpenError {
-    /// The Linux error number (positive) that says the same to a C caller.
+    /// The equivalent Linux error number (positive), for C callers.
     pub fn to_errno(&self) -> i32 {
         match self {
             OpenError::Open(error) | OpenError::NotPermitted(error) => errno(error),
@@ -60,7 +60,7 @@ impl OpenError {
         }
     }
 
-    /// What the first call of a namespace said, which only namespaces know.
+    /// Converts the error of the first ioctl, which only namespaces support.
     pub(super) fn of_first_call(error: io::Error) -> OpenError {
         match error.raw_os_error() {
             Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => OpenError::NotNvme("another device"),
@@ -92,9 +92,10 @@ impl NvmeFile {
     /// Opens the namespace whose character device is at `path`.
     ///
     /// # Errors
-    /// When it is none, may not be used, or cannot be served.
+    /// When it is not a namespace, may not be used, or is not supported.
     pub fn open(path: &Path, read_only: bool) -> Result<NvmeFile, OpenError> {
-        // Opening a pipe would wait, opening a device may do anything: look first.
+        // Opening a pipe would block, and opening a device may have side effects: check the type
+        // first.
         check_kind(&std::fs::metadata(path).map_err(OpenError::Open)?)?;
         let file = OpenOptions::new()
             .read(true)
@@ -106,10 +107,7 @@ impl NvmeFile {
         Ok(NvmeFile { shared: Arc::new(Shared { file, facts }) })
     }
 
-    /// Takes an open namespace over; `fd` is given back with the error.
-    ///
-    /// # Errors
-    /// As [`NvmeFile::open`].
+    /// Takes over an open namespace; returns `fd` with an error.
     pub fn from_fd(fd: OwnedFd) -> Result<NvmeFile, (OpenError, OwnedFd)> {
         let file = File::from(fd);
         let facts = file.metadata().map_err(OpenError::Open).and_then(|metadata| {
@@ -122,7 +120,7 @@ impl NvmeFile {
         }
     }
 
-    /// What was known about the namespace when it was opened.
+    /// The properties of the namespace when it was opened.
     pub fn facts(&self) -> &NamespaceFacts {
         &self.shared.facts
     }
@@ -132,10 +130,10 @@ impl NvmeFile {
         self.shared.file.as_raw_fd()
     }
 
-    /// Bytes in the namespace now.
+    /// The current size of the namespace in bytes.
     ///
     /// # Errors
-    /// When it cannot be asked, or its format has changed.
+    /// When the query fails, or the format has changed.
     pub fn capacity(&self) -> Result<u64, OpenError> {
         let now = NamespaceFacts::of(&self.shared.file)?;
         let was = self.facts().block_size();
@@ -145,11 +143,11 @@ impl NvmeFile {
         Ok(now.capacity)
     }
 
-    /// A ring of its own with room for `depth` requests. Threads may hand the queue to each other.
+    /// Creates a queue with its own ring for `depth` requests. It may move between threads.
     ///
     /// # Errors
-    /// What `io_uring_setup(2)` says: `EINVAL` for more entries than [`MAX_ENTRIES`], none, or before Linux
-    /// 5.19; `EPERM` where io_uring is forbidden; `ENOMEM`.
+    /// An error of `io_uring_setup(2)`: `EINVAL` for 0 or more than [`MAX_ENTRIES`] entries, or
+    /// before Linux 5.19; `EPERM` where io_uring is forbidden; `ENOMEM`.
     pub fn open_queue(&self, depth: u32, is_polled: bool) -> io::Result<NvmeQueue> {
         if !(1..=MAX_ENTRIES).contains(&depth) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -157,7 +155,7 @@ impl NvmeFile {
         NvmeQueue::new(self.shared.clone(), depth, Ring::for_any_thread(depth, is_polled)?)
     }
 
-    /// The same for one thread alone, which makes it cheaper.
+    /// The same for a single thread, which is cheaper.
     pub(super) fn open_queue_of_thread(&self, depth: u32, is_polled: bool) -> io::Result<NvmeQueue> {
         NvmeQueue::new(self.shared.clone(), depth, Ring::new(depth, is_polled)?)
     }

@@ -1,16 +1,16 @@
-//! NVMe namespaces by pass-through: their commands go through io_uring to the controller as they are, past the
-//! kernel's block layer.
+//! NVMe namespaces by pass-through: commands go through io_uring directly to the controller,
+//! bypassing the kernel's block layer.
 //!
 //! ```text
-//!   NvmeDevice ── open_channel ──► QueueChannel<NvmeQueue>            one ring a core
-//!     file     NvmeFile: the open character device, words for what goes wrong, queues for the C API
+//!   NvmeDevice ── open_channel ──► QueueChannel<NvmeQueue>            one ring per core
+//!     file     NvmeFile: the open character device, error messages, queues for the C API
 //!     admin    ioctls: identify, features, logs  ─► facts (what controller and kernel take)
 //!     queue    slots and ring ─► operation (state machine: long requests, zeroes, zone reports)
 //! ```
 //!
-//! Nobody guards the namespace: what the kernel has mounted from it is overwritten all the same, as with the
-//! device node itself. Truth: `drivers/nvme/host/ioctl.c` and `include/uapi/linux/nvme_ioctl.h` of Linux, and the
-//! specifications that the crate `nvme` names.
+//! The namespace is not protected: writes overwrite a file system that the kernel has mounted from
+//! it, as with the device node itself. Source: `drivers/nvme/host/ioctl.c` and
+//! `include/uapi/linux/nvme_ioctl.h` of Linux, and the specifications that the crate `nvme` names.
 
 mod admin;
 mod facts;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How to open a namespace.
+/// Options of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Its character device, such as `/dev/ng0n1`.
@@ -60,11 +60,12 @@ pub struct NvmeDevice {
 }
 
 impl NvmeDevice {
-    /// Opens what `options` name.
+    /// Opens the namespace that `options` name.
     ///
     /// # Errors
-    /// When it is no NVMe namespace, may not be used or cannot be served; the message says which. A zoned
-    /// namespace can only be read: a block device is written in any order.
+    /// When it is not an NVMe namespace, may not be used or is not supported; the message gives the
+    /// reason. A zoned namespace can only be opened for reading: a block device is written in any
+    /// order.
     pub fn open(options: &Options) -> Result<NvmeDevice, DeviceError> {
         let name = format!("nvme_uring:{}", options.path.display());
         let refuse = |message: String| DeviceError::new(&name, message);
@@ -94,13 +95,13 @@ impl NvmeDevice {
         })
     }
 
-    /// The namespace below.
+    /// The open namespace file.
     pub fn file(&self) -> &NvmeFile {
         &self.file
     }
 
-    /// A ring of its own over the namespace, for a caller that drives it itself. It is used by the calling
-    /// thread alone.
+    /// Creates a queue with its own ring, for a caller that drives it. Only the calling thread may
+    /// use it.
     ///
     /// # Errors
     /// When the kernel refuses an io_uring.

@@ -1,7 +1,7 @@
-//! One request on its way through the controller, as a state machine that makes no system call:
-//! [`Operation::begin`] takes a request, [`Operation::next`] says which command comes next, [`Operation::complete`]
-//! takes its end. A request takes several commands, one after the other, when it is longer than the controller
-//! or the kernel takes, when zeroes must be written out, or when a zone report does not fit at once.
+//! One request as a state machine without system calls. [`Operation::begin`] starts a request,
+//! [`Operation::next`] returns the next command, and [`Operation::complete`] processes its
+//! completion. A request needs several consecutive commands when it exceeds a limit, when zeroes
+//! must be written as data, or when a zone report is long.
 
 use super::facts::{MAX_IOVECS, NamespaceFacts};
 use crate::direct::{Zone, ZoneAction, ZoneRequest};
@@ -11,20 +11,20 @@ use nvme::command::{Command, ZoneSendAction, deallocate_range};
 use nvme::zns::{DESCRIPTOR_BYTES, REPORT_HEADER_BYTES, report_count, report_zone};
 use nvme::{MAX_BLOCKS, Status};
 
-/// How often the kernel may refuse one command for the moment.
+/// Maximum temporary refusals of one command by the kernel.
 const MAX_RETRIES: u8 = 64;
-/// How often it may not find the command's memory.
+/// Maximum `EFAULT` results of one command.
 const MAX_FAULTS: u8 = 8;
-/// Bytes of a zone report that are asked for at once: about a thousand zones.
+/// Bytes of a zone report per command: about a thousand zones.
 const REPORT_STEP: usize = 64 << 10;
 
-/// What is being done.
+/// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Read,
     Write,
     WriteZeroes,
-    /// Zeroes that the controller is sent.
+    /// Zeroes sent as data.
     WriteBuffers,
     Discard,
     Flush,
@@ -33,7 +33,7 @@ enum Work {
     Report(Report),
 }
 
-/// A zone report under way.
+/// A zone report in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Report {
     zones: *mut Zone,
@@ -45,7 +45,7 @@ struct Report {
 /// The memory of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// One piece; none at all when its length is 0.
+    /// One segment; empty when its length is 0.
     Single(Segment),
     /// [`Operation::iovecs`].
     List,
@@ -53,12 +53,12 @@ pub(super) enum Memory {
 
 const NO_MEMORY: Memory = Memory::Single(Segment { base: std::ptr::null_mut(), len: 0 });
 
-/// What comes after a command's end.
+/// The next action after a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// [`Operation::next`] has another command.
     Issue,
-    /// The same command once more, when fewer are in flight.
+    /// Issue the same command again once fewer are in flight.
     IssueLater,
     /// The request has ended.
     Finished(IoResult),
@@ -70,17 +70,17 @@ pub(super) struct Operation {
     flags: Flags,
     /// First block.
     lba: u64,
-    /// How many blocks are concerned.
+    /// Number of blocks of the request.
     blocks: u64,
-    /// How many of them are done.
+    /// Blocks that have been completed.
     done: u64,
-    /// How many the command in flight does.
+    /// Blocks of the command in flight.
     in_command: u64,
     /// The caller's memory. Its lifetime is the contract of `Queue::push`, not a borrow.
     data: Data<'static>,
-    /// The list that a vectored command points at. Reused, so that it does not allocate once it is warm.
+    /// The list that a vectored command points at. Reused to avoid allocations.
     pub iovecs: Vec<Segment>,
-    /// Memory of our own: ranges to deallocate, a zone report.
+    /// Memory of our own: ranges to deallocate, or a zone report.
     own: Vec<u8>,
     retries: u8,
 }
@@ -101,13 +101,14 @@ impl Operation {
         }
     }
 
-    /// Takes a request in. `Ok(false)`: there is nothing to do, it has ended well.
+    /// Starts a request. `Ok(false)`: there is nothing to do, and the request has succeeded.
     ///
     /// # Errors
-    /// When it ends here: it is malformed, or asks for what there is not.
+    /// When the request is malformed or not supported.
     ///
     /// # Safety
-    /// As [`block::Queue::push`]: the request's memory stays valid until the operation has finished.
+    /// As [`block::Queue::push`]: the request's memory stays valid until the operation has
+    /// finished.
     #[inline]
     pub unsafe fn begin(
         &mut self,
@@ -130,10 +131,10 @@ impl Operation {
         self.flags = req.flags;
         if self.work == Work::Flush {
             self.blocks = 0;
-            // Without a cache there is nothing to flush, whatever the feature says later.
+            // Without a cache there is nothing to flush, even if the feature changes later.
             return Ok(facts.has_write_cache);
         }
-        // The namespace may have grown since the facts were learnt: the controller knows where it ends.
+        // The namespace may have grown since it was opened: the controller checks the range.
         if offset.checked_add(req.len).is_none() {
             return Err(IoError::OutOfRange);
         }
@@ -150,10 +151,10 @@ impl Operation {
         Ok(self.blocks > 0)
     }
 
-    /// As [`Operation::begin`], for what only zoned namespaces have.
+    /// As [`Operation::begin`], for requests that only zoned namespaces support.
     ///
     /// # Errors
-    /// When the namespace has no zones, or none there.
+    /// When the namespace has no zones, or no zone at this offset.
     ///
     /// # Safety
     /// As [`crate::direct::DirectQueue::push_zone`].
@@ -184,10 +185,10 @@ impl Operation {
         Ok(true)
     }
 
-    /// The next command and its memory, which stays where it is until the command has ended.
+    /// The next command and its memory, which stays in place until the completion.
     ///
     /// # Errors
-    /// When a block lies in more pieces of memory than the kernel takes.
+    /// When a block is spread over more memory segments than the kernel supports.
     #[inline]
     pub fn next(&mut self, facts: &NamespaceFacts, page: usize) -> Result<(Command, Memory), IoError> {
         let nsid = facts.nsid;
@@ -218,7 +219,7 @@ impl Operation {
         })
     }
 
-    /// Takes the end of the command: 0, a positive NVMe status, or a negative errno.
+    /// Processes the completion of the command: 0, a positive NVMe status, or a negative errno.
     #[inline]
     pub fn complete(&mut self, answer: i32, facts: &NamespaceFacts) -> Next {
         if answer != 0 {
@@ -239,7 +240,7 @@ impl Operation {
                 self.retries += 1;
                 return Next::IssueLater;
             }
-            // The kernel gives up on commands that it could not finish in time: it resets the controller.
+            // The kernel aborts commands that time out: it resets the controller.
             ..0 if -answer == libc::EINTR => IoError::TimedOut,
             ..0 => IoError::from_errno(-answer),
             status => match Status::new(status as u16).result() {
@@ -255,10 +256,11 @@ impl Operation {
         Next::Finished(Err(error))
     }
 
-    /// Whether the kernel's refusal may pass. A command that finds the controller's queue full is handed to one of
-    /// io_uring's worker threads. Kernels with the x32 ABI (Debian's 6.12) take some of these threads for 32-bit
-    /// programs, and cut the pointers of pass-through commands: `EFAULT` unless memory is below 4 GiB. The same
-    /// command is done by the submitter as soon as the queue has a place for it.
+    /// Whether the kernel's refusal may be temporary. A command that finds the controller's queue
+    /// full is passed to one of io_uring's worker threads. Kernels with the x32 ABI (Debian's 6.12)
+    /// mistake some of these threads for 32-bit programs, and truncate the pointers of pass-through
+    /// commands: `EFAULT` unless memory is below 4 GiB. The submitter executes the same command
+    /// once the queue has room for it.
     fn may_retry(&self, errno: i32) -> bool {
         match errno {
             libc::EAGAIN => self.retries < MAX_RETRIES,
@@ -267,7 +269,7 @@ impl Operation {
         }
     }
 
-    /// The memory of the next transfer, and how many blocks that is.
+    /// The memory of the next transfer, and its number of blocks.
     #[inline]
     fn cut(&mut self, facts: &NamespaceFacts, page: usize) -> Result<(u32, Memory), IoError> {
         let rest = self.rest(facts);
@@ -276,7 +278,7 @@ impl Operation {
             let skip = segment.base.addr() % page;
             let in_pages = facts.max_pages as usize * page - skip;
             let len = segment.len.min(most).min(in_pages) >> facts.block_shift << facts.block_shift;
-            // A page may be smaller than a block; what the kernel cannot send it refuses.
+            // A page may be smaller than a block; the kernel refuses transfers that it cannot send.
             let len = len.max(facts.block_size() as usize);
             return Ok(((len >> facts.block_shift) as u32, Memory::Single(Segment { len, ..segment })));
         }
@@ -288,7 +290,7 @@ impl Operation {
         Ok(((len >> facts.block_shift) as u32, memory))
     }
 
-    /// What is left to be moved.
+    /// The remaining data.
     #[inline]
     fn rest(&self, facts: &NamespaceFacts) -> Data<'static> {
         let done = (self.done << facts.block_shift) as usize;
@@ -301,8 +303,9 @@ impl Operation {
         if done == 0 { self.data } else { self.data.part(done, self.data.len() - done) }
     }
 
-    /// Fills `iovecs` with the first whole blocks of `rest`, as many as one command takes; returns their bytes.
-    /// The first block is taken however many pages it touches: then the kernel copies, or refuses.
+    /// Fills `iovecs` with the first whole blocks of `rest`, as many as one command takes. Returns
+    /// their bytes. The first block is always taken, in any number of pages: the kernel then copies
+    /// or refuses it.
     fn gather(&mut self, rest: Data<'_>, facts: &NamespaceFacts, page: usize) -> Result<usize, IoError> {
         let (most, block) = (facts.max_transfer as usize, facts.block_size() as usize);
         let (mut total, mut pages) = (0, 0);
@@ -368,7 +371,7 @@ impl Operation {
         Memory::Single(Segment { base: self.own.as_mut_ptr(), len: self.own.len() })
     }
 
-    /// Hands the zones of a report over that has come, and goes on behind the last of them.
+    /// Passes the zones of a received report to the caller, and continues after the last one.
     fn take_report(&mut self, mut report: Report, facts: &NamespaceFacts) -> Next {
         match self.copy_report(&mut report, facts) {
             Ok(true) => {
@@ -387,7 +390,7 @@ impl Operation {
         }
     }
 
-    /// `true` when there is more to ask for.
+    /// Returns `true` if another report command is needed.
     fn copy_report(&mut self, report: &mut Report, facts: &NamespaceFacts) -> Result<bool, nvme::Malformed> {
         let Some(zones) = facts.zones else { return Ok(false) };
         let count = report_count(&self.own)?;
@@ -405,7 +408,8 @@ impl Operation {
                 reset: found.is_reset_recommended.into(),
                 reserved: [0; 29],
             };
-            // SAFETY: `count` is at most what was asked for, which is at most what is left of the caller's room.
+            // SAFETY: `count` is at most the requested number, which is at most the free part of
+            // the caller's buffer.
             unsafe { report.zones.add(report.done as usize).write(zone) };
             report.done += 1;
             self.lba += zone_blocks;

@@ -22,17 +22,17 @@ const CMD_IO: u32 = 0xc048_4e80;
 /// `NVME_URING_CMD_IO_VEC`: the same with a list of `iovec`.
 const CMD_IO_VEC: u32 = 0xc048_4e81;
 
-/// Completions that are taken out of the ring at once.
+/// Maximum completions reaped at once.
 const BATCH: usize = 16;
 
-/// Commands of one queue in the ring; what is beyond waits here. The controller's own queues hold 1023 on Linux, for
-/// all who use them: what finds no place is handed to io_uring's worker threads, which is slow, and on some kernels
-/// wrong (see [`Operation::complete`]).
+/// Commands of one queue in the ring; more wait in the queue. The controller's own queues hold 1023
+/// on Linux, for all users. Commands beyond that go to io_uring's worker threads, which is slow,
+/// and on some kernels wrong (see [`Operation::complete`]).
 const MOST: u32 = 256;
-/// How many go on being in the ring while the kernel refuses commands for the moment.
+/// Commands that stay in the ring while the kernel temporarily refuses more.
 const FEW: u32 = 32;
 
-/// What all queues of a namespace share.
+/// The state that all queues of a namespace share.
 pub(super) struct Shared {
     pub file: File,
     pub facts: NamespaceFacts,
@@ -41,18 +41,19 @@ pub(super) struct Shared {
 /// Pass-through commands need the large entries (`IORING_SETUP_SQE128`, `IORING_SETUP_CQE32`).
 pub(super) type LargeRing = Ring<squeue::Entry128, cqueue::Entry32>;
 
-/// The submission and completion ring of one core or thread. Every slot has at most one command in the ring.
+/// The submission and completion ring of one core or thread. Every slot has at most one command in
+/// the ring.
 ///
-/// Where the controller is polled every command goes the same way, unlike those of files: flushes, discards and
-/// zone management have completions in the same queue pair.
+/// All commands of a polled controller use the same ring, unlike those of files: flushes, discards
+/// and zone management complete in the same queue pair.
 pub struct NvmeQueue {
     ring: LargeRing,
     operations: Box<[Operation]>,
-    /// Operations that ended without the kernel; kept for the next `reap`.
+    /// Operations that completed without the kernel, for the next `reap`.
     ended: Vec<(u32, IoResult)>,
-    /// Slots whose command found the ring full or was refused for the moment, and those that came after them.
+    /// Slots whose command found the ring full or was temporarily refused, and later ones.
     waiting: VecDeque<u32>,
-    /// Commands that may be in the ring now.
+    /// Number of commands that the ring may hold now.
     room: u32,
     is_registered: bool,
     page: usize,
@@ -74,7 +75,7 @@ impl NvmeQueue {
         })
     }
 
-    /// Puts the next command of `slot` into the ring; an error is the request's end.
+    /// Queues the next command of `slot`. An error ends the request.
     #[inline]
     fn issue(&mut self, slot: u32) -> IoResult {
         let operation = &mut self.operations[slot as usize];
@@ -91,13 +92,13 @@ impl NvmeQueue {
             true => UringCmd80::new(Fixed(0), code).cmd(command).build(),
             false => UringCmd80::new(Fd(self.shared.file.as_raw_fd()), code).cmd(command).build(),
         };
-        // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists and memory of our own
-        // live in the slot, and are left alone until the kernel has answered.
+        // SAFETY: the caller's memory stays valid by the contract of `Queue::push`; lists and
+        // memory of our own live in the slot, and stay unchanged until the kernel has answered.
         unsafe { self.ring.push(&entry.user_data(u64::from(slot))) };
         Ok(())
     }
 
-    /// Starts what `begun` says about the operation in `slot`.
+    /// Starts the operation in `slot` according to `begun`.
     #[inline]
     fn start(&mut self, slot: u32, begun: Result<bool, IoError>) -> IoResult {
         if begun? {
@@ -111,7 +112,7 @@ impl NvmeQueue {
         Ok(())
     }
 
-    /// Handles one answer of the kernel; the request's end if it was the last.
+    /// Handles one completion. Returns the request's result if it was the last.
     #[inline]
     fn answered(&mut self, slot: u32, answer: i32) -> Option<IoResult> {
         match self.operations[slot as usize].complete(answer, &self.shared.facts) {
@@ -125,7 +126,7 @@ impl NvmeQueue {
         }
     }
 
-    /// Issues what waits, as far as there is room.
+    /// Issues waiting commands, as far as there is room.
     #[cold]
     fn issue_waiting(&mut self) {
         while self.ring.in_flight < self.room
@@ -196,7 +197,7 @@ impl Queue for NvmeQueue {
     }
 
     fn event_fd(&self) -> Option<RawFd> {
-        // A polled ring raises no events, but `arm` lets nobody sleep while it works.
+        // A polled ring raises no events, but `arm` prevents sleep while it works.
         Some(self.ring.event_fd())
     }
 
@@ -223,7 +224,7 @@ impl DirectQueue for NvmeQueue {
             self.kick();
             return Ok(());
         }
-        // A request may take several commands, so this is how many there are at least.
+        // A request may need several commands, so at least this many completions follow.
         self.ring.wait_for(at_least.min(self.ring.in_flight), timeout, signal_mask)
     }
 
@@ -234,19 +235,19 @@ impl DirectQueue for NvmeQueue {
     }
 }
 
-// SAFETY: the pointers in slots and ring are the requests' memory, which belongs to no thread. A ring that is
-// bound to one thread is used by its core alone (`reactor::QueueChannel` is not `Send`).
+// SAFETY: the pointers in slots and ring are the requests' memory, which belongs to no thread. A
+// ring bound to one thread is used by its core alone (`reactor::QueueChannel` is not `Send`).
 unsafe impl Send for NvmeQueue {}
 
 impl Drop for NvmeQueue {
-    /// Waits for what is in flight: closing a ring does not, and the memory of the requests is about to be
-    /// somebody else's.
+    /// Waits for requests in flight: closing a ring does not, and their memory is about to be
+    /// reused.
     fn drop(&mut self) {
         while self.ring.in_flight > 0 {
             self.ring.wait();
             self.reap(&mut |_, _| {});
         }
-        // A ring that is closed lets go of its files some time later.
+        // A closed ring releases its files some time later.
         let _ = self.ring.uring.submitter().unregister_files();
     }
 }

@@ -1,5 +1,5 @@
-//! From an address to a connected socket, and whole messages over it while both sides agree on how to talk. Nothing
-//! here takes longer than its deadline, and another thread can end it at any time.
+//! Connects to an address, and exchanges complete messages during the handshake. Every step has a
+//! deadline, and another thread can cancel it at any time.
 
 use super::wire::Wire;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use tls::{Plain, Session, SessionError};
 use vmm_sys_util::eventfd::EventFd;
 
-/// How often to knock at a Unix socket whose line is full: nothing tells when there is room.
+/// Interval of connection attempts to a Unix socket with a full backlog: no event reports free
+/// space.
 const RETRY: Duration = Duration::from_millis(10);
-/// A server's host that does not answer is taken for dead after this long without a sign of life, and three
-/// questions in between.
+/// A silent server is considered dead after this time and three unanswered keepalive probes.
 const DEAD_AFTER: Duration = Duration::from_secs(40);
 const ASK_AFTER: Duration = Duration::from_secs(10);
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A host by name or IP address, and a port.
@@ -44,31 +44,31 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why there is no connection, or not any more.
+/// The reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// No connection to the server.
     #[error("cannot connect to {address}: {error}")]
     Connect {
-        /// Where to.
+        /// The address.
         address: String,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
-    /// The connection failed before the answer came.
+    /// The connection failed before the reply arrived.
     #[error("the connection failed: {}", told(.0))]
     Io(#[source] io::Error),
-    /// The server took too long.
+    /// The timeout expired.
     #[error("no answer within {0} ms")]
     TimedOut(u64),
-    /// No session with the server: it is not trusted, or does not trust us.
+    /// TLS failed: one side does not trust the other.
     #[error(transparent)]
     Tls(#[from] SessionError),
-    /// Somebody called [`Cancel::cancel`].
+    /// [`Cancel::cancel`] was called.
     #[error("cancelled")]
     Cancelled,
-    /// The operating system refuses a resource.
+    /// The operating system refused a resource.
     #[error("no socket: {0}")]
     System(#[source] io::Error),
 }
@@ -81,7 +81,7 @@ fn told(error: &io::Error) -> String {
 }
 
 impl StreamError {
-    /// The Linux error number (positive) that says about the same to a C caller.
+    /// The closest Linux error number (positive), for C callers.
     pub fn errno(&self) -> i32 {
         match self {
             StreamError::Connect { error, .. } => error.raw_os_error().unwrap_or(libc::EHOSTUNREACH),
@@ -94,14 +94,14 @@ impl StreamError {
     }
 }
 
-/// Ends what takes long, from any thread. Clones end the same.
+/// Cancels slow operations, from any thread. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct Cancel {
     event: Option<Arc<EventFd>>,
 }
 
 impl Cancel {
-    /// Something to be cancelled with [`Cancel::cancel`].
+    /// Creates a handle for [`Cancel::cancel`].
     ///
     /// # Errors
     /// Without a file descriptor.
@@ -110,21 +110,22 @@ impl Cancel {
         Ok(Cancel { event: Some(Arc::new(event)) })
     }
 
-    /// Something that nobody cancels.
+    /// A handle that is never cancelled.
     pub const fn never() -> Cancel {
         Cancel { event: None }
     }
 
-    /// Whatever uses this, or a clone, ends with [`StreamError::Cancelled`], now or as soon as it starts.
+    /// Ends every operation that uses this handle or a clone with [`StreamError::Cancelled`], now
+    /// or when it starts.
     pub fn cancel(&self) {
         if let Some(event) = &self.event {
-            // Fails only when the counter is full, and then it has been raised.
+            // Fails only when the counter is full; then the event is raised already.
             let _ = event.write(1);
         }
     }
 }
 
-/// How long to wait, and for whom to stop.
+/// A deadline and a cancellation handle.
 #[derive(Debug)]
 pub(crate) struct Patience<'c> {
     timeout_ms: u64,
@@ -134,12 +135,12 @@ pub(crate) struct Patience<'c> {
 
 impl<'c> Patience<'c> {
     pub(crate) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Patience<'c> {
-        // A year is as good as for ever, and no sum with it overflows.
+        // At most a year, so that no sum with it overflows.
         let timeout = Duration::from_millis(timeout_ms).min(Duration::from_secs(365 * 86400));
         Patience { timeout_ms, deadline: Instant::now() + timeout, cancel }
     }
 
-    /// Reads exactly as many bytes as `to` holds from a socket that does not block.
+    /// Reads exactly `to.len()` bytes from a non-blocking socket.
     pub(crate) fn read(&self, mut socket: &Socket, mut to: &mut [u8]) -> Result<(), StreamError> {
         while !to.is_empty() {
             self.wait(socket.as_raw_fd(), libc::POLLIN, None)?;
@@ -152,7 +153,7 @@ impl<'c> Patience<'c> {
         Ok(())
     }
 
-    /// Writes all of `bytes` to a socket that does not block.
+    /// Writes all of `bytes` to a non-blocking socket.
     pub(crate) fn write(&self, mut socket: &Socket, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             match socket.write(bytes) {
@@ -166,10 +167,10 @@ impl<'c> Patience<'c> {
         Ok(())
     }
 
-    /// Pauses for `time`, or as long as there is patience.
+    /// Pauses for `time`, or until the deadline.
     ///
     /// # Errors
-    /// When somebody cancels, or patience is at its end.
+    /// When the operation is cancelled, or at the deadline.
     pub(crate) fn pause(&self, time: Duration) -> Result<(), StreamError> {
         self.wait(-1, 0, Some(time))
     }
@@ -185,7 +186,7 @@ impl<'c> Patience<'c> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
             let timeout = at_most.map_or(left, |most| most.min(left));
-            // Rounded up, or the last millisecond would be spent spinning.
+            // Rounded up, or the last millisecond would be a busy loop.
             let timeout_ms = i32::try_from(timeout.as_millis() + 1).unwrap_or(i32::MAX);
             let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
             let mut fds = [entry(fd, events), entry(cancel, libc::POLLIN)];
@@ -210,7 +211,7 @@ impl<'c> Patience<'c> {
     }
 }
 
-/// A connected socket while the handshake lasts. It does not block; waiting is up to [`Patience`].
+/// A connected non-blocking socket during the handshake; waits are bounded by [`Patience`].
 pub(crate) struct Stream<'p, 'c> {
     socket: Socket,
     session: Option<Box<Session>>,
@@ -250,13 +251,13 @@ impl<'p, 'c> Stream<'p, 'c> {
         Ok(Stream { socket, session: None, patience })
     }
 
-    /// The stream over a socket that is connected.
+    /// A stream over a connected socket.
     pub(crate) fn over(socket: Socket, patience: &'p Patience<'c>) -> Result<Stream<'p, 'c>, StreamError> {
         socket.set_nonblocking(true).map_err(StreamError::System)?;
         Ok(Stream { socket, session: None, patience })
     }
 
-    /// Reads exactly as many bytes as `to` holds.
+    /// Reads exactly `to.len()` bytes.
     pub(crate) fn read(&mut self, mut to: &mut [u8]) -> Result<(), StreamError> {
         if self.session.is_none() {
             return self.patience.read(&self.socket, to);
@@ -284,15 +285,12 @@ impl<'p, 'c> Stream<'p, 'c> {
         }
     }
 
-    /// Shakes hands with `session`; everything goes through it from here on.
-    ///
-    /// # Errors
-    /// [`StreamError::Tls`] when the two sides do not agree, or do not trust each other.
+    /// Performs the TLS handshake of `session`; all later data goes through it.
     pub(crate) fn secure(&mut self, session: Session) -> Result<(), StreamError> {
         self.session = Some(Box::new(session));
         while let Some(session) = &mut self.session {
             let result = session.handshake();
-            // Also why it failed, if the server still listens.
+            // If the handshake failed, this sends the alert.
             let sent = self.send();
             match result {
                 Ok(true) => return sent,
@@ -304,7 +302,7 @@ impl<'p, 'c> Stream<'p, 'c> {
         Ok(())
     }
 
-    /// Sends what the session has to say.
+    /// Sends the session's pending records.
     fn send(&mut self) -> Result<(), StreamError> {
         if let Some(session) = &mut self.session {
             self.patience.write(&self.socket, session.unsent())?;
@@ -313,12 +311,13 @@ impl<'p, 'c> Stream<'p, 'c> {
         Ok(())
     }
 
-    /// Why the server hung up, if it said so before: a client of TLS 1.3 is done before the server has judged it.
+    /// The server's alert, if it sent one before it disconnected: a TLS 1.3 client finishes the
+    /// handshake before the server has checked it.
     #[cold]
     fn last_words(&mut self, error: StreamError) -> StreamError {
         let (Some(session), StreamError::Io(_)) = (&mut self.session, &error) else { return error };
         let mut bytes = [0; 4096];
-        // An alert is short; whatever else there is, is no reason.
+        // An alert is short; other data is not an error.
         if let Ok(len) = (&self.socket).read(&mut bytes) {
             session.feed(&bytes[..len]);
         }
@@ -328,7 +327,7 @@ impl<'p, 'c> Stream<'p, 'c> {
         }
     }
 
-    /// Feeds the session with what the socket has, once it has something.
+    /// Waits for data from the socket and passes it to the session.
     fn fetch(&mut self) -> Result<(), StreamError> {
         let Some(session) = &mut self.session else { return Ok(()) };
         self.patience.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
@@ -341,18 +340,18 @@ impl<'p, 'c> Stream<'p, 'c> {
         Ok(())
     }
 
-    /// The way to the server, once the handshake is over.
+    /// The connection after the handshake.
     pub(crate) fn into_wire(self) -> Wire {
         Wire::new(self.socket, self.session.map(|session| *session))
     }
 
-    /// The socket, once the handshake is over.
+    /// The socket after the handshake.
     pub(crate) fn into_socket(self) -> Socket {
         self.socket
     }
 }
 
-/// Nothing, if an error only says to try again.
+/// Ignores an error that only asks to try again.
 fn passing(error: io::Error) -> Result<(), StreamError> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
@@ -360,7 +359,7 @@ fn passing(error: io::Error) -> Result<(), StreamError> {
     }
 }
 
-/// Connects, or says what the system says; the outer error ends the whole attempt.
+/// Connects, or returns the error of the system; the outer error ends the whole attempt.
 fn connect_to(
     to: &SockAddr,
     domain: Domain,
@@ -372,7 +371,7 @@ fn connect_to(
         match socket.connect(to).map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => return Ok(Ok(socket)),
             Err((Some(libc::EINPROGRESS | libc::EINTR), _)) => break,
-            // A Unix socket whose line is full.
+            // A Unix socket with a full backlog.
             Err((Some(libc::EAGAIN), _)) => patience.wait(-1, 0, Some(RETRY))?,
             Err((_, error)) => return Ok(Err(error)),
         }
@@ -384,8 +383,8 @@ fn connect_to(
     })
 }
 
-/// The addresses of a host. The system's resolver can be neither hurried nor interrupted, so it runs on a thread
-/// that is left behind when nobody waits for it any more.
+/// The addresses of a host. The system's resolver can neither be sped up nor interrupted. So it
+/// runs on a thread, which is left behind after a timeout.
 fn resolve(
     host: &str,
     port: u16,
@@ -408,7 +407,8 @@ fn resolve(
 
 fn set_up_tcp(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
-    // A host that is gone answers nothing at all; without these, requests to it would never end.
+    // A host that is gone does not answer at all; without keepalive, requests to it would never
+    // end.
     let keepalive = TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_AFTER).with_retries(3);
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(DEAD_AFTER))

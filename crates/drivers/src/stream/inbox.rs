@@ -1,7 +1,8 @@
-//! What comes in: data straight to where it belongs, and everything else into a buffer that holds many replies.
+//! Receives replies: data straight into the caller's memory, everything else into a buffer that
+//! holds many replies.
 //!
 //! ```text
-//!   one recvmsg(2):  [ rest of the data that is due, to the caller ][ what follows, to the buffer ]
+//!   one recvmsg(2):  [ rest of the expected data, to the caller ][ all that follows, to the buffer ]
 //! ```
 
 use block::{Data, Segment};
@@ -10,71 +11,72 @@ use std::io;
 use std::os::fd::RawFd;
 use tls::Came;
 
-/// The buffer: the replies to sixteen reads of 4 KiB, which are cheaper to copy than to ask for one by one.
+/// Size of the buffer: the replies to sixteen reads of 4 KiB. To copy them is cheaper than one
+/// system call each.
 const BUFFER_BYTES: usize = 68 << 10;
-/// From here on data is worth a system call of its own, and must not land in the buffer.
+/// Shortest data that gets a system call of its own and must bypass the buffer.
 const LARGE_BYTES: usize = 16 << 10;
-/// Room that there is behind the start of a front.
+/// Minimum free space after the start of a header.
 const LEAST_ROOM: usize = 16;
-/// Most pieces of the caller's memory for one system call.
+/// Maximum pieces of the caller's memory for one system call.
 const MAX_PIECES: usize = 64;
 
-/// Bytes that came and were not used yet.
+/// Received bytes that have not been consumed.
 pub(crate) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes that come between long pieces of data: what the protocol puts before each.
+    /// Bytes between long pieces of data: the protocol's header.
     front_bytes: usize,
-    /// The data that came last was long, so the next may be.
+    /// Whether the last data was long, so the next may be, too.
     expects_large: bool,
 }
 
-/// What one call brought.
+/// The result of one receive call.
 pub(crate) struct Received {
-    /// Bytes that went straight to where they belong.
+    /// Bytes that went straight into the caller's memory.
     pub(crate) direct: usize,
-    /// Whether the socket has nothing more now.
+    /// Whether the socket is empty now.
     pub(crate) is_drained: bool,
 }
 
 impl Inbox {
-    /// An empty inbox for a protocol that has `front_bytes` before data.
+    /// An empty inbox for a protocol with headers of `front_bytes`.
     pub(crate) fn new(front_bytes: usize) -> Inbox {
         let buffer = vec![0; BUFFER_BYTES].into();
         Inbox { buffer, start: 0, end: 0, front_bytes, expects_large: false }
     }
 
-    /// Forgets everything: another connection begins.
+    /// Discards everything for a new connection.
     pub(crate) fn clear(&mut self) {
         (self.start, self.end, self.expects_large) = (0, 0, false);
     }
 
-    /// What the buffer holds.
+    /// The unconsumed bytes.
     #[inline]
     pub(crate) fn unread(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// The first `len` bytes of the buffer were used.
+    /// Marks the first `len` bytes as consumed.
     #[inline]
     pub(crate) fn consume(&mut self, len: usize) {
         assert!(len <= self.end - self.start, "{len} bytes of {}", self.end - self.start);
         self.start += len;
     }
 
-    /// Says how much data is about to come in one go.
+    /// Sets the length of the next contiguous data.
     #[inline]
     pub(crate) fn expect(&mut self, len: usize) {
         self.expects_large = len >= LARGE_BYTES;
     }
 
-    /// Receives once: first into `data`, then into the buffer. `Ok(None)`: nothing is there now.
+    /// Receives once: first into `data`, then into the buffer. `Ok(None)`: no data is available.
     ///
     /// # Errors
-    /// What `recvmsg(2)` says; `UnexpectedEof` at the end of the stream.
+    /// An error of `recvmsg(2)`; `UnexpectedEof` at the end of the stream.
     pub(crate) fn receive(&mut self, socket: RawFd, data: Data<'_>) -> io::Result<Option<Received>> {
-        // What is left is the start of a front, or nothing.
+        // The rest is the start of a header, or empty.
         self.buffer.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let mut pieces = [Segment { base: std::ptr::null_mut(), len: 0 }; MAX_PIECES + 1];
@@ -84,7 +86,7 @@ impl Inbox {
             count += 1;
             direct_len += segment.len;
         }
-        // A front that is longer than most must still come to its end.
+        // An unusually long header must still fit completely.
         let most = self.front_bytes.max(self.end + LEAST_ROOM).min(self.buffer.len());
         let mut room = if self.expects_large { most } else { self.buffer.len() } - self.end;
         if direct_len < data.len() {
@@ -118,7 +120,8 @@ impl Inbox {
         Ok(Some(Received { direct, is_drained: received < direct_len + room }))
     }
 
-    /// As [`Inbox::receive`], through TLS: everything is copied, so the buffer takes what it has room for.
+    /// As [`Inbox::receive`], through TLS. All data is copied, so the buffer receives as much as it
+    /// has room for.
     #[cold]
     pub(super) fn unseal(
         &mut self,

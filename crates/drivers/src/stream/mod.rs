@@ -1,12 +1,12 @@
-//! What drivers over sockets share: nothing here knows a protocol.
+//! The protocol-independent parts of drivers over sockets.
 //!
-//! | module | what it does |
+//! | module | function |
 //! |---|---|
-//! | [`connect`] | from an address to a connected socket, whole messages over it, and an end to both at any time |
-//! | [`inbox`] | receives: data straight to where it belongs, and everything else into a buffer |
-//! | [`outbox`] | sends: headers of our own and the callers' memory, in few system calls |
+//! | [`connect`] | connects to an address, with deadline and cancellation |
+//! | [`inbox`] | receives: data straight into the caller's memory, everything else into a buffer |
+//! | [`outbox`] | sends: own headers and the callers' memory, in few system calls |
 //! | [`wire`] | the socket, and TLS over it |
-//! | [`wakeup`] | an eventfd that rises when the socket has something |
+//! | [`wakeup`] | an eventfd that is raised when the socket is ready |
 
 pub(crate) mod connect;
 pub(crate) mod inbox;

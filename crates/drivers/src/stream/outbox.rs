@@ -1,6 +1,6 @@
-//! What is to be sent: headers of our own and the callers' memory, in order, in as few system calls as it takes.
+//! Sends own headers and the callers' memory, in order, with few system calls.
 //!
-//! Headers lie side by side in a ring, so that a run of requests without data is one piece.
+//! Headers are adjacent in a ring, so that a run of requests without data is one piece.
 
 use block::Segment;
 use socket2::Socket;
@@ -8,16 +8,16 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 
-/// Most pieces for one system call: the kernel's limit.
+/// Maximum pieces of one system call: the kernel's limit.
 const MAX_PIECES: usize = 1024;
-/// Most bytes that are sealed before the socket takes them.
+/// Maximum bytes that TLS seals before the socket takes them.
 const MAX_SEALED: usize = 128 << 10;
 
-/// Bytes on their way to the server, with headers of at most `H` bytes.
+/// Bytes to be sent to the server, with headers of at most `H` bytes.
 pub(crate) struct Outbox<const H: usize> {
     headers: Box<[[u8; H]]>,
     next: usize,
-    /// Where headers end that were not sent to their end yet.
+    /// The ends of headers that have not been sent completely.
     ends: VecDeque<u64>,
     pieces: VecDeque<Segment>,
     queued: u64,
@@ -25,7 +25,7 @@ pub(crate) struct Outbox<const H: usize> {
 }
 
 impl<const H: usize> Outbox<H> {
-    /// An outbox for at most `requests` that have not been sent at a time, each of one header.
+    /// An outbox for at most `requests` unsent headers.
     pub(crate) fn new(requests: u32) -> Outbox<H> {
         Outbox {
             headers: vec![[0; H]; requests as usize + 1].into(),
@@ -37,13 +37,13 @@ impl<const H: usize> Outbox<H> {
         }
     }
 
-    /// Whether there is room for as many headers as given.
+    /// Whether there is room for `headers` more headers.
     #[inline]
     pub(crate) fn has_room(&self, headers: usize) -> bool {
         self.ends.len() + headers <= self.headers.len()
     }
 
-    /// Adds a header, which `encode` writes; it returns its length.
+    /// Adds a header, which `encode` writes; `encode` returns the header's length.
     #[inline]
     pub(crate) fn push_header(&mut self, encode: impl FnOnce(&mut [u8; H]) -> usize) {
         let header = &mut self.headers[self.next];
@@ -73,22 +73,22 @@ impl<const H: usize> Outbox<H> {
         self.pieces.is_empty()
     }
 
-    /// How many bytes were added so far: where what was added last ends.
+    /// Total bytes added: the position where the last addition ends.
     #[inline]
     pub(crate) fn queued(&self) -> u64 {
         self.queued
     }
 
-    /// How many bytes the kernel has taken so far.
+    /// Total bytes that the kernel has taken.
     #[inline]
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Sends what the socket takes now.
+    /// Sends as much as the socket takes now.
     ///
     /// # Errors
-    /// What `sendmsg(2)` says, except that it cannot take more now.
+    /// An error of `sendmsg(2)`, except that the socket is full.
     pub(crate) fn send(&mut self, socket: RawFd) -> io::Result<()> {
         while !self.pieces.is_empty() {
             let (front, _) = self.pieces.as_slices();
@@ -117,7 +117,7 @@ impl<const H: usize> Outbox<H> {
         Ok(())
     }
 
-    /// As [`Outbox::send`], through TLS. What is sealed was copied, so it counts as sent.
+    /// As [`Outbox::send`], through TLS. Sealed data was copied, so it counts as sent.
     #[cold]
     pub(super) fn send_sealed(&mut self, tls: &mut tls::Wire, socket: &Socket) -> io::Result<()> {
         loop {
@@ -129,7 +129,7 @@ impl<const H: usize> Outbox<H> {
         }
     }
 
-    /// Seals what comes next.
+    /// Seals the next bytes.
     fn seal(&mut self, tls: &mut tls::Wire) -> io::Result<()> {
         let (mut sealed, mut count) = (0, 0);
         for piece in &self.pieces {
@@ -150,7 +150,7 @@ impl<const H: usize> Outbox<H> {
         Ok(())
     }
 
-    /// Takes `sent` bytes of the first `count` pieces out. Whether that was all of them.
+    /// Removes `sent` bytes from the first `count` pieces. Returns whether that was all of them.
     fn advance(&mut self, mut sent: usize, count: usize) -> bool {
         self.sent += sent as u64;
         while self.ends.front().is_some_and(|end| *end <= self.sent) {
@@ -169,7 +169,7 @@ impl<const H: usize> Outbox<H> {
         true
     }
 
-    /// Forgets everything: nobody listens any more.
+    /// Discards everything for a new connection.
     pub(crate) fn clear(&mut self) {
         self.pieces.clear();
         self.ends.clear();

@@ -1,9 +1,9 @@
-//! An eventfd that rises when the socket has something for a queue.
+//! An eventfd that is raised when the socket of a queue is ready.
 //!
-//! Whoever sleeps on a queue reads an eventfd, but what happens, happens to a socket. A small io_uring stands in
-//! between: while the queue is armed it polls the socket, and a completion raises the eventfd. A poll that was asked
-//! for stays until it fires, so a queue that is armed again and again asks once for each event, not once for each
-//! time. No data goes through the ring, so nothing of it can reach into a caller's memory.
+//! A sleeping caller of a queue reads an eventfd, but events occur on a socket. A small io_uring
+//! connects both. While the queue is armed it polls the socket, and a completion raises the
+//! eventfd. A poll request stays until it fires, so arming repeatedly costs one request per event,
+//! not one per arming. No data goes through the ring, so it cannot access a caller's memory.
 
 use io_uring::{IoUring, opcode::PollAdd, types::Fd};
 use std::io;
@@ -11,22 +11,22 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 use vmm_sys_util::eventfd::EventFd;
 
-/// What is polled for, and what the completion carries.
+/// The polled events, which identify the completions.
 const WAYS: [libc::c_short; 2] = [libc::POLLIN, libc::POLLOUT];
 
-/// The eventfd and the ring that raises it.
+/// The eventfd and its ring.
 pub(crate) struct Wakeup {
     ring: IoUring,
     event: EventFd,
-    /// Which of [`WAYS`] the kernel watches for now.
+    /// The [`WAYS`] that the kernel watches now.
     is_watched: [bool; WAYS.len()],
 }
 
 impl Wakeup {
-    /// Nothing is watched yet.
+    /// Creates a wakeup without a socket.
     ///
     /// # Errors
-    /// Where io_uring or another descriptor is not to be had.
+    /// When io_uring or a descriptor is not available.
     pub(crate) fn new() -> io::Result<Wakeup> {
         let event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
         let mut wakeup = Wakeup { ring: ring(&event)?, event, is_watched: [false; WAYS.len()] };
@@ -34,10 +34,7 @@ impl Wakeup {
         Ok(wakeup)
     }
 
-    /// Forgets the socket: from now on another one is watched, with the same eventfd.
-    ///
-    /// # Errors
-    /// As [`Wakeup::new`].
+    /// Forgets the socket: the next one uses the same eventfd.
     pub(crate) fn renew(&mut self) -> io::Result<()> {
         self.ring = ring(&self.event)?;
         self.is_watched = [false; WAYS.len()];
@@ -45,26 +42,24 @@ impl Wakeup {
         Ok(())
     }
 
-    /// Lowers the eventfd.
+    /// Resets the eventfd.
     pub(crate) fn lower(&self) {
-        // Fails only when it is down.
+        // Fails only when it is not raised.
         let _ = self.event.read();
     }
 
-    /// Another handle of the eventfd, for whoever has news of another kind.
-    ///
-    /// # Errors
-    /// Without a descriptor.
+    /// Another handle of the eventfd, for other events.
     pub(crate) fn share_event(&self) -> io::Result<EventFd> {
         self.event.try_clone()
     }
 
-    /// The eventfd; does not block.
+    /// The non-blocking eventfd.
     pub(crate) fn event_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
-    /// Asks for an event as soon as `socket` can be read, or written if `wants_room`. `false`: maybe it can now.
+    /// Enables the event for bytes to read from `socket`, or for room to write if `wants_room`.
+    /// Returns `false` when it may be ready already.
     pub(crate) fn arm(&mut self, socket: RawFd, wants_room: bool) -> bool {
         for fired in self.ring.completion() {
             if let Some(is_watched) = self.is_watched.get_mut(fired.user_data() as usize) {
@@ -72,7 +67,8 @@ impl Wakeup {
             }
         }
         self.ring.completion().enable_eventfd();
-        // The kernel adds a completion and then looks at the flag; we set the flag and then look for completions.
+        // The kernel adds a completion and then reads the flag; this side sets the flag and then
+        // looks for completions.
         fence(Ordering::SeqCst);
         for (way, is_wanted) in [true, wants_room].into_iter().enumerate() {
             if is_wanted && !self.is_watched[way] {
@@ -83,19 +79,20 @@ impl Wakeup {
                 self.is_watched[way] = true;
             }
         }
-        // What the kernel cannot take now stays in the ring for the next time.
+        // Entries that the kernel does not accept now stay in the ring for the next time.
         let is_taken = self.ring.submission().is_empty() || self.ring.submit().is_ok();
         is_taken && self.ring.submission().is_empty() && self.ring.completion().is_empty()
     }
 
-    /// Stops events.
+    /// Disables the event.
     pub(crate) fn disarm(&mut self) {
         self.ring.completion().disable_eventfd();
     }
 }
 
 fn ring(event: &EventFd) -> io::Result<IoUring> {
-    // Any thread may use the queue next, so neither a single issuer nor work that waits for the owner.
+    // Any thread may use the queue next, so the ring uses neither a single issuer nor deferred
+    // work.
     let ring = IoUring::builder().dontfork().build(4)?;
     ring.submitter().register_eventfd(event.as_raw_fd())?;
     Ok(ring)
@@ -146,7 +143,7 @@ mod tests {
             filled += sent;
         }
         let mut wakeup = Wakeup::new().unwrap();
-        // The thread that armed it is gone by the time of the event.
+        // The thread that armed it has ended before the event.
         let wakeup = std::thread::spawn(move || {
             let mut armed = wakeup.arm(ours.as_raw_fd(), true);
             while !armed {

@@ -1,4 +1,4 @@
-//! A connection's socket, and TLS over it where that was agreed on.
+//! A connection's socket, and its TLS session if it has one.
 
 use super::inbox::{Inbox, Received};
 use super::outbox::Outbox;
@@ -9,14 +9,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use tls::Came;
 
-/// The way to a server: bytes as they are, or sealed.
+/// The transport to a server, in the clear or with TLS.
 pub(crate) struct Wire {
     socket: Socket,
     tls: Option<Box<tls::Wire>>,
 }
 
 impl Wire {
-    /// Bytes as they are, over a socket that does not block; or what `session` makes of them.
+    /// A transport over a non-blocking socket, with TLS if `session` is given.
     pub(crate) fn new(socket: Socket, session: Option<tls::Session>) -> Wire {
         Wire { socket, tls: session.map(|session| Box::new(tls::Wire::new(session))) }
     }
@@ -41,7 +41,8 @@ impl Wire {
         }
     }
 
-    /// As [`Outbox::send`]: what TLS has sealed counts as sent, and [`Wire::owes`] says whether the kernel has it.
+    /// As [`Outbox::send`]. Data that TLS has sealed counts as sent; [`Wire::owes`] tells whether
+    /// the kernel has taken it.
     #[inline]
     pub(crate) fn send<const H: usize>(&mut self, outbox: &mut Outbox<H>) -> io::Result<()> {
         match &mut self.tls {
@@ -50,31 +51,31 @@ impl Wire {
         }
     }
 
-    /// Whether TLS has something that the kernel has not taken.
+    /// Whether TLS has records that the kernel has not taken.
     #[inline]
     pub(crate) fn owes(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.unsent() > 0)
     }
 
-    /// Whether there may be something that no event of the socket tells of.
+    /// Whether TLS may hold received data that no socket event reports.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_more())
     }
 
-    /// Whether a connection on which nothing is due is still there.
+    /// Whether an idle connection is still open.
     pub(crate) fn is_alive(&mut self) -> bool {
         match &mut self.tls {
             None => {
                 let peeked = self.socket.peek(&mut [MaybeUninit::uninit()]);
                 peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
             }
-            // What TLS says of its own accord is no answer to anything.
+            // TLS records without data are not a reply.
             Some(tls) => matches!(tls.receive(&self.socket, 1, |_| ()), Ok(Came::Nothing)),
         }
     }
 
-    /// Says goodbye, where there is a way to say it.
+    /// Sends the TLS closing alert, if there is a session.
     pub(crate) fn close(&mut self) {
         if let Some(tls) = &mut self.tls {
             tls.close(&self.socket);

@@ -1,4 +1,4 @@
-//! Targets that want to know who the host is, and hosts that want to know the same.
+//! Authentication of hosts and of targets.
 
 use super::target::{Change, Secrets};
 use super::*;
@@ -12,14 +12,14 @@ fn key(text: &str) -> Option<Key> {
     Some(Key::parse(text).unwrap())
 }
 
-/// A target that asks for [`SECRET`], and has [`OF_TARGET`].
+/// A target that requires [`SECRET`], and has [`OF_TARGET`].
 fn wary() -> Target {
     let target = Target::start(Traits::default());
     change(&target, |message| message);
     target
 }
 
-/// What hosts are told from now on is changed on the way.
+/// Changes later messages to hosts.
 fn change(target: &Target, change: Change) {
     let keys = HostKeys { host: Key::parse(SECRET).unwrap(), controller: key(OF_TARGET) };
     *target.state.secrets.lock().unwrap() = Some(Secrets { keys: Arc::new(keys), change });
@@ -84,11 +84,11 @@ fn without_the_secret_nothing_is_opened_and_the_message_says_why() {
 fn a_target_that_shall_prove_itself_cannot_get_around_it() {
     let target = Target::start(Traits::default());
     let host = Options { key: key(SECRET), ..options(&target) };
-    // Whoever only has a secret of its own goes in where nobody asks for it.
+    // A host with a secret connects to a target that does not require one.
     let (_session, _queue) = open(&host);
     let wanting = Options { controller_key: key(OF_TARGET), ..host };
     assert!(matches!(refusal(&wanting), OpenError::NoProof));
-    // No response where one was asked for.
+    // A missing response.
     let changes: [Change; 2] = [
         |mut message| {
             if message[1] == 3 {

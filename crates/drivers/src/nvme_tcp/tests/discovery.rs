@@ -1,9 +1,9 @@
-//! What targets say there is.
+//! Discovery logs of targets.
 
 use super::*;
 use nvme::fabrics::discovery::{DiscoveryHeader, RECORD_BYTES};
 
-/// A log of so many subsystems.
+/// A log with `records` subsystems.
 fn log(generation: u64, records: u16) -> Vec<u8> {
     let header = DiscoveryHeader { generation, records: records.into(), record_format: 0 };
     let mut log = header.encode().to_vec();
@@ -14,7 +14,8 @@ fn log(generation: u64, records: u16) -> Vec<u8> {
     log
 }
 
-/// What a target with these logs, the first of which nobody sees, is found to have.
+/// The result of discovery from a target with these logs; the first one changes before it is read
+/// completely.
 fn found(logs: &[Vec<u8>]) -> Result<Vec<DiscoveryEntry>, OpenError> {
     let target = Target::start(Traits::default());
     target.state.logs.lock().unwrap().extend(std::iter::once(Vec::new()).chain(logs.iter().cloned()));

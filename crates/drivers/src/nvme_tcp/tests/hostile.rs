@@ -1,5 +1,5 @@
-//! Targets that break the protocol: the connection ends, the next one may do better, and nothing outside of a
-//! request's memory is touched.
+//! Targets that violate the protocol: the connection ends, the next one works, and no memory
+//! outside of a request is touched.
 
 use super::target::{Client, digest_of};
 use super::*;
@@ -7,8 +7,8 @@ use nvme::tcp::{C2hData, FatalStatus};
 use nvme::{Status, SubmissionEntry};
 use std::io;
 
-/// Runs a read of 4096 bytes against a target that answers the first with `trick` and all later ones as it should.
-/// Returns the reason that the target was told, if any.
+/// Runs a read of 4096 bytes against a target that answers the first one with `trick` and all later
+/// ones correctly. Returns the reason of the termination that the target received, if any.
 fn survives(
     header_digest: bool,
     data_digest: bool,
@@ -97,7 +97,7 @@ fn headers_that_cannot_be_end_the_connection() {
         let told = survives(false, false, move |client, _| client.send(header));
         assert_eq!(told, Some(FatalStatus::InvalidHeader), "{header:?}");
     }
-    // A response to connecting, long after it.
+    // A response to Connect, long after it.
     let mut response = [0; 128];
     response[..8].copy_from_slice(&[1, 0, 128, 0, 128, 0, 0, 0]);
     let told = survives(false, false, move |client, _| client.send(&response));
@@ -145,7 +145,7 @@ fn a_target_may_say_itself_that_it_ends_the_connection() {
     assert_eq!(told, None);
 }
 
-/// As [`survives`], for a write of 64 KiB whose data the target asks for.
+/// As [`survives`], for a write of 64 KiB whose data the target requests.
 fn write_survives(mut trick: impl FnMut(&mut Client, u16) -> io::Result<()> + Send + 'static) {
     let target = Target::start(Traits::default());
     let (_session, mut queue) = open(&options(&target));
@@ -155,7 +155,7 @@ fn write_survives(mut trick: impl FnMut(&mut Client, u16) -> io::Result<()> + Se
             return Ok(false);
         }
         trick(client, entry.command_id)?;
-        // What still comes is of no interest.
+        // Later data is not checked.
         Err(io::ErrorKind::Other.into())
     });
     let mut memory = bytes(64 << 10);

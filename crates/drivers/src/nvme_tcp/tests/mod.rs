@@ -1,4 +1,4 @@
-//! The host against a target made by hand.
+//! The host against a handwritten target.
 
 mod authentication;
 mod discovery;
@@ -56,7 +56,7 @@ fn ends(queue: &mut NvmeTcpQueue, count: usize) -> Vec<(u32, IoResult)> {
     ended
 }
 
-/// One request from its start to its end.
+/// Runs one request to its completion.
 fn run(queue: &mut NvmeTcpQueue, req: &Request<'_>, offset: u64) -> IoResult {
     push(queue, 0, req, offset)?;
     ends(queue, 1)[0].1
@@ -93,7 +93,7 @@ fn every_kind_of_target_keeps_what_it_is_given() {
         for len in [block, 8 * block, 200 << 10, 1 << 20] {
             let offset = (3 * block) as u64;
             let (mut source, mut copy) = (bytes(len), vec![0; len]);
-            // Borders of memory that are not those of blocks.
+            // Memory segments with other boundaries than the blocks.
             let (front, back) = source.split_at_mut(len / 3);
             let list = [segment(front)[0], segment(back)[0]];
             let (front, back) = copy.split_at_mut(len / 2 + 1);

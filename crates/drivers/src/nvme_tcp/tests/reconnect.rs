@@ -1,4 +1,4 @@
-//! Connections that are lost, and come back or do not.
+//! Lost connections, with and without a successful reconnect.
 
 use super::*;
 use nvme::Status;

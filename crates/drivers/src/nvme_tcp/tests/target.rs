@@ -1,4 +1,5 @@
-//! A target made by hand: one subsystem, one namespace in memory, and a hook that plays tricks.
+//! A handwritten target: one subsystem, one namespace in memory, and a hook for protocol
+//! violations.
 
 use nvme::command::{
     BlockRange, admin, cns, dataset_management, event, feature, log_page, opcode, parse_deallocate_range,
@@ -27,7 +28,7 @@ use std::thread::JoinHandle;
 pub const NQN: &str = "nqn.2014-08.org.example:disk";
 pub const SIZE: usize = 16 << 20;
 
-/// What the target is like.
+/// The properties of the target.
 #[derive(Clone)]
 pub struct Traits {
     pub block_shift: u8,
@@ -59,17 +60,17 @@ impl Default for Traits {
     }
 }
 
-/// What becomes of a message on its way to a host.
+/// Changes a message to a host.
 pub type Change = fn(Vec<u8>) -> Vec<u8>;
 
-/// What is asked of hosts, and what becomes of what they are told.
+/// The target's secrets, and changes of its messages.
 #[derive(Clone)]
 pub struct Secrets {
     pub keys: Arc<HostKeys>,
     pub change: Change,
 }
 
-/// Sees every I/O command first; `true`: it dealt with it.
+/// Sees every I/O command first. Returns `true` if it handled the command.
 pub type Hook = Box<dyn FnMut(&mut Client, &SubmissionEntry) -> io::Result<bool> + Send>;
 
 pub struct State {
@@ -81,14 +82,15 @@ pub struct State {
     pub is_silent: AtomicBool,
     pub terminations: Mutex<Vec<TermReq>>,
     pub connections: AtomicU32,
-    /// The discovery log as it is, and as it will be each time that its beginning is read.
+    /// The current discovery log, and the next ones: each read of the log's start switches to the
+    /// next.
     pub logs: Mutex<VecDeque<Vec<u8>>>,
-    /// What hosts have to know, if they have to prove who they are.
+    /// The required authentication, if any.
     pub secrets: Mutex<Option<Secrets>>,
-    /// Queues that did.
+    /// Number of authenticated queues.
     pub proofs: AtomicU32,
     streams: Mutex<Vec<TcpStream>>,
-    /// The admin connection and the event request that it has.
+    /// The admin connection and its event request.
     events: Mutex<Option<(TcpStream, Framing, u16)>>,
 }
 
@@ -155,7 +157,7 @@ impl Target {
         }
     }
 
-    /// Ends every connection and listens no more.
+    /// Ends every connection and stops listening.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         if let Some(listener) = self.listener.lock().unwrap().take() {
@@ -165,7 +167,7 @@ impl Target {
         self.cut();
     }
 
-    /// Gives the namespace another size and tells so.
+    /// Changes the namespace's size and reports it.
     pub fn resize(&self, bytes: usize) {
         let shift = self.state.traits.lock().unwrap().block_shift;
         self.state.blocks.store((bytes >> shift) as u64, Ordering::SeqCst);
@@ -197,7 +199,7 @@ pub struct Client {
     is_admin: bool,
     is_enabled: bool,
     proof: Option<(nvme_auth::Controller, Change)>,
-    /// What came while data was waited for.
+    /// Commands received while waiting for data.
     backlog: VecDeque<(SubmissionEntry, Vec<u8>)>,
 }
 
@@ -241,7 +243,7 @@ impl Client {
         }
     }
 
-    /// A command, or the end.
+    /// Receives a command, or the end of the stream.
     fn capsule(&mut self, frame: &Frame, front: &[u8]) -> io::Result<(SubmissionEntry, Vec<u8>)> {
         match frame.kind {
             PduType::CapsuleCmd => {}
@@ -327,7 +329,7 @@ impl Client {
         self.send(&bytes[..len])
     }
 
-    /// Asks for all data of a command in two parts.
+    /// Requests all data of a command in two parts.
     fn fetch(&mut self, id: u16, len: u32) -> io::Result<Vec<u8>> {
         let mut data = Vec::new();
         let half = (len / 2) & !3;

@@ -1,4 +1,4 @@
-//! Requests as a small controller gets them.
+//! Requests as a controller with small limits receives them.
 
 use super::*;
 use crate::nvme_uring::facts::ZoneFacts;
@@ -8,7 +8,7 @@ use nvme::command::opcode;
 const PAGE: usize = 4096;
 const FUA: u32 = 1 << 30;
 
-/// Pages of memory that starts at one.
+/// Page-aligned memory of `count` pages.
 fn pages(count: usize) -> (Vec<u8>, *mut u8) {
     let mut memory = vec![0; (count + 1) * PAGE];
     let skip = memory.as_ptr().align_offset(PAGE);
@@ -16,7 +16,7 @@ fn pages(count: usize) -> (Vec<u8>, *mut u8) {
     (memory, base)
 }
 
-/// Takes a request in, answers every command with success, and returns the commands.
+/// Runs a request, answers every command with success, and returns the commands.
 fn run(req: &Request<'_>, offset: u64, facts: &NamespaceFacts) -> Vec<(Command, Memory)> {
     let mut operation = Operation::idle();
     // SAFETY: the tests keep their memory.
@@ -139,7 +139,7 @@ fn zeroes_are_sent_where_the_controller_has_none() {
     let fast = Request::write_zeroes(512, Flags::NO_FALLBACK);
     // SAFETY: no memory.
     assert_eq!(unsafe { operation.begin(&fast, 0, &poor) }, Err(IoError::Unsupported));
-    // A controller that has the command after all does not do it: opcode unknown.
+    // A controller without the command despite its log: unknown opcode.
     for (flags, expected) in
         [(Flags::NONE, Next::Issue), (Flags::NO_FALLBACK, Next::Finished(Err(IoError::Unsupported)))]
     {
@@ -158,7 +158,7 @@ fn a_discard_goes_in_ranges_and_commands_of_what_the_controller_takes() {
     // SAFETY: no memory.
     unsafe { operation.begin(&Request::discard(200 << 9), 512, &SMALL) }.unwrap();
     let (command, Memory::Single(memory)) = operation.next(&SMALL, PAGE).unwrap() else { panic!("a list") };
-    // 150 blocks at once, 100 in a range.
+    // 150 blocks per command, 100 per range.
     assert_eq!((command.cdw[0], command.cdw[1], memory.len), (1, 4, 32));
     assert_eq!(operation.own, [deallocate_range(1, 100), deallocate_range(101, 50)].concat());
     assert_eq!(operation.complete(0, &SMALL), Next::Issue);
@@ -222,7 +222,7 @@ const ZONED: NamespaceFacts = NamespaceFacts {
     ..SMALL
 };
 
-/// What a controller with such zones, all empty but the first, answers to the report in `operation`.
+/// The report of a controller with such zones, all empty but the first.
 fn answer_report(operation: &mut Operation, command: &Command) -> usize {
     assert_eq!((command.opcode, command.cdw[3]), (opcode::ZONE_MANAGEMENT_RECEIVE, 1 << 16));
     assert_eq!((command.cdw[2] as usize + 1) * 4, operation.own.len());
