@@ -95,7 +95,7 @@ fn properties_of_an_nvme_target_that_make_no_sense_are_refused() {
     };
     assert!(refused(&[("address", "a")]).contains("address and nqn must be set"));
     assert!(refused(&[("address", "a"), ("nqn", "disk")]).contains("starts with"));
-    assert!(refused(&[("address", "a:b"), ("nqn", "nqn.a")]).contains("is no address"));
+    assert!(refused(&[("address", "a:b"), ("nqn", "nqn.a")]).contains("is not an address"));
     assert!(refused(&[("address", "a"), ("nqn", "nqn.a"), ("hostid", "7")]).contains("is no UUID"));
     assert!(Builder::new("nvme-tcp").unwrap().set("io-timeout", 0).is_err());
 }

@@ -127,7 +127,7 @@ impl NullChannel {
         let before = shared
             .next_start_ns
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, turn)
-            .expect("there is always a next turn");
+            .expect("the update never gives up");
         before.max(now_ns) + shared.latency_ns
     }
 

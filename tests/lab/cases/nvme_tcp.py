@@ -74,7 +74,7 @@ def a_kernel_target_learns_who_the_host_is_with_every_hash_and_group(lab):
             found = [line for line in said.splitlines() if "authenticated" in line]
             assert len(found) >= 2 and all(hash_name in line and group in line for line in found), said
     for device, words in [
-        (plain, "no secret for that (dhchap-key)"),
+        (plain, "no secret is configured (dhchap-key)"),
         (f"{plain},dhchap-key=/run/other", "the target refuses the host: authentication failed"),
         (f"{plain},dhchap-key=/run/key,dhchap-ctrl-key=/run/other", "the target does not know its secret"),
     ]:
@@ -107,7 +107,7 @@ def a_target_that_goes_and_comes_back_is_only_a_pause(lab):
     guest.sh("umount /mnt/disk && e2fsck -f -n /dev/ublkb0")
     said = guest.sh("cat /run/server.out")
     server.stop()
-    assert said.count("connected again") >= LOSSES, said
+    assert said.count("reconnected") >= LOSSES, said
     # The target itself has what the disk had.
     guest.sh(f"e2fsck -f -n {target.file}")
 
@@ -120,7 +120,7 @@ def a_namespace_that_grows_is_noticed(lab):
     server = UblkServer(guest, f"--device {target.device} --export ublk:id=0")
     server.start()
     target.resize(48)
-    guest.sh(f"for i in $(seq 200); do grep -q 'another size.*{48 << 20}' /run/server.out && exit 0; sleep 0.05; done;"
+    guest.sh(f"for i in $(seq 200); do grep -q 'namespace capacity changed.*{48 << 20}' /run/server.out && exit 0; sleep 0.05; done;"
              " cat /run/server.out; exit 1")
     server.stop()
 

@@ -52,11 +52,11 @@ pub(super) fn perform(
 }
 
 fn say(link: &mut Link, message: &[u8], patience: &Patience<'_>) -> Result<(), OpenError> {
-    let len = message.len() as u32; // some 1200 at most
+    let len = message.len() as u32; // about 1200 at most
     let entry = |id| auth::send(id, len, Sgl::InCapsule { offset: 0, len });
     match link.command(entry, message, &mut [], patience)?.status {
         Status::SUCCESS => Ok(()),
-        status => Err(OpenError::Refused { command: "a proof of who the host is", status }),
+        status => Err(OpenError::Refused { command: "an authentication message", status }),
     }
 }
 
@@ -66,7 +66,7 @@ fn hear(link: &mut Link, patience: &Patience<'_>) -> Result<Vec<u8>, OpenError> 
     message.truncate(got);
     match end.status {
         Status::SUCCESS => Ok(message),
-        status => Err(OpenError::Refused { command: "to ask for a proof", status }),
+        status => Err(OpenError::Refused { command: "to send an authentication message", status }),
     }
 }
 

@@ -53,13 +53,13 @@ pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cance
                 return;
             }
         };
-        tracing::warn!(device = %shared.name, %why, "the connection is lost");
+        tracing::warn!(device = %shared.name, %why, "connection lost: reconnecting");
         drop(controller);
         controller = match reconnect(shared, stop, why) {
             Ok(controller) => controller,
             Err(None) => return,
             Err(Some(why)) => {
-                tracing::error!(device = %shared.name, %why, "given up: requests fail from now on");
+                tracing::error!(device = %shared.name, %why, "reconnect timeout: requests fail from now on");
                 give_up(shared, &why.into());
                 return;
             }
@@ -180,7 +180,9 @@ fn look(
         if is_change {
             match measure(shared, controller, patience) {
                 Err(error) if is_loss(&error) => return Err(error),
-                Err(error) => tracing::warn!(device = %shared.name, %error, "the namespace changed"),
+                Err(error) => {
+                    tracing::warn!(device = %shared.name, %error, "namespace changed and cannot be used")
+                }
                 Ok(()) => {}
             }
         }
@@ -200,7 +202,7 @@ fn measure(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>
         return Err(OpenError::Changed);
     }
     if facts.capacity != shared.limits.capacity() {
-        tracing::info!(device = %shared.name, capacity = facts.capacity, "another size");
+        tracing::info!(device = %shared.name, capacity = facts.capacity, "namespace capacity changed");
         shared.limits.set_capacity(facts.capacity);
     }
     Ok(())
@@ -256,14 +258,14 @@ fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controll
         lock(&shared.lost).take();
         match attempt(shared, &Patience::new(options.timeout_ms, stop)) {
             Ok(controller) => {
-                tracing::info!(device = %shared.name, after_ms = start.elapsed().as_millis() as u64, "connected again");
+                tracing::info!(device = %shared.name, after_ms = start.elapsed().as_millis() as u64, "reconnected");
                 return Ok(controller);
             }
             Err(OpenError::Stream(StreamError::Cancelled)) => return Err(None),
             Err(error) if error.is_final() => return Err(Some(error.to_string())),
             Err(error) => why = error.to_string(),
         }
-        tracing::debug!(device = %shared.name, %why, "cannot connect again yet");
+        tracing::debug!(device = %shared.name, %why, "reconnect attempt failed");
     }
     Err(Some(why))
 }

@@ -166,7 +166,7 @@ impl Controller {
         let wanted = if options.queues == 0 { MAX_QUEUES } else { options.queues };
         let value = (wanted - 1) | (wanted - 1) << 16;
         let command = Command::set_features(feature::NUMBER_OF_QUEUES, value);
-        let granted = self.admin("to say how many queues there are", &command, &mut [], patience)?;
+        let granted = self.admin("to grant queues", &command, &mut [], patience)?;
         let granted = (granted.result as u32 & 0xffff).min((granted.result >> 16) as u32 & 0xffff) + 1;
         self.queues = granted.min(wanted);
         Ok(())

@@ -50,8 +50,7 @@ fn header(controller: &mut Controller, patience: &Patience<'_>) -> Result<Discov
     read(controller, 0, &mut bytes, patience)?;
     let header = DiscoveryHeader::parse(&bytes);
     if header.record_format != 0 {
-        let message =
-            format!("its discovery log has the format {}, which is not known", header.record_format);
+        let message = format!("its discovery log has the unknown format {}", header.record_format);
         return Err(OpenError::Unusable(message));
     }
     if header.records > MAX_RECORDS {
@@ -76,7 +75,7 @@ fn entries(
                 Ok(entry) => found.push(entry),
                 // Other records may still be useful.
                 Err(error) => {
-                    tracing::warn!(record, %error, "a record of the discovery log names no subsystem")
+                    tracing::warn!(record, %error, "invalid record in the discovery log")
                 }
             }
         }
@@ -91,5 +90,5 @@ fn read(
     patience: &Patience<'_>,
 ) -> Result<(), OpenError> {
     let command = Command::get_log_page_from(0, log_page::DISCOVERY, offset, to.len() as u32);
-    controller.admin("to tell what there is", &command, to, patience).map(|_| ())
+    controller.admin("to read the discovery log", &command, to, patience).map(|_| ())
 }

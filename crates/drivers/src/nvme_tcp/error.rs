@@ -28,13 +28,13 @@ pub enum OpenError {
     #[error("the target does not accept {0} ({1})")]
     Parameter(InvalidParameter, Status),
     /// The target requires authentication, and the host has no secret.
-    #[error("the target wants the host to prove who it is, and there is no secret for that (dhchap-key)")]
+    #[error("the target requires authentication, but no secret is configured (dhchap-key)")]
     NoKey,
     /// The target must authenticate, but does not start an authentication.
-    #[error("the target asks for no proof, and so gives none of its own (dhchap-ctrl-key)")]
+    #[error("the target does not support authentication, so it cannot authenticate itself (dhchap-ctrl-key)")]
     NoProof,
     /// Authentication of the host or the target failed.
-    #[error("authentication: {0}")]
+    #[error("authentication failed: {0}")]
     Authentication(Refusal),
     /// The target refused a command.
     #[error("the target refuses {command}: {status}")]
@@ -54,13 +54,13 @@ pub enum OpenError {
     #[error(transparent)]
     Malformed(#[from] nvme::Malformed),
     /// After the connection was lost, a different namespace took its place.
-    #[error("the namespace is not the one that was opened")]
+    #[error("the namespace was replaced by another one")]
     Changed,
     /// All queues that the target allows are in use.
     #[error("all {0} queues are in use (queues=1 to {MAX_QUEUES})")]
     AllInUse(u32),
     /// The connection was lost, and reconnecting timed out.
-    #[error("the connection is lost: {0}")]
+    #[error("connection lost: {0}")]
     Lost(String),
     /// The operating system refused a resource.
     #[error("no queue: {0}")]
@@ -98,10 +98,10 @@ pub enum Violation {
     #[error("a PDU is malformed ({0})")]
     Header(#[from] Fatal),
     /// A PDU that is not allowed in this state.
-    #[error("a PDU of type {0:?} comes when none can")]
+    #[error("unexpected PDU of type {0:?}")]
     Unexpected(PduType),
     /// No command has this identifier.
-    #[error("an answer to nothing: command {0:#06x}")]
+    #[error("a completion without a command: identifier {0:#06x}")]
     Command(u16),
     /// Data, or a request for data, outside the range of the command.
     #[error("{len} bytes at {offset} lie outside their command")]
@@ -112,7 +112,7 @@ pub enum Violation {
         len: u32,
     },
     /// A second request for data before the first was fulfilled.
-    #[error("more data is asked for than was agreed on")]
+    #[error("the target requests more data than was negotiated")]
     Limit,
     /// A command succeeded without all of its data.
     #[error("a command ends before all of its data was moved")]
@@ -121,7 +121,7 @@ pub enum Violation {
     #[error("the digest of data does not match")]
     Digest,
     /// The target terminates the connection with a reason.
-    #[error("the target ends the connection: fatal error status {status:#x}, {info:#x}")]
+    #[error("the target terminated the connection: fatal error status {status:#x}, {info:#x}")]
     Terminated {
         /// FES.
         status: u16,

@@ -94,25 +94,25 @@ impl Options {
     /// Checks the options.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(1..=MAX_QUEUE_DEPTH).contains(&self.queue_depth) {
-            return Err(format!("queue depth {}: 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
+            return Err(format!("queue depth {}: want 1 to {MAX_QUEUE_DEPTH}", self.queue_depth));
         }
         if self.queues > MAX_QUEUES {
-            return Err(format!("{} queues: at most {MAX_QUEUES}", self.queues));
+            return Err(format!("{} queues: want at most {MAX_QUEUES}", self.queues));
         }
         if self.timeout_ms == 0 || self.io_timeout_s == 0 {
-            return Err("a timeout of 0 leaves no time for anything".into());
+            return Err("timeout of 0: want at least 1".into());
         }
         if self.keep_alive_s > MAX_KEEP_ALIVE_S {
-            return Err(format!("keep-alive {} s: at most {MAX_KEEP_ALIVE_S}", self.keep_alive_s));
+            return Err(format!("keep-alive {} s: want at most {MAX_KEEP_ALIVE_S}", self.keep_alive_s));
         }
         if self.nsid.is_some_and(|nsid| nsid == 0 || nsid == u32::MAX) {
-            return Err(format!("namespace {}: 1 to {}", self.nsid.unwrap_or(0), u32::MAX - 1));
+            return Err(format!("namespace {}: want 1 to {}", self.nsid.unwrap_or(0), u32::MAX - 1));
         }
         if self.controller_key.is_some() {
             match &self.key {
-                None => return Err("a target that shall prove who it is wants the same of the host".into()),
+                None => return Err("authentication of the target requires a secret of the host, too".into()),
                 key if *key == self.controller_key => {
-                    return Err("the host and the target have the same secret".into());
+                    return Err("host and target must not have the same secret".into());
                 }
                 Some(_) => {}
             }
@@ -137,7 +137,7 @@ pub fn parse_address(text: &str) -> Result<Address, String> {
 /// # Errors
 /// The text and the expected format.
 pub fn parse_address_at(text: &str, port_if_none: u16) -> Result<Address, String> {
-    let wrong = || format!("{text:?} is no address: HOST, HOST:PORT or [IPV6]:PORT");
+    let wrong = || format!("{text:?} is not an address: want HOST, HOST:PORT or [IPV6]:PORT");
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => rest.split_once(']').ok_or_else(wrong)?,
         None if text.parse::<IpAddr>().is_ok() => (text, ""),
@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(parse_address(text).unwrap().to_string(), address);
         }
         for wrong in ["", ":4420", "a:0", "a:x", "a:70000", "[::1", "[::1]x", "/run/a"] {
-            assert!(parse_address(wrong).unwrap_err().contains("no address"), "{wrong}");
+            assert!(parse_address(wrong).unwrap_err().contains("not an address"), "{wrong}");
         }
     }
 
@@ -228,7 +228,7 @@ mod tests {
             (Options { timeout_ms: 0, ..good.clone() }, "timeout of 0"),
             (Options { keep_alive_s: 601, ..good.clone() }, "keep-alive 601 s"),
             (Options { nsid: Some(0), ..good.clone() }, "namespace 0"),
-            (Options { controller_key: Some(key.clone()), ..good.clone() }, "the same of the host"),
+            (Options { controller_key: Some(key.clone()), ..good.clone() }, "requires a secret of the host"),
             (
                 Options { controller_key: Some(key.clone()), key: Some(key), ..good.clone() },
                 "the same secret",

@@ -457,7 +457,7 @@ impl NvmeTcpQueue {
         self.disconnect();
         let is_known = self.lease.mailbox.is_lost();
         if !is_known {
-            tracing::debug!(device = %self.session().name(), %why, "a queue's connection is lost");
+            tracing::debug!(device = %self.session().name(), %why, "queue connection lost");
             self.lease.shared().report_lost(why.to_string());
         }
     }
@@ -492,7 +492,7 @@ impl NvmeTcpQueue {
     #[cold]
     fn break_off(&mut self, why: &Lost) {
         if let (Lost::Violation(violation), Some(connection)) = (why, &self.connection) {
-            tracing::error!(device = %self.session().name(), %violation, "the target breaks the protocol");
+            tracing::error!(device = %self.session().name(), %violation, "target violated the protocol");
             if self.outbox.is_empty() {
                 let unread = self.inbox.unread();
                 refuse(&connection.socket, violation, &unread[..unread.len().min(HEADER_BYTES)]);

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_namespace_says_so() {
+    fn a_file_that_is_not_a_namespace_is_refused() {
         let null = File::open("/dev/null").unwrap();
         assert_eq!(namespace_id(&null).unwrap_err().raw_os_error(), Some(libc::ENOTTY));
         let error = is_write_cache_on(&null).unwrap_err();

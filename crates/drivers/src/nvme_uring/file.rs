@@ -36,7 +36,7 @@ pub enum OpenError {
         error: AdminError,
     },
     /// The namespace was reformatted while it was open.
-    #[error("it had blocks of {was} bytes when it was opened and has blocks of {now} bytes now")]
+    #[error("its block size changed from {was} to {now} bytes since it was opened")]
     FormatChanged {
         /// Block size when it was opened.
         was: u32,
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_namespace_is_named_and_comes_back() {
+    fn a_descriptor_that_is_not_a_namespace_is_returned_with_the_error() {
         let refusal = |path: &str| {
             let error = NvmeFile::open(Path::new(path), false).err().expect("must not open");
             (error.to_errno(), error.to_string())

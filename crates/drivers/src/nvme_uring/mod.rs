@@ -82,7 +82,7 @@ impl NvmeDevice {
             )));
         }
         if options.iopoll && !facts.can_poll {
-            tracing::warn!(%path, "the controller has no poll queues (nvme.poll_queues): interrupts are used");
+            tracing::warn!(%path, "the controller has no poll queues (nvme.poll_queues): using interrupts");
         }
         let limits = facts.limits(options.read_only);
         tracing::info!(device = name, capacity = limits.capacity, block_size = limits.block_size, "opened");
@@ -129,7 +129,7 @@ impl Device for NvmeDevice {
         let capacity = self
             .file
             .capacity()
-            .map_err(|e| DeviceError::new(&self.name, "cannot learn the size").because(e))?;
+            .map_err(|e| DeviceError::new(&self.name, "cannot read the namespace's size").because(e))?;
         self.limits.set_capacity(capacity);
         Ok(self.limits.get())
     }

@@ -384,7 +384,7 @@ impl Operation {
                 Next::Finished(Ok(()))
             }
             Err(error) => {
-                tracing::error!(%error, nsid = facts.nsid, "the controller sent a report that makes no sense");
+                tracing::error!(%error, nsid = facts.nsid, "the controller sent an invalid zone report");
                 Next::Finished(Err(IoError::Medium))
             }
         }

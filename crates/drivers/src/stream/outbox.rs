@@ -157,7 +157,7 @@ impl<const H: usize> Outbox<H> {
             self.ends.pop_front();
         }
         for _ in 0..count {
-            let piece = self.pieces.front_mut().expect("there were as many pieces");
+            let piece = self.pieces.front_mut().expect("the kernel took no more than these pieces");
             if sent < piece.len {
                 piece.base = piece.base.wrapping_add(sent);
                 piece.len -= sent;

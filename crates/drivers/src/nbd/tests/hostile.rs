@@ -25,7 +25,7 @@ const STRUCTURED: [(&str, Lie); 16] = [
     ("outside", |c, a, _| c.part(&a, 1, DATA, &at(5120, &[1; 1]))),
     ("outside", |c, a, _| c.part(&a, 1, DATA, &at(u64::MAX, &[1; 1024]))),
     ("outside", |c, a, _| c.part(&a, 1, 2, &at(4608, &[0xff; 4]))),
-    ("again", |c, a, _| {
+    ("repeats", |c, a, _| {
         [c.part(&a, 0, DATA, &at(4096, &[1; 600])), c.part(&a, 0, DATA, &at(4600, &[1; 520]))].concat()
     }),
     ("before all", |c, a, _| c.part(&a, 1, DATA, &at(4096, &[1; 1023]))),

@@ -70,10 +70,13 @@ fn without_the_secret_nothing_is_opened_and_the_message_says_why() {
     let target = wary();
     let error = refusal(&options(&target));
     assert!(matches!(error, OpenError::NoKey) && error.errno() == libc::EACCES);
-    assert!(error.to_string().contains("no secret for that (dhchap-key)"));
+    assert!(error.to_string().contains("no secret is configured (dhchap-key)"));
     let error = refusal(&Options { key: key(OF_TARGET), ..options(&target) });
     assert!(matches!(error, OpenError::Authentication(Refusal::Theirs(Failure::Failed))), "{error}");
-    assert_eq!(error.to_string(), "authentication: the target refuses the host: authentication failed");
+    assert_eq!(
+        error.to_string(),
+        "authentication failed: the target refuses the host: authentication failed"
+    );
     let other = key(&SECRET.replace("-1:01:", "-1:02:"));
     let error = refusal(&Options { key: key(SECRET), controller_key: other, ..options(&target) });
     assert!(matches!(error, OpenError::Authentication(Refusal::Ours(Fault::WrongProof))), "{error}");
@@ -114,7 +117,7 @@ fn a_target_that_shall_prove_itself_cannot_get_around_it() {
 }
 
 #[test]
-fn what_a_target_says_wrong_is_an_error() {
+fn an_invalid_message_of_a_target_is_an_error() {
     let target = wary();
     let host = Options { key: key(SECRET), ..options(&target) };
     let cases: [(Change, Failure); 6] = [

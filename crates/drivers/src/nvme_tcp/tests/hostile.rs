@@ -118,7 +118,7 @@ fn data_whose_digest_is_wrong_is_asked_for_again() {
         let data = C2hData { is_last: true, is_success: true, ..pdu(id, 0, 4096) };
         client.data_pdu(&data, &[9; 4096], digest_of(&[8; 4096]))
     });
-    assert_eq!(told, None, "the connection goes on");
+    assert_eq!(told, None, "the connection still works");
 }
 
 #[test]

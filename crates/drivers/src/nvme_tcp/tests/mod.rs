@@ -207,7 +207,7 @@ fn a_namespace_that_grows_is_noticed() {
     let start = Instant::now();
     target.resize(SIZE * 2);
     while session.limits().capacity == SIZE as u64 {
-        assert!(start.elapsed() < LONG, "nobody noticed");
+        assert!(start.elapsed() < LONG, "the session did not notice");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(session.limits().capacity, 2 * SIZE as u64);
@@ -221,7 +221,7 @@ fn a_namespace_that_grows_is_noticed() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_refused_in_words() {
+fn an_error_of_opening_has_a_clear_text() {
     let target = Target::start(Traits::default());
     let good = options(&target);
     let refused = |options: &Options| match Session::open(options, &Cancel::never()) {

@@ -68,7 +68,7 @@ fn another_namespace_in_its_place_is_not_written_to() {
     let mut memory = bytes(4096);
     let list = segment(&mut memory);
     assert_eq!(run(&mut queue, &Request::write(data(&list), Flags::NONE), 0), Err(IoError::DeviceGone));
-    assert!(queue.lost().unwrap().contains("not the one that was opened"), "{:?}", queue.lost());
+    assert!(queue.lost().unwrap().contains("replaced by another one"), "{:?}", queue.lost());
     assert_eq!(target.opcodes(), []);
 }
 

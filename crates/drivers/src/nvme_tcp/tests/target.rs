@@ -172,7 +172,7 @@ impl Target {
         let shift = self.state.traits.lock().unwrap().block_shift;
         self.state.blocks.store((bytes >> shift) as u64, Ordering::SeqCst);
         let (mut stream, framing, id) =
-            self.state.events.lock().unwrap().take().expect("somebody wants to know");
+            self.state.events.lock().unwrap().take().expect("an event request is outstanding");
         let mut entry = CompletionEntry::new(id, Status::SUCCESS);
         entry.result = event::Event::NAMESPACE_ATTRIBUTES.encode().into();
         let mut bytes = [0; MAX_FRONT];
@@ -415,7 +415,7 @@ impl Client {
                 assert_eq!(parse_len(&entry.cdw), Some(entry.sgl.len()));
                 self.succeed_with(id, &message)
             }
-            _ if self.proof.is_some() => panic!("{kind:?} before the host has proven who it is"),
+            _ if self.proof.is_some() => panic!("{kind:?} before the host has authenticated"),
             FabricsType::PropertyGet => {
                 let value = match PropertyGet::parse(&entry.cdw).unwrap().offset {
                     offset::CAP => Capabilities {

@@ -26,7 +26,7 @@ fn run(req: &Request<'_>, offset: u64, facts: &NamespaceFacts) -> Vec<(Command, 
         commands.push(operation.next(facts, PAGE).unwrap());
         goes_on = match operation.complete(0, facts) {
             Next::Issue => true,
-            Next::IssueLater => unreachable!("nobody refused it"),
+            Next::IssueLater => unreachable!("no command was refused"),
             Next::Finished(result) => {
                 assert_eq!(result, Ok(()));
                 false
@@ -253,7 +253,7 @@ fn a_report_longer_than_a_transfer_comes_in_parts() {
             assert!(answer_report(&mut operation, &command) <= 15, "1024 bytes hold 15 zones");
             match operation.complete(0, &ZONED) {
                 Next::Issue => {}
-                Next::IssueLater => unreachable!("nobody refused it"),
+                Next::IssueLater => unreachable!("no command was refused"),
                 Next::Finished(result) => break assert_eq!(result, Ok(())),
             }
         }
