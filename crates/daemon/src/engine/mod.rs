@@ -28,6 +28,7 @@ use crate::events::Events;
 use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State, StateError, Store};
 pub use authority::Authority;
+pub use readiness::InFlight;
 
 use api::{CoreInfo, Floor, Qos, System};
 use arrays::ArrayLive;

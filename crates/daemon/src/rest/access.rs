@@ -119,8 +119,8 @@ pub async fn over_unix(
     next: Next,
 ) -> Response {
     connection.trust();
-    let who = connection.peer.to_string().into();
-    request.extensions_mut().insert(Caller { who, role: Role::Admin, label: "".into() });
+    let (who, identity) = (connection.peer.to_string().into(), connection.peer.client().to_string().into());
+    request.extensions_mut().insert(Caller { who, identity, role: Role::Admin, label: "".into() });
     next.run(request).await
 }
 
@@ -141,7 +141,8 @@ pub async fn over_tcp(
         Some(token) => {
             connection.recognize(token.digest());
             let who = format!("token {}", token.name).into();
-            let caller = Caller { who, role: token.role, label: token.name.as_str().into() };
+            let identity = format!("token {} {}", token.role.name(), token.name).into();
+            let caller = Caller { who, identity, role: token.role, label: token.name.as_str().into() };
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

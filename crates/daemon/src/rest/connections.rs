@@ -85,7 +85,7 @@ pub(super) enum Peer {
 
 impl Peer {
     /// The part of it that counts as one client.
-    fn client(self) -> Peer {
+    pub(super) fn client(self) -> Peer {
         match self {
             Peer::Address(address) => Peer::Address(network(address)),
             Peer::Process { user, .. } => Peer::Process { user, process: None },

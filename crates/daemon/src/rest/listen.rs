@@ -4,6 +4,7 @@ use super::access::{self, Tokens};
 use super::body::hear_out;
 use super::connections::{Connections, Limits};
 use super::current::Current;
+use super::keys::{Keys, KeysError};
 use super::{TokensError, router, transport};
 use crate::engine::Engine;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -57,6 +58,9 @@ pub enum ListenError {
     /// Tokens cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokensError),
+    /// The records of idempotency keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// Tokens would go over the network in the clear.
     #[error("{0}: this is no loopback address, so it takes TLS (--tls-certificates DIR)")]
     Clear(SocketAddr),
@@ -97,7 +101,9 @@ impl Listeners {
         };
         listener.set_nonblocking(true).map_err(failed)?;
         let runtime = runtime("api")?;
-        let service = router(engine.clone()).layer(from_fn(access::over_unix)).layer(from_fn(hear_out));
+        let keys = Keys::open(&engine.options().state_dir)?;
+        let service = router(engine.clone(), keys.clone());
+        let service = service.layer(from_fn(access::over_unix)).layer(from_fn(hear_out));
         {
             let _entered = runtime.enter();
             let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
@@ -106,7 +112,7 @@ impl Listeners {
         }
         let mut listeners = Listeners { runtimes: vec![runtime], socket, tcp: None, address: None };
         if let Some(options) = tcp {
-            let (tcp, runtime, address) = Tcp::start(engine, options)?;
+            let (tcp, runtime, address) = Tcp::start(engine, keys, options)?;
             listeners.runtimes.push(runtime);
             (listeners.tcp, listeners.address) = (Some(tcp), Some(address));
         }
@@ -161,7 +167,11 @@ struct Tcp {
 
 impl Tcp {
     /// Listens. Returns the threads that serve, and the address with the port that was chosen.
-    fn start(engine: &Arc<Engine>, options: &TcpOptions) -> Result<(Tcp, Runtime, SocketAddr), ListenError> {
+    fn start(
+        engine: &Arc<Engine>,
+        keys: Keys,
+        options: &TcpOptions,
+    ) -> Result<(Tcp, Runtime, SocketAddr), ListenError> {
         let address = options.address;
         let tokens = Current::new(Tokens::read(&options.tokens)?);
         let tls = match options.certificates() {
@@ -173,7 +183,7 @@ impl Tcp {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let service = router(engine.clone())
+        let service = router(engine.clone(), keys)
             .layer(from_fn_with_state(tokens.clone(), access::over_tcp))
             .layer(from_fn(hear_out));
         let connections = Connections::new(Limits::TCP.within_process());

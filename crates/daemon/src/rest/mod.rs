@@ -6,6 +6,7 @@ mod access;
 mod answer;
 mod arrays;
 mod asks;
+mod audit;
 mod body;
 mod bounds;
 mod connections;
@@ -14,18 +15,20 @@ mod devices;
 mod exports;
 mod idempotency;
 mod jobs;
+mod keys;
 mod listen;
+mod masking;
 mod page;
 mod pools;
 mod request;
 mod responses;
 mod roles;
-mod stopping;
 mod system;
 mod transport;
 mod volumes;
 
 pub use access::{Tokens, TokensError};
+pub use keys::KeysError;
 pub use listen::{ListenError, Listeners, TcpOptions, UnixOptions};
 pub use roles::{Ask, MATRIX, Role, Row};
 
@@ -34,9 +37,13 @@ use crate::fault::Fault;
 use answer::{Answer, Failure};
 use api::Job;
 use asks::OwnPlaces;
+use audit::Audit;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
+use axum::middleware::{from_fn, from_fn_with_state};
+use keys::Keys;
+use masking::Masking;
 use request::Prefer;
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,12 +121,15 @@ fn complete(mut document: Document) -> Document {
     document
 }
 
-/// Everything that the daemon answers, for whoever the listener has let in.
-fn router(engine: Arc<Engine>) -> Router {
+/// Everything that the daemon answers, for callers that a listener has let in. Listeners share
+/// the keys.
+fn router(engine: Arc<Engine>, keys: Keys) -> Router {
     let (router, document) = api().split_for_parts();
-    let document = complete(document).to_pretty_json().expect("plain data");
+    let document = complete(document);
+    let audit = Audit::new(engine.clone(), Masking::of(&document));
+    let document = document.to_pretty_json().expect("plain data");
     let own = OwnPlaces::of(engine.options());
-    let context = Context { engine: engine.clone(), document: document.into(), own };
+    let context = Context { engine, document: document.into(), own };
     router
         .route("/v1/openapi.json", axum::routing::get(system::document))
         .route("/", axum::routing::get(page::index))
@@ -127,9 +137,9 @@ fn router(engine: Arc<Engine>) -> Router {
         .route("/metrics", axum::routing::get(system::metrics))
         .fallback(answer::no_such_path)
         .method_not_allowed_fallback(answer::no_such_method)
-        .layer(axum::middleware::from_fn_with_state(idempotency::Keys::default(), idempotency::once))
-        .layer(axum::middleware::from_fn_with_state(engine, stopping::refuse_changes))
-        .layer(axum::middleware::from_fn(roles::judge))
+        .layer(from_fn_with_state(keys, idempotency::once))
+        .layer(from_fn_with_state(audit, audit::record))
+        .layer(from_fn(roles::judge))
         .layer(DefaultBodyLimit::max(bounds::MAX_BODY))
         .with_state(context)
 }

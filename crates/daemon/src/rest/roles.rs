@@ -9,8 +9,9 @@
 
 use super::answer::Failure;
 use super::asks::Asked;
+use super::audit;
 use super::bounds::MAX_TARGET;
-use super::request::{is_change, malformed};
+use super::request::malformed;
 use crate::engine::Authority;
 use axum::extract::{FromRequestParts, MatchedPath, Request};
 use axum::http::request::Parts;
@@ -194,6 +195,9 @@ fn find(method: &Method, path: &str) -> Option<&'static Row> {
 pub struct Caller {
     /// For the log.
     pub who: Arc<str>,
+    /// The user of the Unix socket, or role and name of the token: the same for all requests of
+    /// a caller.
+    pub identity: Arc<str>,
     /// Its role.
     pub role: Role,
     /// The name of its token, which a provisioner's objects carry as label.
@@ -203,7 +207,13 @@ pub struct Caller {
 impl Caller {
     /// A caller that no listener has named: it may see what every role may see.
     fn unknown() -> Caller {
-        Caller { who: "an unknown caller".into(), role: ReadOnly, label: "".into() }
+        let who: Arc<str> = "an unknown caller".into();
+        Caller { identity: who.clone(), who, role: ReadOnly, label: "".into() }
+    }
+
+    /// The sender of this request.
+    pub fn of(request: &Request) -> Caller {
+        request.extensions().get().cloned().unwrap_or_else(Caller::unknown)
     }
 
     /// What changes are made on its behalf.
@@ -257,9 +267,9 @@ impl Judged {
     }
 }
 
-/// Lets requests through whose operation the caller may ask for, and logs what was to change something.
+/// Lets requests through whose operation the caller may ask for.
 pub async fn judge(mut request: Request, next: Next) -> Response {
-    let caller = request.extensions().get().cloned().unwrap_or_else(Caller::unknown);
+    let caller = Caller::of(&request);
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     if target > MAX_TARGET {
         let detail = format!("the path and query of the request: {target} bytes: at most {MAX_TARGET}");
@@ -280,10 +290,7 @@ pub async fn judge(mut request: Request, next: Next) -> Response {
             caller.refuse(&format!("{method} {path}"), roles).into_response()
         }
     };
-    if is_change(&method) {
-        let (who, role, status) = (&caller.who, caller.role.name(), response.status().as_u16());
-        tracing::info!(target: "audit", %who, role, %method, path, status, "asked for");
-    }
+    audit::note_refusal(&caller, &method, &path, &response);
     response
 }
 

@@ -5,8 +5,10 @@
 //! list the kinds and the keys of each. Parser, messages and help use the same tables, so they
 //! cannot disagree.
 
+mod redact;
 mod value;
 
+pub use redact::{MASK, redact, redact_value};
 pub use value::{CpuList, Seconds, Size, Switch, Value};
 
 use std::path::Path;
