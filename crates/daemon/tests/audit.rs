@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// How long a volume takes to be made on a slow device, in nanoseconds.
 const SLOW_NS: u64 = 1_000_000_000;
@@ -234,4 +235,30 @@ fn no_secret_in_a_request_is_in_the_audit_log_or_in_the_file_of_a_key() {
         let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
         assert!(!text.contains(CANARY), "{text}");
     }
+}
+
+#[test]
+fn a_failed_login_is_logged_without_its_token_and_answered_late() {
+    let token = "0123456789abcdef01234567";
+    let (daemon, address) = Daemon::listening(&format!("read-only me {token}\n"));
+    let http = Client::new();
+    let ask = |token: Option<&str>| {
+        let request = http.get(format!("http://{address}/v1/system"));
+        token.into_iter().fold(request, |request, token| request.bearer_auth(token)).send().unwrap()
+    };
+    let began = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(refusal(ask(Some(CANARY))).0, 401);
+    }
+    assert!(began.elapsed() >= Duration::from_millis(100 + 200 + 400), "{:?}", began.elapsed());
+    assert_eq!(refusal(ask(None)).0, 401);
+    assert_eq!(ask(Some(token)).status(), StatusCode::OK);
+    let lines = audit(&daemon);
+    let failed = with_message(&lines, "login failed");
+    let seen = |name: &str| failed.iter().map(|line| line[name].clone()).collect::<Vec<Value>>();
+    assert_eq!(seen("peer"), ["127.0.0.1"; 4]);
+    assert_eq!(seen("failures"), [1, 2, 3, 3]);
+    let reasons = seen("reason");
+    assert!(reasons[0] == reasons[2] && reasons[0] != reasons[3] && reasons[3] != "", "{reasons:?}");
+    assert!(!daemon.log().contains(CANARY) && !daemon.log().contains(token), "{}", daemon.log());
 }

@@ -73,7 +73,7 @@ impl Limits {
 }
 
 /// The other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     /// A host.
     Address(IpAddr),

@@ -5,6 +5,7 @@ use super::body::hear_out;
 use super::connections::{Connections, Limits};
 use super::current::Current;
 use super::keys::{Keys, KeysError};
+use super::logins::{self, Logins};
 use super::{TokensError, router, transport};
 use crate::engine::Engine;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -185,6 +186,7 @@ impl Tcp {
         let address = listener.local_addr().map_err(failed)?;
         let service = router(engine.clone(), keys)
             .layer(from_fn_with_state(tokens.clone(), access::over_tcp))
+            .layer(from_fn_with_state(Logins::default(), logins::watch))
             .layer(from_fn(hear_out));
         let connections = Connections::new(Limits::TCP.within_process());
         let runtime = runtime("api-tcp")?;

@@ -17,6 +17,7 @@ mod idempotency;
 mod jobs;
 mod keys;
 mod listen;
+mod logins;
 mod masking;
 mod page;
 mod pools;
