@@ -125,8 +125,10 @@ fn no_content_of_a_secret_file_is_in_an_answer_the_log_or_an_event() {
     let check = |what: &str, text: &str| assert!(!text.to_lowercase().contains(CANARY), "{what}: {text}");
     for (number, (content, text)) in contents().iter().enumerate() {
         let (file, directory) = lay_out(daemon.dir.path(), number, text);
-        for (path, kind, key, body) in requests(&file, &directory) {
-            let response = daemon.send(Method::POST, path, &body);
+        for (place, (path, kind, key, body)) in requests(&file, &directory).into_iter().enumerate() {
+            let id = format!("{number}.{place}");
+            let request = daemon.request(Method::POST, path).header("idempotency-key", id);
+            let response = request.json(&body).send().unwrap();
             let is_made = response.status().is_success();
             let answer = response.text().unwrap();
             check(&format!("{content}: {kind} {key}"), &answer);
@@ -162,6 +164,9 @@ fn no_content_of_a_secret_file_is_in_an_answer_the_log_or_an_event() {
     check("metrics", &daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap());
     check("state.json", &std::fs::read_to_string(daemon.path("state/state.json")).unwrap());
     check("the log", &daemon.log());
+    for file in std::fs::read_dir(daemon.path("state/idempotency")).unwrap() {
+        check("the answer to a key", &std::fs::read_to_string(file.unwrap().path()).unwrap());
+    }
 }
 
 /// Runs a command that ends by itself.

@@ -30,9 +30,10 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::StreamExt;
 
-/// Changes of one caller that are carried out at the same time. A client that hangs up leaves its
-/// change running, so connections alone do not bound them.
-const CHANGES_PER_CALLER: usize = 64;
+/// Changes of one caller that are carried out at the same time. A client that disconnects leaves
+/// its change running, so connections alone do not bound them. It is more than the connections of
+/// one client: clients that wait for their answers do not wait for a slot.
+const CHANGES_PER_CALLER: usize = 256;
 /// Longest error in the log, in bytes.
 const MAX_ERROR: usize = 512;
 
@@ -41,19 +42,24 @@ const MAX_ERROR: usize = 512;
 pub(super) struct Audit {
     engine: Arc<Engine>,
     masking: Masking,
-    /// By the caller's identity: of tokens there are few, and of users of the Unix socket.
-    callers: Arc<Mutex<HashMap<Arc<str>, Arc<Semaphore>>>>,
+    slots: Slots,
 }
 
 impl Audit {
     pub(super) fn new(engine: Arc<Engine>, masking: Masking) -> Audit {
-        Audit { engine, masking, callers: Arc::default() }
+        Audit { engine, masking, slots: Slots::default() }
     }
+}
 
+/// The changes in flight, by the caller's identity. Tokens and users of the Unix socket are few.
+#[derive(Clone, Default)]
+struct Slots(Arc<Mutex<HashMap<Arc<str>, Arc<Semaphore>>>>);
+
+impl Slots {
     /// Waits until the caller may begin another change.
-    async fn admit(&self, caller: &Caller) -> OwnedSemaphorePermit {
+    async fn take(&self, caller: &Caller) -> OwnedSemaphorePermit {
         let semaphore = {
-            let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let new = || Arc::new(Semaphore::new(CHANGES_PER_CALLER));
             callers.entry(caller.identity.clone()).or_insert_with(new).clone()
         };
@@ -78,7 +84,7 @@ pub(super) async fn record(State(audit): State<Audit>, request: Request, next: N
         Ok(body) => body,
         Err(failure) => return failure.into_response(),
     };
-    let slot = audit.admit(&caller).await;
+    let slot = audit.slots.take(&caller).await;
     let Some(in_flight) = audit.engine.begin_change() else { return stopping().into_response() };
     let asked = audit.masking.mask(&body);
     let path = parts.uri.path().to_owned();
@@ -214,4 +220,48 @@ fn next_id() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
     format!("{:x}-{}", START.get_or_init(now), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rest::Role;
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    fn caller(identity: &str) -> Caller {
+        Caller { who: "".into(), identity: identity.into(), role: Role::Admin, label: "".into() }
+    }
+
+    fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_caller_with_many_changes_in_flight_waits_and_others_do_not() {
+        let (slots, one, other) = (Slots::default(), caller("user 1"), caller("user 2"));
+        let mut taken: Vec<_> =
+            (0..CHANGES_PER_CALLER).map(|_| poll(pin!(slots.take(&one))).unwrap()).collect();
+        let mut next = pin!(slots.take(&one));
+        assert!(poll(next.as_mut()).is_none());
+        assert!(poll(pin!(slots.take(&other))).is_some());
+        taken.pop();
+        assert!(poll(next.as_mut()).is_some());
+    }
+
+    #[test]
+    fn an_error_is_one_line_and_bounded() {
+        let body = |detail: &str| {
+            let problem = serde_json::json!({ "type": "t", "title": "", "status": 409, "detail": detail });
+            problem.to_string().into_bytes()
+        };
+        let shown = |detail: &str| error_of(&body(detail), |detail| Some(detail.to_owned())).unwrap();
+        assert_eq!(shown("a\nb\u{1b}[2J"), "t: a\\nb\\u{1b}[2J");
+        assert!(shown(&"x".repeat(10_000)).len() < MAX_ERROR + 30);
+        assert_eq!(error_of(&body("secret"), |_| None).as_deref(), Some("t"));
+        assert_eq!(error_of(b"{\"name\":\"v1\"}", |_| None), None);
+    }
 }
