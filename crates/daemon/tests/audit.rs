@@ -58,6 +58,13 @@ fn block_state(daemon: &Daemon) {
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
 }
 
+/// Waits until the first key is recorded.
+fn wait_for_key(daemon: &Daemon) {
+    let is_whole = |file: std::fs::DirEntry| file.path().extension().is_none();
+    let files = || std::fs::read_dir(daemon.path("state/idempotency")).unwrap().flatten();
+    daemon.wait_for("the key", || files().any(is_whole));
+}
+
 #[test]
 fn a_client_that_hangs_up_leaves_a_request_and_an_outcome_and_its_key_is_answered() {
     let daemon = Daemon::with(&["--patience", "1", "--json"]);
@@ -130,8 +137,7 @@ fn a_change_that_a_kill_interrupts_leaves_a_request_and_a_key_with_an_unknown_ou
     block_state(&daemon);
     let client = send_raw(&daemon, "/v1/devices", "k1", &device);
     daemon.wait_for("the request", || count(&daemon, "change requested") == 1);
-    let is_noted = || std::fs::read_dir(daemon.path("state/idempotency")).unwrap().count() == 1;
-    daemon.wait_for("the key", is_noted);
+    wait_for_key(&daemon);
     assert_eq!(refusal(post(&daemon, "/v1/devices", "k1", &device)).1, "in-progress");
     daemon.end("-KILL");
     drop(client);
@@ -153,6 +159,7 @@ fn a_daemon_that_stops_writes_the_outcome_of_a_change_in_flight() {
     block_state(&daemon);
     let client = send_raw(&daemon, "/v1/devices", "k1", &device);
     daemon.wait_for("the request", || count(&daemon, "change requested") == 1);
+    wait_for_key(&daemon);
     drop(client);
     daemon.signal("-TERM");
     daemon.wait_for("the end to begin", || daemon.log().contains("stopping: finishing what is in flight"));
