@@ -21,3 +21,4 @@ pub mod fault;
 pub mod metrics;
 pub mod rest;
 pub mod state;
+pub mod workers;

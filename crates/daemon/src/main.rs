@@ -7,6 +7,7 @@ use daemon::config::{Config, ConfigError};
 use daemon::confinement::Confinement;
 use daemon::engine::{Engine, Options};
 use daemon::rest::{Listeners, TcpOptions, UnixOptions};
+use daemon::workers::{SPAWNER, WORKER, WorkerOptions, process, spawner};
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
 use graph::spec::{CpuList, Size, Value};
 use listenfd::ListenFd;
@@ -38,6 +39,8 @@ const CONFIG_TIME: Duration = Duration::from_secs(1);
 const MORE_TIME: Duration = Duration::from_secs(30);
 /// How long changes in flight may take to be answered when the daemon ends.
 const GRACE: Duration = Duration::from_secs(2);
+/// Memory of one export's process for its network clients, unless --memory says otherwise.
+const WORKER_MEMORY: u64 = 256 << 20;
 /// What --demo is made of.
 const DEMO_MEMBERS: usize = 5;
 const DEMO_MEMBER_BYTES: u64 = 128 << 20;
@@ -79,7 +82,7 @@ struct Args {
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     cores: Option<CpuList>,
     /// Memory for data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the
-    /// machine's]
+    /// machine's; with --process-per-export 256M for each export]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Size>,
     /// Configuration to apply: TOML with the names of the API; missing objects are created
@@ -107,6 +110,10 @@ struct Args {
     /// --config
     #[arg(long, value_name = "PATH")]
     sandbox_path: Vec<PathBuf>,
+    /// Serve each export from a process of its own, without access to devices, state and other
+    /// exports; not for ublk and VDUSE
+    #[arg(long)]
+    process_per_export: bool,
     /// Log in JSON, one object per line
     #[arg(long)]
     json: bool,
@@ -137,7 +144,14 @@ fn memory(text: &str) -> Result<Size, String> {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    let arguments: Vec<String> = arguments.collect();
+    let ended = match arguments.split_first() {
+        Some((first, rest)) if first == SPAWNER => run_spawner(rest),
+        Some((first, rest)) if first == WORKER => run_worker(rest),
+        _ => run(&Args::parse()),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("freestoned: {error}");
@@ -147,7 +161,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    start_logs(args)?;
+    start_logs(&args.log, args.json)?;
     raise_descriptor_limit();
     contain_truncation()?;
     if let Some(Size(bytes)) = args.memory {
@@ -275,6 +289,7 @@ fn options(args: &Args, config: &Config) -> Options {
         patience: Duration::from_secs(args.patience),
         has_array_sockets: true,
         confinement: confinement(args, config),
+        workers: args.process_per_export.then(|| worker_options(args)),
     }
 }
 
@@ -313,13 +328,55 @@ fn config(args: &Args) -> Result<Config, Box<dyn Error>> {
     }
 }
 
-fn start_logs(args: &Args) -> Result<(), Box<dyn Error>> {
-    let filter = EnvFilter::builder().parse(&args.log).map_err(|_| {
+/// What the spawner and workers get as arguments: logs, memory and sandbox as the daemon has them.
+fn worker_options(args: &Args) -> WorkerOptions {
+    let format = if args.json { "json" } else { "text" };
+    let memory =
+        args.memory.map_or(WORKER_MEMORY.min(MemoryBudget::process().bytes() as u64), |Size(bytes)| bytes);
+    let memory = memory.to_string();
+    let arguments = [&args.log, format, &memory, args.sandbox.name()].map(str::to_owned).to_vec();
+    WorkerOptions { program: "/proc/self/exe".into(), arguments }
+}
+
+/// Starts workers for the daemon. It ends with the daemon, and signals that a service manager sends to all processes
+/// do not end it before.
+fn run_spawner(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let Ok([log, format, _, mode]) = <&[String; 4]>::try_from(arguments) else {
+        return Err(format!("{SPAWNER} is for freestoned alone").into());
+    };
+    sandbox::close_inherited()?;
+    start_logs(log, format == "json")?;
+    ignore_signals()?;
+    sandbox::drop_privileges(self::mode(mode)?)?;
+    Ok(spawner::run(arguments)?)
+}
+
+/// Serves an export for the daemon.
+fn run_worker(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let Ok([log, format, memory, mode, _name]) = <&[String; 5]>::try_from(arguments) else {
+        return Err(format!("{WORKER} is for freestoned alone").into());
+    };
+    start_logs(log, format == "json")?;
+    ignore_signals()?;
+    MemoryBudget::set_process(memory.parse()?);
+    Ok(process::run(self::mode(mode)?)?)
+}
+
+/// A signal only raises a flag that nothing reads.
+fn ignore_signals() -> std::io::Result<()> {
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    Ok(())
+}
+
+fn start_logs(log: &str, is_json: bool) -> Result<(), Box<dyn Error>> {
+    let filter = EnvFilter::builder().parse(log).map_err(|_| {
         let expected = "error, warn, info, debug, trace or off, or a list such as warn,exports=debug";
-        format!("--log {}: expected {expected}", args.log)
+        format!("--log {log}: expected {expected}")
     })?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match args.json {
+    match is_json {
         true => logs.json().flatten_event(true).init(),
         false => logs.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
     }

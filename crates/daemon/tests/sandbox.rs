@@ -40,6 +40,7 @@ fn confined(name: &str, attack: fn(&Path)) -> Option<Output> {
     if let Some(directory) = std::env::var_os(INNER) {
         let directory = Path::new(&directory);
         let options = Options {
+            workers: None,
             state_dir: directory.join("state"),
             runtime_dir: directory.join("run"),
             cores: vec![CoreConfig::default()],

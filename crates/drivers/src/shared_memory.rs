@@ -68,6 +68,15 @@ impl SharedMemory {
         MemoryRegion { addr: self.base.addr(), len: self.len, fd: Some(self.fd.as_raw_fd()), fd_offset: 0 }
     }
 
+    /// Takes all further buffers of this process from this memory, until the process ends. Returns the memory as
+    /// devices are told of it, or `None` where other memory holds the buffers already.
+    pub fn hold_buffers(self) -> Option<MemoryRegion> {
+        let memory = std::mem::ManuallyDrop::new(self);
+        let base = std::ptr::NonNull::new(memory.base)?;
+        // SAFETY: a shared mapping of zeroes that was ours alone, and that is never unmapped.
+        unsafe { reactor::hold_buffers(base, memory.len) }.then(|| memory.region())
+    }
+
     /// The `len` bytes from `offset` on, for a request.
     ///
     /// # Panics

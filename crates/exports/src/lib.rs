@@ -15,7 +15,7 @@ pub mod vhost_user_blk;
 mod virtio_blk;
 
 pub use error::Error;
-pub use stats::{QueueStats, Stats};
+pub use stats::{QueueStats, Stats, Totals};
 pub use stream::{MIN_MEMORY, MemoryBudget};
 pub use virtio::contain_truncation;
 

@@ -1,6 +1,7 @@
 //! Counters of an export.
 
 use block::Op;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -67,6 +68,43 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }
 
+/// What an export has counted, over all queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Requests that have completed, by [`Op`].
+    pub requests: [u64; Op::ALL.len()],
+    /// Bytes that clients have read.
+    pub bytes_read: u64,
+    /// Bytes that clients have written.
+    pub bytes_written: u64,
+    /// Requests that were answered with an error.
+    pub failed: u64,
+    /// Times that a client was interrupted.
+    pub interrupts: u64,
+    /// Clients that are connected.
+    pub clients: u64,
+    /// Clients that have connected since the start.
+    pub connections: u64,
+}
+
+impl Totals {
+    /// The counters of an export whose earlier processes have counted `self`, and whose present one counts `now`.
+    /// Clients are those of the present one.
+    #[must_use]
+    pub fn followed_by(&self, now: &Totals) -> Totals {
+        let add = u64::saturating_add; // the other process may be hostile
+        Totals {
+            requests: std::array::from_fn(|op| add(self.requests[op], now.requests[op])),
+            bytes_read: add(self.bytes_read, now.bytes_read),
+            bytes_written: add(self.bytes_written, now.bytes_written),
+            failed: add(self.failed, now.failed),
+            interrupts: add(self.interrupts, now.interrupts),
+            clients: now.clients,
+            connections: add(self.connections, now.connections),
+        }
+    }
+}
+
 /// Counters of one export.
 #[derive(Debug)]
 pub struct Stats {
@@ -80,6 +118,43 @@ impl Stats {
     pub(crate) fn new(queues: usize) -> Stats {
         let queues = (0..queues).map(|_| Default::default()).collect();
         Stats { queues, clients: AtomicU64::new(0), connections: AtomicU64::new(0) }
+    }
+
+    /// Counters of an export in another process, which [`Stats::set_totals`] copies here.
+    pub fn of_totals() -> Stats {
+        Stats::new(1)
+    }
+
+    /// The sums over all queues.
+    pub fn totals(&self) -> Totals {
+        let sum = |of: &dyn Fn(&QueueStats) -> u64| self.queues.iter().map(|queue| of(queue)).sum();
+        Totals {
+            requests: Op::ALL.map(|op| sum(&|queue| queue.requests(op))),
+            bytes_read: sum(&QueueStats::bytes_read),
+            bytes_written: sum(&QueueStats::bytes_written),
+            failed: sum(&QueueStats::failed),
+            interrupts: sum(&QueueStats::interrupts),
+            clients: self.clients(),
+            connections: self.connections(),
+        }
+    }
+
+    /// Replaces the counters of the first queue, and of clients, by sums of another process.
+    pub fn set_totals(&self, totals: &Totals) {
+        let queue = &self.queues[0];
+        for (counter, requests) in queue.requests.iter().zip(totals.requests) {
+            counter.store(requests, Ordering::Relaxed);
+        }
+        for (counter, total) in [
+            (&queue.bytes_read, totals.bytes_read),
+            (&queue.bytes_written, totals.bytes_written),
+            (&queue.failed, totals.failed),
+            (&queue.interrupts, totals.interrupts),
+            (&self.clients, totals.clients),
+            (&self.connections, totals.connections),
+        ] {
+            counter.store(total, Ordering::Relaxed);
+        }
     }
 
     /// The number of connected clients.
@@ -112,5 +187,28 @@ pub(crate) struct Connected(Arc<Stats>);
 impl Drop for Connected {
     fn drop(&mut self) {
         self.0.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_another_process_continue_those_of_its_predecessors() {
+        let served = Arc::new(Stats::new(2));
+        let _client = served.connect();
+        served.queues[0].count_request(Op::Read, 512);
+        served.queues[1].count_request(Op::Read, 1024);
+        served.queues[1].count_request(Op::Write, 4096);
+        served.queues[1].count_failure();
+        let totals = served.totals();
+        assert_eq!((totals.requests[Op::Read as usize], totals.bytes_read), (2, 1536));
+        let shown = Stats::of_totals();
+        shown.set_totals(&totals.followed_by(&totals));
+        assert_eq!((shown.clients(), shown.connections()), (1, 2));
+        assert_eq!((shown.queues[0].requests(Op::Write), shown.queues[0].bytes_written()), (2, 8192));
+        let end = totals.followed_by(&Totals { clients: 0, ..Totals::default() });
+        assert_eq!(end, Totals { clients: 0, ..totals });
     }
 }

@@ -8,9 +8,11 @@ use common::SharedBuffers;
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options as MemOptions};
 use drivers::null::{NullDevice, Options as NullOptions};
-use drivers::virtio_blk::{Choice, Options, VirtioBlk};
+use drivers::virtio_blk::{Choice, Frontend, Options, Session, VirtioBlk};
+use exports::Export;
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores, PollWindow};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -139,4 +141,26 @@ fn a_disk_that_grows_passes() {
     let device = Arc::new(MemDevice::new(&options).unwrap());
     let growing = device.clone();
     exported(device, way, |suite, _| suite.on_grow(move || growing.resize(96 * MIB).unwrap()).run());
+}
+
+#[test]
+fn a_ram_disk_passes_over_a_connection_that_is_given() {
+    let device = Arc::new(MemDevice::new(&MemOptions::new(64 * MIB)).unwrap());
+    let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let config = Config { num_queues: 4, ..Config::new("given") };
+    let export = VhostUserBlk::start_connected(device, cores.all(), config, ours).unwrap();
+    let frontend = Frontend::new(theirs, Duration::from_secs(10)).unwrap();
+    let options = Options::new("unused");
+    let session = Session::negotiate("disk", frontend, &options).unwrap();
+    session.start(4, 128).unwrap();
+    let buffers = SharedBuffers::new(256 << 20);
+    let client = Arc::new(VirtioBlk::over(session.clone()));
+    client.map_region(&buffers.memory.region()).unwrap();
+    Suite::new(client).buffers(Arc::new(buffers)).run();
+    assert_eq!((export.stats().connections(), export.stats().clients()), (1, 1));
+    drop(export);
+    while !session.is_gone() {
+        std::thread::yield_now(); // its thread reads the end of the connection
+    }
 }

@@ -7,9 +7,11 @@ use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, QueueMemory, Request,
 use common::{eventually, is_signalled, pair, pattern, wait_signal};
 use exports::Export;
 use exports::vhost_user_blk::{Config, MemoryFiles, VhostUserBlk};
+use reactor::{CoreConfig, Cores};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -118,6 +120,26 @@ fn a_broken_ring_is_left_alone_and_the_other_goes_on() {
         assert!(!is_signalled(&guest.queues[0].err), "{name}: an error again");
     }
     drop(bystander.export.take());
+}
+
+#[test]
+fn a_broken_ring_ends_a_connection_that_the_export_was_given() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+    let core = cores.get(0);
+    let server = std::thread::spawn(move || {
+        let (connection, _) = listener.accept().unwrap();
+        let config = Config::new("given");
+        VhostUserBlk::start_connected(Arc::new(SlowDevice::new(MIB)), &[core], config, connection).unwrap()
+    });
+    let mut guest = Guest::boot(&socket, GuestConfig::default());
+    let export = server.join().unwrap();
+    assert_eq!(guest.read(0, 1, 512), expected(512, 512));
+    assert!(export.stats().is_connected());
+    ATTACKS[0].1(&mut guest);
+    eventually("the end of the connection", || !export.stats().is_connected());
 }
 
 #[test]

@@ -14,6 +14,7 @@
 
 pub mod array;
 pub mod kinds;
+pub mod passed;
 pub mod patience;
 pub mod spec;
 mod stack;

@@ -1,5 +1,6 @@
 //! Memory of a core for data in transit: bounce buffers, parity, copies.
 
+use crate::arena::arena;
 use crate::permits::Permits;
 use block::{Data, Segment};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -16,9 +17,11 @@ pub const MAX_BUFFER: usize = 1 << 20;
 const MIN_BUFFER: usize = 4096;
 const CLASSES: usize = (MAX_BUFFER / MIN_BUFFER).trailing_zeros() as usize + 1;
 /// Bytes in use at a time; who wants more waits. 64 parts of the longest kind keep any drive busy.
-const POOL_BYTES: usize = 64 * MAX_BUFFER;
+pub(crate) const POOL_BYTES: usize = 64 * MAX_BUFFER;
 /// Free bytes that an idle core keeps.
 const STOCK: usize = MAX_BUFFER;
+/// Free bytes of a busy core's pool in shared memory, whose addresses are bounded.
+pub(crate) const SHARED_STOCK: usize = 32 * MAX_BUFFER;
 
 /// Buffers of one core: grown under load up to a limit, then requests wait; given back when the core idles.
 #[derive(Clone)]
@@ -109,7 +112,7 @@ impl Pool {
                 let Some(memory) = self.free[class].borrow_mut().pop() else { break };
                 self.free_bytes.set(self.free_bytes.get() - size_of_class(class));
                 // SAFETY: free buffers came from `allocate` with this class.
-                unsafe { dealloc(memory.as_ptr(), layout(class)) };
+                unsafe { release(memory, class) };
             }
         }
     }
@@ -120,7 +123,7 @@ impl Drop for Pool {
         for (class, list) in self.free.iter().enumerate() {
             for memory in list.take() {
                 // SAFETY: as in `trim`.
-                unsafe { dealloc(memory.as_ptr(), layout(class)) };
+                unsafe { release(memory, class) };
             }
         }
     }
@@ -231,6 +234,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         self.pool.free[self.class].borrow_mut().push(self.memory);
         self.pool.free_bytes.set(self.pool.free_bytes.get() + size_of_class(self.class));
+        if self.pool.free_bytes.get() > SHARED_STOCK && arena().is_some() {
+            self.pool.trim(SHARED_STOCK);
+        }
         self.pool.permits.release(size_of_class(self.class));
     }
 }
@@ -248,8 +254,24 @@ fn layout(class: usize) -> Layout {
     Layout::from_size_align(size_of_class(class), MIN_BUFFER).expect("a power of two up to MAX_BUFFER")
 }
 
+/// Gives memory back to where it came from.
+///
+/// # Safety
+/// It came from [`allocate`] with this class, and nothing uses it.
+unsafe fn release(memory: NonNull<u8>, class: usize) {
+    if arena().is_some_and(|arena| arena.give_back(memory, size_of_class(class), MAX_BUFFER)) {
+        return;
+    }
+    // SAFETY: by contract, and it does not lie in the arena.
+    unsafe { dealloc(memory.as_ptr(), layout(class)) };
+}
+
 #[cold]
 fn allocate(class: usize) -> NonNull<u8> {
+    if let Some(arena) = arena() {
+        let memory = arena.take(size_of_class(class), MAX_BUFFER);
+        return memory.unwrap_or_else(|| handle_alloc_error(layout(class)));
+    }
     // SAFETY: the layout is not empty.
     let memory = unsafe { alloc(layout(class)) };
     let memory = NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout(class)));

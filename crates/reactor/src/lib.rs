@@ -15,6 +15,7 @@
 //! code under virtual time. A core is used by its own thread alone; other threads send it messages
 //! ([`CoreRef`]) or wake its tasks.
 
+mod arena;
 pub mod bridge;
 mod buffer;
 mod clock;
@@ -35,6 +36,7 @@ mod task;
 mod threads;
 mod timer;
 
+pub use arena::{hold_buffers, shared_memory_for};
 pub use buffer::{Buffer, BufferPool, MAX_BUFFER};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
 pub use core::{Core, CoreConfig, Stopwatch, current, run, run_simulated};

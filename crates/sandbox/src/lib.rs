@@ -34,6 +34,7 @@ pub use user::{User, effective_user};
 
 use profile::OpenPaths;
 use std::io;
+use std::os::fd::RawFd;
 use std::path::Path;
 
 /// Whether to give anything up.
@@ -96,6 +97,34 @@ pub enum Error {
         /// Why.
         error: io::Error,
     },
+}
+
+/// Gives up all capabilities, and the gain of any by executing programs. For a process that starts confined ones.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn drop_privileges(mode: Mode) -> Result<(), Error> {
+    if mode == Mode::Off {
+        return Ok(());
+    }
+    nix::sys::prctl::set_no_new_privs().map_err(|error| Error::NoNewPrivs(error.into()))?;
+    capabilities::keep(&Profile::default())
+}
+
+/// Closes every descriptor but standard input, output and error: those that the process was started with by accident.
+/// To be called before anything is opened.
+///
+/// # Errors
+/// When the kernel does not say what is open.
+pub fn close_inherited() -> io::Result<()> {
+    let names = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name()));
+    for name in names.collect::<io::Result<Vec<_>>>()? {
+        let descriptor = name.to_str().and_then(|name| name.parse::<RawFd>().ok());
+        if let Some(descriptor) = descriptor.filter(|descriptor| *descriptor > 2) {
+            let _ = nix::unistd::close(descriptor); // the list itself is closed already
+        }
+    }
+    Ok(())
 }
 
 /// A process on its way into its sandbox.

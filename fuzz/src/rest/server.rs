@@ -56,6 +56,7 @@ impl Server {
         // A relative path of a request stays inside.
         std::env::set_current_dir(&directory).expect("it is there");
         let options = Options {
+            workers: None,
             state_dir: directory.join("state"),
             runtime_dir: directory.clone(),
             cores: vec![CoreConfig::default()],

@@ -7,12 +7,14 @@ use super::volumes::OpenVolume;
 use super::{Engine, Live};
 use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State, Target};
+use crate::workers::{Order, RemoteExport, Tell, Workers};
 use api::{Attach, Export, ExportChange, ExportState, NewExport, Traffic};
 use block::{Device, Op};
 use exports::Stats;
 use sandbox::Profile;
 use serde_json::{Map, Value};
-use serving::export::{ExportPlan, KINDS};
+use serving::export::{Apart, ExportPlan, KINDS};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use volume::{Name, Uuid};
@@ -242,6 +244,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Ends exports at the end of the daemon. Processes of their own end side by side: one that does not end in order
+    /// takes a while to be killed.
+    pub(super) fn end_exports(&self, exports: BTreeMap<String, Result<ExportLive, Fault>>) {
+        const AT_A_TIME: usize = 64;
+        let mut running: Vec<ExportLive> = exports.into_values().flatten().collect();
+        while self.workers.is_some() && !running.is_empty() {
+            let some = running.split_off(running.len().saturating_sub(AT_A_TIME));
+            std::thread::scope(|scope| {
+                some.into_iter().for_each(|export| drop(scope.spawn(|| drop(export))))
+            });
+        }
+    }
+
     /// Checks of an export what needs nothing of what is there but the daemon's own options.
     ///
     /// # Errors
@@ -299,6 +314,9 @@ impl Engine {
         }
         self.core_map(&record)?;
         self.check_needs(&record, &plan)?;
+        if self.workers.is_some() {
+            needs_apart(&plan).map_err(|error| invalid(error.to_string()))?;
+        }
         Ok((record, plan))
     }
 
@@ -349,12 +367,37 @@ impl Engine {
         }
         // Named after the export, whose name does not change: what clients see of it must not either.
         plan.config.complete(&record.name, cores);
-        let export = plan.config.start(&devices, self.cores.all()).map_err(|error| {
+        let started = match &self.workers {
+            None => plan.config.start(&devices, self.cores.all()),
+            Some(workers) => self.start_apart(record, &plan, devices, workers),
+        };
+        let export = started.map_err(|error| {
             let fault = Fault::from(error);
             Fault::new(fault.kind, format!("export {}: {fault}", record.name))
         })?;
         let description = plan.config.line(&record.name);
         Ok(ExportLive { export, description, fields: plan.config.fields(), _volumes: volumes })
+    }
+
+    /// Starts an export in a process of its own.
+    fn start_apart(
+        &self,
+        record: &ExportRecord,
+        plan: &ExportPlan,
+        devices: Vec<Arc<dyn Device>>,
+        workers: &Arc<Workers>,
+    ) -> Result<Box<dyn exports::Export>, exports::Error> {
+        let order = Order {
+            name: record.name.clone(),
+            text: record.text(),
+            listen: needs_apart(plan)?.listen,
+            read_only: plan.config.is_read_only(),
+            cpus: self.options.cores.iter().map(|core| core.cpu).collect(),
+            core_map: plan.config.cores().to_vec(),
+        };
+        let (events, name) = (self.events.clone(), record.name.clone());
+        let tell: Tell = Box::new(move |what, text| events.emit("export", &name, what, text));
+        Ok(Box::new(RemoteExport::start(order, devices, self.cores.all(), workers.clone(), tell)?))
     }
 
     /// Checks that the daemon has the capabilities and can open the paths that an export needs.
@@ -399,6 +442,13 @@ fn whole(live: &Live, name: &str, target: Target) -> Result<Target, Fault> {
             Err(Fault::new(Kind::InUse, detail))
         }
     }
+}
+
+/// What an export needs in a process of its own.
+fn needs_apart(plan: &ExportPlan) -> Result<Apart, exports::Error> {
+    plan.config.apart().map_err(|reason| {
+        exports::Error::Config(format!("it cannot be served with --process-per-export: {reason}"))
+    })
 }
 
 fn plan_of(record: &ExportRecord) -> Result<ExportPlan, Fault> {

@@ -27,6 +27,7 @@ use crate::confinement::{Confined, Confinement};
 use crate::events::Events;
 use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State, StateError, Store};
+use crate::workers::{WorkerOptions, Workers};
 pub use authority::Authority;
 pub use readiness::InFlight;
 
@@ -68,6 +69,8 @@ pub struct Options {
     pub has_array_sockets: bool,
     /// What it gives up, and what it keeps.
     pub confinement: Confinement,
+    /// How a process is started for each export; `None`: the daemon serves exports itself.
+    pub workers: Option<WorkerOptions>,
 }
 
 /// Why the daemon cannot start.
@@ -94,7 +97,7 @@ pub struct Engine {
     options: Options,
     store: Store,
     confined: Confined,
-    events: Events,
+    events: Arc<Events>,
     spares: SparePool,
     counted: Arc<Counted>,
     started_ns: u64,
@@ -107,6 +110,8 @@ pub struct Engine {
     has_ended: AtomicBool,
     readiness: Arc<Readiness>,
     live: RwLock<Live>,
+    /// Exports of the state have ended before.
+    workers: Option<Arc<Workers>>,
     /// Last: whatever is open ran on them.
     cores: Cores,
     this: Weak<Engine>,
@@ -138,6 +143,9 @@ impl Engine {
     /// When there is a state that cannot be used, or the system refuses threads.
     pub fn start(options: Options) -> Result<Arc<Engine>, StartError> {
         let (store, state) = Store::open(&options.state_dir)?;
+        let workers = options.workers.as_ref().map(Workers::start).transpose();
+        let workers = workers
+            .map_err(|error| StartError::System { what: "the spawner of exports' processes", error })?;
         let mut confined = Confined::enter(&options, &state)?; // before the first thread
         let cores = Cores::start(&options.cores);
         let cores = cores.map_err(|error| StartError::System { what: "cores", error })?;
@@ -147,7 +155,7 @@ impl Engine {
             options,
             store,
             confined,
-            events: Events::default(),
+            events: Arc::default(),
             spares: SparePool::default(),
             counted: Arc::default(),
             started_ns: wall_ns(),
@@ -157,6 +165,7 @@ impl Engine {
             has_ended: AtomicBool::new(false),
             readiness: Arc::default(),
             live: RwLock::new(Live { state, groups, ..Live::default() }),
+            workers: workers.map(Arc::new),
             cores,
             this: this.clone(),
         });
@@ -241,7 +250,7 @@ impl Engine {
         if has_successor {
             exports.values().flatten().for_each(|running| running.export.hand_over());
         }
-        drop(exports);
+        self.end_exports(exports);
         let bases = std::mem::take(&mut self.live_mut().bases);
         for (name, base) in bases {
             if let Ok(base) = base

@@ -1,6 +1,6 @@
 //! A listening socket of any family.
 
-use super::{Address, Origin, UnixSocket, inherited};
+use super::{Address, Origin, UnixSocket, inherited, passed};
 use crate::Error;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive};
 use std::io;
@@ -31,7 +31,7 @@ pub(crate) struct Accepted {
 }
 
 impl Listener {
-    /// Listens at `address`.
+    /// Listens at `address`, or takes the socket that was passed for it.
     ///
     /// # Errors
     /// When the operating system refuses, or another process listens there.
@@ -42,8 +42,13 @@ impl Listener {
             Address::Unix { path, permissions } => {
                 return Ok(Listener::Unix(UnixSocket::bind(path, *permissions)?));
             }
-            Address::Tcp(address) => Socket::from(TcpListener::bind(address).map_err(failed)?),
-            Address::Systemd(name) => Socket::from(inherited::take(name.as_deref()).map_err(failed)?),
+            other => match (passed::take(&name), other) {
+                (Some(socket), _) => Socket::from(socket),
+                (None, Address::Systemd(name)) => {
+                    Socket::from(inherited::take(name.as_deref()).map_err(failed)?)
+                }
+                _ => Socket::from(TcpListener::bind(&name).map_err(failed)?),
+            },
         };
         let is_listening = socket.is_listener().map_err(failed)?;
         if !is_listening {

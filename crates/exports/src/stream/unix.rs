@@ -1,5 +1,6 @@
 //! Unix sockets: binding, taking over a stale path, and removing it.
 
+use super::passed;
 use crate::Error;
 use std::ffi::OsStr;
 use std::io;
@@ -15,17 +16,23 @@ const BACKLOG: libc::c_int = 128;
 /// A listening socket that owns its path.
 pub(crate) struct UnixSocket {
     listener: UnixListener,
-    path: SocketPath,
+    path: PathBuf,
+    /// `None`: another process made the socket, and removes it.
+    _claim: Option<SocketPath>,
 }
 
 impl UnixSocket {
-    /// Binds `path`. A stale socket file is replaced; anything else stays and is an error.
+    /// Binds `path`, or takes the socket that was passed for it. A stale socket file is replaced;
+    /// anything else stays and is an error.
     pub(crate) fn bind(path: &Path, permissions: u32) -> Result<UnixSocket, Error> {
         let failed = |action| move |source| Error::Socket { path: path.into(), action, source };
+        if let Some(socket) = passed::take(&path.display().to_string()) {
+            return Ok(UnixSocket { listener: socket.into(), path: path.into(), _claim: None });
+        }
         SocketPath::free(path).map_err(failed("take over"))?;
-        let (listener, path) = listen(path, permissions, None).map_err(failed("listen on"))?;
+        let (listener, claim) = listen(path, permissions, None).map_err(failed("listen on"))?;
         listener.set_nonblocking(true).map_err(failed("listen on"))?;
-        Ok(UnixSocket { listener, path })
+        Ok(UnixSocket { listener, path: path.into(), _claim: Some(claim) })
     }
 
     /// The socket itself, which does not block.
@@ -33,9 +40,9 @@ impl UnixSocket {
         &self.listener
     }
 
-    /// The path that it owns.
+    /// The path that it listens at.
     pub(crate) fn path(&self) -> &Path {
-        &self.path.path
+        &self.path
     }
 }
 

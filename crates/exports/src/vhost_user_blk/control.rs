@@ -1,9 +1,9 @@
 //! The control thread, which serves one client at a time.
 
 use super::config_change::BackendChannel;
+use super::lock;
 use super::session::Session;
 use super::socket::Endpoint;
-use super::{Config, lock};
 use crate::stop::StopSignal;
 use crate::{Error, Stats};
 use std::net::Shutdown;
@@ -32,10 +32,9 @@ impl Control {
     pub(super) fn start(
         session: Arc<Mutex<Session>>,
         stats: Arc<Stats>,
-        config: &Config,
+        endpoint: Endpoint,
     ) -> Result<Control, Error> {
         let failed = |source| Error::System { action: "start the export's control thread", source };
-        let endpoint = Endpoint::open(config)?;
         let shared = Arc::new(Shared { stop: StopSignal::new().map_err(failed)?, client: Mutex::new(None) });
         let thread = std::thread::Builder::new()
             .name("vhost-user-blk".into())

@@ -32,6 +32,8 @@ use block::{Device, Limits};
 use control::Control;
 use reactor::CoreRef;
 use session::Session;
+use socket::Endpoint;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -132,10 +134,38 @@ impl VhostUserBlk {
     /// When the configuration is invalid, or the system refuses the socket or the thread.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<VhostUserBlk, Error> {
         config.check(cores.len())?;
+        let endpoint = Endpoint::open(&config)?;
+        VhostUserBlk::serve(device, cores, config, endpoint, None)
+    }
+
+    /// Exports `device` to the client at the other end of `connection`, and to no other. A ring that breaks ends the
+    /// connection. The socket of `config` is only its name; it is neither made nor removed.
+    ///
+    /// # Errors
+    /// When the configuration is impossible, or a descriptor or thread is refused.
+    pub fn start_connected(
+        device: Arc<dyn Device>,
+        cores: &[CoreRef],
+        config: Config,
+        connection: UnixStream,
+    ) -> Result<VhostUserBlk, Error> {
+        config.check(cores.len())?;
+        let failed = |source| Error::System { action: "duplicate a connection", source };
+        let same = connection.try_clone().map_err(failed)?;
+        VhostUserBlk::serve(device, cores, config, Endpoint::Connected(Some(connection)), Some(same))
+    }
+
+    fn serve(
+        device: Arc<dyn Device>,
+        cores: &[CoreRef],
+        config: Config,
+        endpoint: Endpoint,
+        connection: Option<UnixStream>,
+    ) -> Result<VhostUserBlk, Error> {
         let stats = Arc::new(Stats::new(config.num_queues.into()));
-        let session = Session::new(device, cores.to_vec(), config.clone(), stats.clone());
+        let session = Session::new(device, cores.to_vec(), config, stats.clone(), connection);
         let session = Arc::new(Mutex::new(session));
-        let control = Control::start(session.clone(), stats.clone(), &config)?;
+        let control = Control::start(session.clone(), stats.clone(), endpoint)?;
         Ok(VhostUserBlk { session, stats, control: Some(control) })
     }
 

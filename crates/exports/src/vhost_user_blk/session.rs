@@ -16,6 +16,7 @@ use crate::virtio_blk::virtio_id;
 use crate::{Error, Stats, queue_cores};
 use block::{Device, Limits};
 use reactor::CoreRef;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
@@ -31,6 +32,8 @@ pub(super) struct Session {
     cores: Vec<CoreRef>,
     config: Config,
     stats: Arc<Stats>,
+    /// The one connection of an export that was given it. A ring that breaks ends it: nobody would set the ring up anew.
+    connection: Option<Arc<UnixStream>>,
     /// The core of each queue.
     queue_cores: Vec<usize>,
     features: u64,
@@ -54,6 +57,7 @@ impl Session {
         cores: Vec<CoreRef>,
         config: Config,
         stats: Arc<Stats>,
+        connection: Option<UnixStream>,
     ) -> Session {
         let queues = usize::from(config.num_queues);
         let mut session = Session {
@@ -64,6 +68,7 @@ impl Session {
             cores,
             config,
             stats,
+            connection: connection.map(Arc::new),
             features: 0,
             protocol_features: 0,
             rings: (0..queues).map(|_| Ring::default()).collect(),
@@ -389,7 +394,10 @@ impl Session {
             },
             kick,
             call: ring.call.clone().map(Call::Event),
-            err: ring.err.clone().map(ErrorEvent::Peer),
+            err: match &self.connection {
+                Some(connection) => Some(ErrorEvent::Connection(connection.clone())),
+                None => ring.err.clone().map(ErrorEvent::Peer),
+            },
             may_have_more_memory: false,
             stats: self.stats.queues[index].clone(),
             name: self.name(),

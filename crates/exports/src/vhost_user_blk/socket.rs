@@ -1,4 +1,4 @@
-//! The export's Unix socket: accepts clients or connects to a VMM.
+//! The export's Unix socket: accepts clients, connects to a VMM, or has one given connection.
 
 use super::{Config, SocketMode};
 use crate::Error;
@@ -18,7 +18,12 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// The source of clients.
 pub(super) enum Endpoint {
     Listen(UnixSocket),
-    Connect { path: PathBuf, pause: Duration },
+    Connect {
+        path: PathBuf,
+        pause: Duration,
+    },
+    /// A client that is connected already; there is no other.
+    Connected(Option<UnixStream>),
 }
 
 impl Endpoint {
@@ -29,11 +34,12 @@ impl Endpoint {
         })
     }
 
-    /// Returns the next client, or `None` once `stop` has been raised.
+    /// Returns the next client, or `None` once `stop` has been raised or no further client can come.
     pub(super) fn next_client(&mut self, stop: &StopSignal) -> Option<UnixStream> {
         match self {
             Endpoint::Listen(listener) => accept(listener, stop),
             Endpoint::Connect { path, pause } => connect(path, pause, stop),
+            Endpoint::Connected(client) => client.take(),
         }
     }
 }

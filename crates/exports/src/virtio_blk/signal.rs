@@ -2,7 +2,9 @@
 
 use reactor::PeerEvent;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 /// Interrupts a driver.
@@ -44,6 +46,8 @@ pub(crate) enum ErrorEvent {
     Own(Arc<OwnedFd>),
     /// An eventfd of the VMM.
     Peer(Arc<OwnedFd>),
+    /// The connection that the ring belongs to, which ends with it.
+    Connection(Arc<UnixStream>),
 }
 
 impl ErrorEvent {
@@ -60,6 +64,7 @@ impl ErrorEvent {
                 unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
             }
             ErrorEvent::Peer(event) => PeerEvent::new(event.as_fd())?.signal(),
+            ErrorEvent::Connection(connection) => connection.shutdown(Shutdown::Both)?,
         }
         Ok(())
     }

@@ -104,6 +104,14 @@ pub trait ExportConfig: Debug + Send {
     /// Adds to a profile what it needs while it starts, serves and ends.
     fn keep(&self, profile: &mut Profile);
 
+    /// Returns its needs in a process of its own, which has no path of a device.
+    ///
+    /// # Errors
+    /// When it cannot be served there, with the reason.
+    fn apart(&self) -> Result<Apart, String> {
+        Err("it needs a device of the kernel, which a process of its own does not have".into())
+    }
+
     /// Its kind and address, printed after "export ". `device_id` is the exported device, or
     /// several joined by plus signs.
     fn line(&self, device_id: &str) -> String;
@@ -116,6 +124,15 @@ pub trait ExportConfig: Debug + Send {
 
     /// Places of the cores that serve it; none: all.
     fn cores(&self) -> &[usize];
+}
+
+/// What an export needs in a process of its own.
+#[derive(Debug, Default)]
+pub struct Apart {
+    /// Where it listens. Another process binds these sockets, and passes them.
+    pub listen: Vec<Address>,
+    /// What the process keeps.
+    pub profile: Profile,
 }
 
 /// Keeps what it takes to listen.

@@ -1,6 +1,6 @@
 //! `--export nbd:…`.
 
-use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object, tls_mode};
+use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object, tls_mode};
 use block::Device;
 use exports::nbd::{Address, Config, Nbd, Security};
 use exports::{Error, Export};
@@ -155,6 +155,10 @@ impl ExportConfig for NbdConfig {
 
     fn keep(&self, profile: &mut Profile) {
         keep_listener(profile, &self.config.address);
+    }
+
+    fn apart(&self) -> Result<Apart, String> {
+        Ok(Apart { listen: vec![self.config.address.clone()], ..Apart::default() })
     }
 
     fn line(&self, device_id: &str) -> String {

@@ -1,6 +1,6 @@
 //! `--export nvme-tcp:…`.
 
-use super::{CORES, ExportConfig, keep_listener, object, tls_mode};
+use super::{Apart, CORES, ExportConfig, keep_listener, object, tls_mode};
 use block::Device;
 use exports::nvme_tcp::{
     AccessState, Address, Auth, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn, NvmeTcp,
@@ -177,6 +177,15 @@ fn choose<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Result
     text.split('+').map(find).collect()
 }
 
+impl NvmeTcpConfig {
+    fn keep_reservations(&self, profile: &mut Profile) {
+        if let Some(directory) = &self.config.reservations {
+            profile.make_directory(directory);
+            profile.allow(directory, Access::Files);
+        }
+    }
+}
+
 impl ExportConfig for NvmeTcpConfig {
     fn name(&self) -> String {
         self.config.name()
@@ -206,10 +215,14 @@ impl ExportConfig for NvmeTcpConfig {
 
     fn keep(&self, profile: &mut Profile) {
         self.config.ports.iter().for_each(|port| keep_listener(profile, &port.address));
-        if let Some(directory) = &self.config.reservations {
-            profile.make_directory(directory);
-            profile.allow(directory, Access::Files);
-        }
+        self.keep_reservations(profile);
+    }
+
+    fn apart(&self) -> Result<Apart, String> {
+        let mut apart = Apart::default();
+        apart.listen.extend(self.config.ports.iter().map(|port| port.address.clone()));
+        self.keep_reservations(&mut apart.profile);
+        Ok(apart)
     }
 
     fn line(&self, device_id: &str) -> String {

@@ -1,8 +1,9 @@
 //! `--export vhost-user-blk:…`.
 
-use super::{CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object, serial_of};
+use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object, serial_of};
 use crate::text::count;
 use block::Device;
+use exports::stream::Address;
 use exports::vhost_user_blk::{Config, MemoryFiles, SocketMode, VhostUserBlk};
 use exports::{Error, Export};
 use graph::kinds::READ_ONLY;
@@ -80,6 +81,23 @@ impl ExportConfig for VhostUserBlkConfig {
             SocketMode::Listen => profile.allow_socket(&self.config.socket),
             SocketMode::Connect => profile.connect_to(&self.config.socket),
         }
+    }
+
+    fn apart(&self) -> Result<Apart, String> {
+        let Config { socket, mode, permissions, memory, .. } = &self.config;
+        if *memory == MemoryFiles::Any {
+            return Err(
+                "memory=any: the daemon maps the guest's memory too, and takes files in memory only".into()
+            );
+        }
+        let mut apart = Apart::default();
+        match mode {
+            SocketMode::Listen => {
+                apart.listen.push(Address::Unix { path: socket.clone(), permissions: *permissions });
+            }
+            SocketMode::Connect => apart.profile.connect_to(socket),
+        }
+        Ok(apart)
     }
 
     fn line(&self, device_id: &str) -> String {

@@ -1,0 +1,194 @@
+//! What daemon and worker say to each other on the control socket: lines of JSON, and descriptors before the first reply.
+//!
+//! ```text
+//!   daemon:  Task, then a descriptor for each of its devices and sockets          Command, Command, … (end: stop)
+//!   worker:                                              Report::Started | Failed   Report::Done, Report::Totals, …
+//! ```
+//!
+//! A worker may be hostile: what it says is bounded, and only counted, shown or compared.
+
+use exports::Totals;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+/// Longest line: an export over as many devices as there may be.
+const MAX_LINE: u64 = 1 << 20;
+
+/// What a worker serves.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Task {
+    /// The export's name.
+    pub name: String,
+    /// The export, as a command line has it.
+    pub text: String,
+    /// The processor of each core.
+    pub cpus: Vec<Option<usize>>,
+    /// Places of the cores that serve it; none: all.
+    pub core_map: Vec<usize>,
+    /// Names of its devices. A connection for each follows.
+    pub devices: Vec<String>,
+    /// Addresses of its listening sockets, which follow the connections.
+    pub sockets: Vec<String>,
+}
+
+/// What a worker is to do while it serves.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Command {
+    /// Comes back in [`Report::Done`].
+    pub number: u64,
+    /// What.
+    pub action: Action,
+}
+
+/// See [`Command`].
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Action {
+    /// Look at the size of the devices, and tell clients.
+    Resize,
+    /// Serve from these cores.
+    Remap(Vec<usize>),
+}
+
+/// What a worker says.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Report {
+    /// Clients are served.
+    Started,
+    /// The configuration is impossible; the worker ends.
+    Invalid(String),
+    /// The export cannot be served for another reason; the worker ends.
+    Failed(String),
+    /// A command was carried out, or not for this reason.
+    Done(u64, Result<(), String>),
+    /// What was counted since the worker started.
+    Totals(Totals),
+}
+
+/// Writes one message.
+///
+/// # Errors
+/// When the other side is gone, or does not read.
+pub fn write(mut socket: &UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    socket.write_all(&line)
+}
+
+/// Reads the next message; `None` at the end.
+///
+/// # Errors
+/// When the socket fails, or no message comes.
+pub fn read<T: DeserializeOwned>(socket: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    socket.take(MAX_LINE).read_until(b'\n', &mut line)?;
+    match line.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "a message that does not end")),
+    }
+}
+
+/// Passes a descriptor, with one byte.
+///
+/// # Errors
+/// When the other side is gone, or does not read.
+pub fn pass(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let descriptors = [descriptor];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    message.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let mut send = || rustix::net::sendmsg(socket, &[IoSlice::new(b"d")], &mut message, SendFlags::NOSIGNAL);
+    rustix::io::retry_on_intr(&mut send)?;
+    Ok(())
+}
+
+/// Takes a descriptor that [`pass`] has sent.
+///
+/// # Errors
+/// When something else comes.
+pub fn take(socket: &UnixStream) -> io::Result<OwnedFd> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let passed = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut passed) => passed.next(),
+        _ => None,
+    });
+    passed.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no descriptor was passed"))
+}
+
+/// Reads a line byte by byte, so that nothing behind it is read: descriptors follow.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_alone<T: DeserializeOwned>(mut socket: &UnixStream) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while line.len() < MAX_LINE as usize && socket.read(&mut byte)? == 1 {
+        line.push(byte[0]);
+        if byte[0] == b'\n' {
+            break;
+        }
+    }
+    read(&mut &line[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::BufReader;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_task_comes_with_its_descriptors_and_messages_after_it() {
+        let (daemon, worker) = UnixStream::pair().unwrap();
+        let (mut far, near) = UnixStream::pair().unwrap();
+        let task = Task {
+            name: "a".into(),
+            text: "nbd:socket=s".into(),
+            cpus: vec![None],
+            core_map: vec![0],
+            devices: vec!["d".into()],
+            sockets: Vec::new(),
+        };
+        write(&daemon, &task).unwrap();
+        pass(&daemon, near.as_fd()).unwrap();
+        write(&daemon, &Command { number: 7, action: Action::Remap(vec![1]) }).unwrap();
+        drop((daemon, near));
+        let got: Task = read_alone(&worker).unwrap().unwrap();
+        assert_eq!((&*got.text, &*got.devices[0]), ("nbd:socket=s", "d"));
+        let passed = take(&worker).unwrap();
+        let mut reader = BufReader::new(&worker);
+        let command: Command = read(&mut reader).unwrap().unwrap();
+        assert!(matches!(command, Command { number: 7, action: Action::Remap(cores) } if cores == [1]));
+        assert!(read::<Command>(&mut reader).unwrap().is_none(), "that is the end");
+        UnixStream::from(passed).write_all(b"x").unwrap();
+        let mut byte = [0];
+        far.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error() {
+        assert!(read::<Report>(&mut &b"\"Started\"\n"[..]).is_ok_and(|report| report.is_some()));
+        for bytes in [&b"\"Started\""[..], b"{}\n", b"\n", b"\"Else\"\n"] {
+            assert!(read::<Report>(&mut &*bytes).is_err(), "{bytes:?}");
+        }
+        let endless = vec![b'x'; MAX_LINE as usize + 1];
+        assert!(read::<Report>(&mut &*endless).is_err());
+        let (daemon, worker) = UnixStream::pair().unwrap();
+        (&daemon).write_all(b"d").unwrap();
+        assert!(take(&worker).is_err(), "no descriptor comes with that");
+    }
+}
