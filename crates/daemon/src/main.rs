@@ -78,6 +78,10 @@ struct Args {
     /// addresses
     #[arg(long, value_name = "DIR", requires = "listen")]
     tls_certificates: Option<PathBuf>,
+    /// Host name of the API over TCP (repeatable), in addition to addresses, the names of the
+    /// certificate, and localhost on loopback addresses. Other names are refused
+    #[arg(long, value_name = "NAME", requires = "listen", value_parser = host_name)]
+    host: Vec<String>,
     /// Processors to serve from, such as 0,1 or 0-3 [default: one unbound thread]
     #[arg(long, value_name = "CPUS", value_parser = cpus)]
     cores: Option<CpuList>,
@@ -132,6 +136,12 @@ fn permissions(text: &str) -> Result<u32, String> {
 
 fn mode(text: &str) -> Result<Mode, String> {
     Mode::parse(text).ok_or_else(|| format!("expected {}", Mode::ALL.map(Mode::name).join(", ")))
+}
+
+fn host_name(text: &str) -> Result<String, String> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    let is_name = !text.is_empty() && text.bytes().all(is_allowed);
+    if is_name { Ok(text.into()) } else { Err("expected a host name without a port".into()) }
 }
 
 fn cpus(text: &str) -> Result<CpuList, String> {
@@ -209,7 +219,7 @@ fn serve(
     let tcp = match (args.listen, &args.tokens) {
         (Some(address), Some(tokens)) => {
             let (tokens, certificates) = (tokens.clone(), args.tls_certificates.clone());
-            Some(TcpOptions { address, tokens, certificates })
+            Some(TcpOptions { address, tokens, certificates, hosts: args.host.clone() })
         }
         _ => None,
     };

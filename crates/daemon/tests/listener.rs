@@ -212,3 +212,87 @@ fn certificates_are_read_again_at_sighup_and_bad_files_keep_the_former_ones() {
     let said = ask(&mut connect_tls(&address, directory).unwrap(), ADMIN);
     assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
 }
+
+/// Sends a request head, and returns the head of the answer.
+fn exchange(stream: &mut (impl Read + Write), head: &str) -> String {
+    write!(stream, "{head}\r\n\r\n").unwrap();
+    let (mut said, mut byte) = (Vec::new(), [0]);
+    while !said.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).unwrap();
+        said.push(byte[0]);
+    }
+    String::from_utf8(said).unwrap()
+}
+
+fn check_headers(stream: &mut (impl Read + Write), request: &str, status: &str, headers: &str) {
+    let said = exchange(stream, &format!("{request} HTTP/1.1\r\n{headers}")).to_lowercase();
+    let what = format!("{request} {headers}: {said}");
+    assert!(said.starts_with(&format!("http/1.1 {status} ")), "{what}");
+    for header in ["\r\ncache-control: no-store\r\n", "\r\nx-content-type-options: nosniff\r\n"] {
+        assert_eq!(said.matches(header).count(), 1, "{what}");
+    }
+    assert_eq!(said.matches("\r\ncache-control:").count(), 1, "{what}");
+}
+
+#[test]
+fn every_answer_forbids_caches_to_keep_it_and_browsers_to_guess_its_type() {
+    let (daemon, address) = Daemon::listening(&tokens(&[ADMIN]));
+    let bearer = format!("Host: localhost\r\nAuthorization: Bearer {ADMIN}");
+    let cases = [
+        ("GET /v1/system", "200", &*bearer),
+        ("GET /v1/openapi.json", "200", &bearer),
+        ("GET /v1/events/stream", "200", &bearer),
+        ("GET /metrics", "200", &bearer),
+        ("GET /", "200", "Host: localhost"),
+        ("GET /web/nope", "404", "Host: localhost"),
+        ("GET /v1/system", "401", "Host: localhost"),
+        ("GET /v1/nope", "404", &bearer),
+        ("PUT /v1/system", "405", &bearer),
+        ("POST /v1/volumes", "415", &bearer),
+        ("DELETE /v1/volumes/v1", "404", &bearer),
+        ("GET /v1/system", "421", "Host: evil.example"),
+    ];
+    for (request, status, headers) in cases {
+        check_headers(&mut TcpStream::connect(&address).unwrap(), request, status, headers);
+        // The socket's clients need neither a token nor a name.
+        if !["401", "421"].contains(&status) {
+            check_headers(&mut UnixStream::connect(daemon.path("d.sock")).unwrap(), request, status, headers);
+        }
+    }
+}
+
+#[test]
+fn a_request_under_a_name_that_is_not_the_daemons_is_refused() {
+    let certificates = tempfile::tempdir().unwrap();
+    tls::authority::write_all(certificates.path());
+    tls::authority::Authority::new().vouch(certificates.path(), "server", &["nas.example"]);
+    let directory = certificates.path().to_str().unwrap();
+    let more = ["--tls-certificates", directory, "--host", "storage.example"];
+    let (_daemon, address) = Daemon::listening_with(&tokens(&[ADMIN]), &more);
+    let status = |target: &str, headers: &str| {
+        let mut connector = SslConnector::builder(SslMethod::tls()).unwrap();
+        connector.set_verify(openssl::ssl::SslVerifyMode::NONE);
+        let mut stream = connector.build().connect("x", TcpStream::connect(&address).unwrap()).unwrap();
+        let said = exchange(
+            &mut stream,
+            &format!("GET {target} HTTP/1.1\r\n{headers}Authorization: Bearer {ADMIN}"),
+        );
+        said.split(' ').nth(1).unwrap().to_owned()
+    };
+    for name in ["localhost", "127.0.0.1:1", "storage.example:1", "NAS.example"] {
+        assert_eq!(status("/v1/system", &format!("Host: {name}\r\n")), "200", "{name}");
+        assert_eq!(status(&format!("http://{name}/v1/system"), "Host: localhost\r\n"), "200", "{name}");
+    }
+    for name in ["evil.example", "10.0.0.1", "x.nas.example"] {
+        assert_eq!(status("/v1/system", &format!("Host: {name}\r\n")), "421", "{name}");
+        assert_eq!(status(&format!("http://{name}/v1/system"), "Host: localhost\r\n"), "421", "{name}");
+        // The page is for all clients that mean this daemon.
+        assert_eq!(status("/", &format!("Host: {name}\r\n")), "421", "{name}");
+    }
+    for headers in ["", "Host: localhost\r\nHost: evil.example\r\n", "Host:\r\n"] {
+        assert_eq!(status("/v1/system", headers), "421", "{headers:?}");
+    }
+    let daemon = Daemon::prepare(&["--listen", "127.0.0.1:0", "--tokens", "t", "--host", "a:80"]);
+    let said = String::from_utf8(daemon.command().output().unwrap().stderr).unwrap();
+    assert!(said.contains("'a:80'") && said.contains("expected a host name without a port"), "{said}");
+}

@@ -69,6 +69,13 @@ impl Server {
         &self.identities
     }
 
+    /// The host names of the certificate, such as `storage.example` and `*.example`. None where clients come by keys.
+    pub fn host_names(&self) -> Vec<String> {
+        let names = self.context.certificate().and_then(|certificate| certificate.subject_alt_names());
+        let names = names.into_iter().flatten();
+        names.filter_map(|name| name.dnsname().map(str::to_owned)).collect()
+    }
+
     /// The library's own state for a connection, for callers whose I/O the library does.
     ///
     /// # Errors

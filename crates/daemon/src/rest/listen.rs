@@ -4,11 +4,13 @@ use super::access::{self, Tokens};
 use super::body::hear_out;
 use super::connections::{Connections, Limits};
 use super::current::Current;
+use super::hosts::{self, Hosts, Names};
 use super::keys::{Keys, KeysError};
 use super::logins::{self, Logins};
-use super::{TokensError, router, transport};
+use super::{TokensError, headers, router, transport};
 use crate::engine::Engine;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::Router;
+use axum::middleware::{from_fn, from_fn_with_state, map_response};
 use exports::stream::SocketPath;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -43,6 +45,8 @@ pub struct TcpOptions {
     pub tokens: PathBuf,
     /// Has `server-cert.pem` and `server-key.pem`. Not needed on a loopback address.
     pub certificates: Option<PathBuf>,
+    /// Names under which clients reach the daemon, beside those of the certificate and, on loopback, `localhost`.
+    pub hosts: Vec<String>,
 }
 
 /// Why nobody listens.
@@ -109,7 +113,7 @@ impl Listeners {
             let _entered = runtime.enter();
             let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
             let connections = Connections::new(Limits::UNIX.within_process());
-            runtime.spawn(transport::serve_unix(listener, service, connections));
+            runtime.spawn(transport::serve_unix(listener, finish(service), connections));
         }
         let mut listeners = Listeners { runtimes: vec![runtime], socket, tcp: None, address: None };
         if let Some(options) = tcp {
@@ -163,6 +167,8 @@ struct Tcp {
     tokens: Current<Tokens>,
     /// None: without TLS.
     tls: Option<Current<tls::Server>>,
+    /// Names of the certificate.
+    names: Current<Names>,
     connections: Arc<Connections>,
 }
 
@@ -184,18 +190,22 @@ impl Tcp {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
+        let names = Current::new(tls.as_ref().map(|tls| names_of(&tls.get())).unwrap_or_default());
+        let hosts = Hosts::new(address.ip(), &options.hosts, names.clone());
         let service = router(engine.clone(), keys)
             .layer(from_fn_with_state(tokens.clone(), access::over_tcp))
             .layer(from_fn_with_state(Logins::default(), logins::watch))
-            .layer(from_fn(hear_out));
+            .layer(from_fn(hear_out))
+            .layer(from_fn_with_state(hosts, hosts::check));
         let connections = Connections::new(Limits::TCP.within_process());
         let runtime = runtime("api-tcp")?;
         {
             let _entered = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-            runtime.spawn(transport::serve_tcp(listener, tls.clone(), service, connections.clone()));
+            runtime.spawn(transport::serve_tcp(listener, tls.clone(), finish(service), connections.clone()));
         }
-        Ok((Tcp { options: options.clone(), tokens, tls, connections }, runtime, address))
+        let tcp = Tcp { options: options.clone(), tokens, tls, names, connections };
+        Ok((tcp, runtime, address))
     }
 
     fn reload(&self) {
@@ -210,6 +220,7 @@ impl Tcp {
         }
         match (&self.tls, self.options.certificates()) {
             (Some(tls), Some(Ok(server))) => {
+                self.names.set(names_of(&server));
                 tls.set(server);
                 tracing::info!("API certificates reloaded");
             }
@@ -226,4 +237,13 @@ impl TcpOptions {
         let directory = self.certificates.as_ref()?;
         Some(tls::Server::with_certificates(directory, false).map_err(ListenError::Certificates))
     }
+}
+
+fn names_of(server: &tls::Server) -> Names {
+    hosts::names(server.host_names())
+}
+
+/// Adds what the answers of all listeners have.
+fn finish(service: Router) -> Router {
+    service.layer(map_response(headers::complete))
 }

@@ -13,6 +13,8 @@ mod connections;
 mod current;
 mod devices;
 mod exports;
+mod headers;
+mod hosts;
 mod idempotency;
 mod jobs;
 mod keys;

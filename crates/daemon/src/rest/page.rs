@@ -3,7 +3,7 @@
 use super::answer::Failure;
 use crate::fault::Fault;
 use axum::extract::Path;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::IntoResponse;
 use include_dir::{Dir, include_dir};
 
@@ -38,12 +38,6 @@ fn file(name: &str) -> Result<impl IntoResponse + use<>, Failure> {
         Some("svg") => "image/svg+xml",
         _ => "application/octet-stream",
     };
-    let headers = [
-        (CONTENT_TYPE, kind),
-        (CONTENT_SECURITY_POLICY, POLICY),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // A daemon that was upgraded has another page.
-        (CACHE_CONTROL, "no-cache"),
-    ];
+    let headers = [(CONTENT_TYPE, kind), (CONTENT_SECURITY_POLICY, POLICY)];
     Ok((headers, file.contents()))
 }
