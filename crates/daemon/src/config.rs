@@ -1,4 +1,5 @@
-//! What there is to be, in a file: devices, arrays, groups, volumes, exports, as the API takes them, in TOML.
+//! What there is to be, in a file: devices, arrays, groups, volumes, exports, as the API takes
+//! them, in TOML.
 //!
 //! ```toml
 //! [[array]]
@@ -17,8 +18,9 @@
 //! of = ["vm1"]
 //! ```
 //!
-//! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and takes nothing away: what is
-//! there and different in another way is told, and left alone. Applying it again does nothing.
+//! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and
+//! takes nothing away: what is there and different in another way is told, and left alone. Applying
+//! it again does nothing.
 
 use crate::confinement::{Confinement, keep_device, keep_export, keep_members};
 use crate::engine::{Authority, Engine, checks};
@@ -73,7 +75,8 @@ pub enum ConfigError {
         /// Why.
         error: std::io::Error,
     },
-    /// It is no configuration. Nothing of the file is quoted: the path may be that of a file with keys.
+    /// It is no configuration. Nothing of the file is quoted: the path may be that of a file with
+    /// keys.
     #[error("configuration {}: line {line}, column {column}: {fault}", .path.display())]
     Syntax {
         /// The file.
@@ -242,8 +245,8 @@ impl Config {
         steps
     }
 
-    /// Checks of every step what does not depend on the steps before it, before the first is made: names, values, and
-    /// that what is referred to is there or is to be made.
+    /// Checks of every step what does not depend on the steps before it, before the first is made:
+    /// names, values, and that what is referred to is there or is to be made.
     fn check(&self, engine: &Engine, steps: &[Step]) -> Result<(), ConfigError> {
         let mut taken: Vec<&str> = Vec::new();
         for step in steps {
@@ -305,7 +308,8 @@ impl Config {
     /// Does what is to be done.
     ///
     /// # Errors
-    /// With the first step that cannot be made; nothing is made when a check that needs no step before it fails.
+    /// With the first step that cannot be made; nothing is made when a check that needs no step
+    /// before it fails.
     pub fn apply(&self, engine: &Engine) -> Result<(), ConfigError> {
         let steps = self.plan(engine);
         self.check(engine, &steps)?;
@@ -331,7 +335,8 @@ impl Config {
     }
 }
 
-/// Why a text is no configuration, without quoting it: messages of the parser and of serde hold lines, keys and values.
+/// Why a text is no configuration, without quoting it: messages of the parser and of serde hold
+/// lines, keys and values.
 fn syntax_fault(text: &str, message: &str) -> String {
     if toml::from_str::<toml::Table>(text).is_err() {
         return "invalid TOML".into();
@@ -349,7 +354,8 @@ fn syntax_fault(text: &str, message: &str) -> String {
     }
 }
 
-/// What of an array's scrubs and read errors is not as it shall be. An array that does not run says nothing of them.
+/// What of an array's scrubs and read errors is not as it shall be. An array that does not run says
+/// nothing of them.
 fn upkeep(new: &NewArray, array: &Array) -> Option<Step> {
     let scrub_period_s = new.scrub_period_s.filter(|period_s| *period_s != array.scrub_period_s);
     let is_other = |window: &ScrubWindow| {

@@ -1,9 +1,10 @@
-//! What the daemon keeps of what it could do: needs of its configuration and state, and of what may be added later.
+//! What the daemon keeps of what it could do: needs of its configuration and state, and of what may
+//! be added later.
 //!
-//! A process can give up more later, and get nothing back. So the daemon keeps `/dev`, the directories of its own and
-//! those that `--sandbox-path` names for devices and exports that are added while it runs; whatever lies elsewhere is
-//! refused by name before it is tried. Devices and exports that the state or the configuration file has are kept
-//! wherever they lie.
+//! A process can give up more later, and get nothing back. So the daemon keeps `/dev`, the
+//! directories of its own and those that `--sandbox-path` names for devices and exports that are
+//! added while it runs; whatever lies elsewhere is refused by name before it is tried. Devices and
+//! exports that the state or the configuration file has are kept wherever they lie.
 
 use crate::engine::Options;
 use crate::fault::{Fault, Kind};
@@ -56,7 +57,8 @@ impl Confinement {
         }
     }
 
-    /// Keeps a file that is read again while the daemon runs. Another may take its place in a directory of its own.
+    /// Keeps a file that is read again while the daemon runs. Another may take its place in a
+    /// directory of its own.
     pub fn keep_settings_file(&mut self, path: &Path) {
         self.profile.allow(path, Access::Read);
         let directory = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
@@ -75,7 +77,8 @@ pub fn keep_device(text: &str, profile: &mut Profile) {
     keep_parsed(text, profile);
 }
 
-/// Adds the needs of a device, and returns it. A text that cannot be parsed is refused when it is to be opened.
+/// Adds the needs of a device, and returns it. A text that cannot be parsed is refused when it is
+/// to be opened.
 fn keep_parsed(text: &str, profile: &mut Profile) -> Option<DeviceConfig> {
     devices::keep_read(text, profile);
     let config = member(text, true, false).ok()?;
@@ -83,7 +86,8 @@ fn keep_parsed(text: &str, profile: &mut Profile) -> Option<DeviceConfig> {
     Some(config)
 }
 
-/// Adds the needs of an array's members, and the directories of those that are files, for new members.
+/// Adds the needs of an array's members, and the directories of those that are files, for new
+/// members.
 pub fn keep_members<'a>(members: impl IntoIterator<Item = &'a String>, profile: &mut Profile) {
     for text in members {
         if let Some(config) = keep_parsed(text, profile) {
@@ -126,7 +130,8 @@ impl Confined {
         Ok(Confined { sandbox, _own_threads: own_threads })
     }
 
-    /// Gives up system calls, on all threads. Before anything foreign is read: members, tables, requests.
+    /// Gives up system calls, on all threads. Before anything foreign is read: members, tables,
+    /// requests.
     ///
     /// # Errors
     /// When the kernel refuses and it is required.

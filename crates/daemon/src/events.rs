@@ -23,7 +23,8 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Something has happened to the `kind` of thing called `name`: `what`, in a word, and in a sentence.
+    /// Something has happened to the `kind` of thing called `name`: `what`, in a word, and in a
+    /// sentence.
     pub fn emit(&self, kind: &str, name: &str, what: &str, text: impl Into<String>) {
         let text = text.into();
         tracing::info!(target: "events", kind, name, what, "{text}");

@@ -33,7 +33,8 @@ pub enum Kind {
     Failed,
 }
 
-/// Why something is not done. Nothing has changed, as [`api::Problem`] has it. Names object and value.
+/// Why something is not done. Nothing has changed, as [`api::Problem`] has it. Names object and
+/// value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct Fault {

@@ -7,9 +7,9 @@
 //!                                               └─► volume: pools
 //! ```
 //!
-//! Nothing here is on the data path. What is asked for is checked, done, made durable and only then acknowledged; what
-//! cannot be done leaves everything as it was. At its start, and as long as something is missing, the daemon brings
-//! about what its state says ([`engine::upkeep`]).
+//! Nothing here is on the data path. What is asked for is checked, done, made durable and only then
+//! acknowledged; what cannot be done leaves everything as it was. At its start, and as long as
+//! something is missing, the daemon brings about what its state says ([`engine::upkeep`]).
 
 #![forbid(unsafe_code)]
 

@@ -348,8 +348,8 @@ fn worker_options(args: &Args) -> WorkerOptions {
     WorkerOptions { program: "/proc/self/exe".into(), arguments }
 }
 
-/// Starts workers for the daemon. It ends with the daemon, and signals that a service manager sends to all processes
-/// do not end it before.
+/// Starts workers for the daemon. It ends with the daemon, and signals that a service manager sends
+/// to all processes do not end it before.
 fn run_spawner(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let Ok([log, format, _, mode]) = <&[String; 4]>::try_from(arguments) else {
         return Err(format!("{SPAWNER} is for freestoned alone").into());

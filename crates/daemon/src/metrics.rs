@@ -1,5 +1,5 @@
-//! Metrics in the text format of Prometheus (exposition format 0.0.4). All begin with `freestone_`; `docs/metrics.md` lists
-//! them.
+//! Metrics in the text format of Prometheus (exposition format 0.0.4). All begin with `freestone_`;
+//! `docs/metrics.md` lists them.
 
 use crate::engine::Engine;
 use api::{ArrayState, ExportState};

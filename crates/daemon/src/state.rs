@@ -1,8 +1,9 @@
 //! What the daemon remembers: devices, arrays, exports and settings, in one file of readable JSON.
 //!
-//! A change is in the file before it is acknowledged. The file is replaced as a whole ([`durable`]), and the one before
-//! stays beside it as `state.json.previous`. What disks say of themselves is not repeated here: the members of an array
-//! and the volumes of a pool are found by their own metadata; the file says where to look.
+//! A change is in the file before it is acknowledged. The file is replaced as a whole
+//! ([`durable`]), and the one before stays beside it as `state.json.previous`. What disks say of
+//! themselves is not repeated here: the members of an array and the volumes of a pool are found by
+//! their own metadata; the file says where to look.
 
 use api::{Floor, Qos};
 use durable::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
@@ -198,8 +199,8 @@ pub enum StateError {
 }
 
 impl Store {
-    /// The state in a directory, which is made if it is not there. A damaged file is put aside as `state.json.damaged`, and
-    /// the one before it counts.
+    /// The state in a directory, which is made if it is not there. A damaged file is put aside as
+    /// `state.json.damaged`, and the one before it counts.
     ///
     /// # Errors
     /// When there is a state that cannot be used.
@@ -251,12 +252,14 @@ impl<F: Folder> Store<F> {
     /// Makes `state` durable in the place of `before`.
     ///
     /// # Errors
-    /// When that fails: the file holds `before` then. [`StateError::Unsettled`] when it may hold `state`.
+    /// When that fails: the file holds `before` then. [`StateError::Unsettled`] when it may hold
+    /// `state`.
     pub fn replace(&self, before: &State, state: &State) -> Result<(), StateError> {
         self.put(before, state, Some(PREVIOUS))
     }
 
-    /// Makes `state` durable in the place of `before`, which was a step in vain: it does not become the previous state.
+    /// Makes `state` durable in the place of `before`, which was a step in vain: it does not become
+    /// the previous state.
     ///
     /// # Errors
     /// As [`Store::replace`].
@@ -281,7 +284,8 @@ impl<F: Folder> Store<F> {
         }
     }
 
-    /// Has the file hold `state` again, durably. What was before it stays as it is: a refused state never gets there.
+    /// Has the file hold `state` again, durably. What was before it stays as it is: a refused state
+    /// never gets there.
     fn restore(&self, state: &State) -> io::Result<()> {
         let bytes = encode(state)?;
         match self.folder.read(NAME, MAX_BYTES + 1) {

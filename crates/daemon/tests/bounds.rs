@@ -1,4 +1,5 @@
-//! Everything that a request brings is bounded. Requests are generated from the document, so that none is forgotten.
+//! Everything that a request brings is bounded. Requests are generated from the document, so that
+//! none is forgotten.
 
 mod common;
 
@@ -86,7 +87,8 @@ impl Document {
         }
     }
 
-    /// Every way to make a body too large at one place. Objects of more than a level are objects of numbers.
+    /// Every way to make a body too large at one place. Objects of more than a level are objects of
+    /// numbers.
     fn excesses(&self, schema: &Value) -> Vec<(String, Value)> {
         let body = self.value(schema, "");
         let mut all = Vec::new();
@@ -216,8 +218,8 @@ fn the_document_shows_the_limits() {
     assert!(found > 30, "{found} texts and lists");
 }
 
-/// A name that cannot be used never gets into the state, not even for a moment: the state before the last change is the
-/// one before the last change that was made.
+/// A name that cannot be used never gets into the state, not even for a moment: the state before
+/// the last change is the one before the last change that was made.
 #[test]
 fn a_refused_action_on_an_array_is_in_no_file_of_the_state() {
     let daemon = with_everything();

@@ -1,4 +1,5 @@
-//! The listeners of the API as their clients find them: TLS, limits of connections, descriptors, tokens that change.
+//! The listeners of the API as their clients find them: TLS, limits of connections, descriptors,
+//! tokens that change.
 
 mod common;
 
@@ -33,7 +34,8 @@ fn with_tls() -> (Daemon, tempfile::TempDir, String) {
     (daemon, certificates, address)
 }
 
-/// A connection to `address` as `localhost`, of a client that trusts the authority in `certificates`.
+/// A connection to `address` as `localhost`, of a client that trusts the authority in
+/// `certificates`.
 fn connect_tls(address: &str, certificates: &Path) -> Result<SslStream<TcpStream>, String> {
     let mut connector = SslConnector::builder(SslMethod::tls()).unwrap();
     connector.set_ca_file(certificates.join("ca-cert.pem")).unwrap();

@@ -75,8 +75,9 @@ impl Client {
         Client { device, cores: Cores::start(&[CoreConfig::default()]).unwrap() }
     }
 
-    /// Writes blocks by `number`, each full of what `value` says of it, until that ends or the server does. Returns those that
-    /// were acknowledged in the end, and one that may have been written.
+    /// Writes blocks by `number`, each full of what `value` says of it, until that ends or the
+    /// server does. Returns those that were acknowledged in the end, and one that may have been
+    /// written.
     fn write(&self, mut next: impl FnMut() -> Option<(u64, u64)> + Send + 'static) -> Vec<(u64, u64, bool)> {
         let device = self.device.clone();
         let written = self.cores.get(0).block_on(move |core| async move {
@@ -146,7 +147,8 @@ impl Expected {
     }
 }
 
-/// Blocks in an order that looks like none, with values that grow, until somebody says that it is enough.
+/// Blocks in an order that looks like none, with values that grow, until somebody says that it is
+/// enough.
 fn load(blocks: u64, start: u64, is_enough: Arc<AtomicBool>) -> impl FnMut() -> Option<(u64, u64)> + Send {
     let mut value = start;
     move || {
@@ -244,7 +246,8 @@ fn a_move_stands_still_goes_on_is_slowed_down_and_given_up() {
     });
     let before = free(&daemon);
     let client = Client::new(&daemon);
-    // The move takes as long as that, however fast the machine is: it is not over before it is to stand still.
+    // The move takes as long as that, however fast the machine is: it is not over before it is to
+    // stand still.
     let late = Rule::new(Action::Delay(LATE.as_nanos() as u64)).on(&[Op::Write, Op::WriteZeroes]);
     places[1].fault.add(late);
     let mut expected = Expected { blocks: vec![0; 2048], maybe: None };
@@ -313,7 +316,8 @@ fn a_place_that_does_not_do_is_refused_by_name_and_changes_nothing() {
     assert_eq!(daemon.get("/v1/system")["generation"], generation);
 }
 
-/// The state as it was before a move was remembered as done: what counts when `state.json` is damaged right afterwards.
+/// The state as it was before a move was remembered as done: what counts when `state.json` is
+/// damaged right afterwards.
 fn forget_that_it_moved(daemon: &Daemon, uuid: &str) {
     let path = daemon.path("state/state.json");
     let mut state: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();

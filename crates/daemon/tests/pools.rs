@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Where the copies of tables begin: those with an even sequence number, then those with an odd one.
+/// Where the copies of tables begin: those with an even sequence number, then those with an odd
+/// one.
 const COPIES: [u64; 4] = [64 << 10, 3 * MIB, 2 * MIB, MIB];
 
 fn damage(disk: &Path, at: u64) {

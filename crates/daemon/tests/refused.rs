@@ -1,4 +1,5 @@
-//! A refused change has changed nothing: not a byte of the state, no device, nothing that the API shows.
+//! A refused change has changed nothing: not a byte of the state, no device, nothing that the API
+//! shows.
 
 mod common;
 
@@ -16,8 +17,8 @@ struct Everything {
     shown: Vec<(&'static str, Value)>,
     /// The file, byte for byte.
     state: String,
-    /// The content of every file in the daemon's directory; members of the running array are left out, which
-    /// writes to them on its own.
+    /// The content of every file in the daemon's directory; members of the running array are left
+    /// out, which writes to them on its own.
     files: BTreeMap<PathBuf, Vec<u8>>,
 }
 
@@ -66,7 +67,8 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files
 }
 
-/// A daemon with everything there is: a device of volumes, a device with a file system, a mirror, groups, exports.
+/// A daemon with everything there is: a device of volumes, a device with a file system, a mirror,
+/// groups, exports.
 fn with_everything() -> Daemon {
     let daemon = Daemon::with(&["--patience", "1", "--cores", "0"]);
     for name in ["data", "bare", "spare"] {
@@ -224,8 +226,8 @@ impl Failing {
     }
 }
 
-/// Each write that a change makes fails once. The change is refused and has changed nothing, also for the next start; or
-/// it is acknowledged, when nothing depended on that write.
+/// Each write that a change makes fails once. The change is refused and has changed nothing, also
+/// for the next start; or it is acknowledged, when nothing depended on that write.
 #[test]
 fn a_change_whose_device_fails_has_changed_nothing() {
     let mut daemon = Daemon::new();
@@ -295,7 +297,8 @@ fn an_array_that_cannot_be_made_leaves_no_superblock_and_no_record() {
     daemon.post("/v1/arrays", &new);
 }
 
-/// The daemon is killed while it writes superblocks. What it leaves is listed, does not run, and can be deleted.
+/// The daemon is killed while it writes superblocks. What it leaves is listed, does not run, and
+/// can be deleted.
 #[test]
 fn an_array_whose_making_was_cut_off_is_deleted_and_made_again() {
     let mut daemon = Daemon::new();

@@ -73,8 +73,8 @@ impl Subject {
     }
 }
 
-/// A request for each operation, which asks for nothing else (`None`) or for that. Where it is allowed it may fail for
-/// another reason, so that nothing comes of most of them.
+/// A request for each operation, which asks for nothing else (`None`) or for that. Where it is
+/// allowed it may fail for another reason, so that nothing comes of most of them.
 fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
     let path = row.path.replace("{name}", "nope").replace("{id}", "nope").replace("{on}", "nope");
     let disk = daemon.path("nowhere").display().to_string();
@@ -177,8 +177,9 @@ fn every_operation_is_refused_to_the_roles_that_the_table_does_not_name() {
     assert_eq!(subject.ask("page", Method::GET, "/v1/nope", &Value::Null).0, 404);
 }
 
-/// Every field and option that an operator could name a path with, once for a file that is there and once for one that
-/// is not: the answers are the same but for the path, and the file is untouched.
+/// Every field and option that an operator could name a path with, once for a file that is there
+/// and once for one that is not: the answers are the same but for the path, and the file is
+/// untouched.
 #[test]
 fn an_operator_neither_learns_of_a_file_nor_reaches_it() {
     let subject = Subject::new();

@@ -34,8 +34,9 @@ fn has_sandbox() -> bool {
     is_in_force
 }
 
-/// Runs the test called `name` again, in a process that has a daemon's engine, in its sandbox; `attack` gets the
-/// daemon's directory, on a thread that was started by a thread of the engine. `None` in there.
+/// Runs the test called `name` again, in a process that has a daemon's engine, in its sandbox;
+/// `attack` gets the daemon's directory, on a thread that was started by a thread of the engine.
+/// `None` in there.
 fn confined(name: &str, attack: fn(&Path)) -> Option<Output> {
     if let Some(directory) = std::env::var_os(INNER) {
         let directory = Path::new(&directory);

@@ -1,7 +1,9 @@
-//! No content of a secret file appears in an answer, the log, an event, a metric, or on standard error.
+//! No content of a secret file appears in an answer, the log, an event, a metric, or on standard
+//! error.
 //!
-//! Files that hold a canary, in each format that a reader knows and in formats that it does not, are given to every
-//! option of the API and of the command line that takes the path of a key, token, certificate or configuration file.
+//! Files that hold a canary, in each format that a reader knows and in formats that it does not,
+//! are given to every option of the API and of the command line that takes the path of a key,
+//! token, certificate or configuration file.
 
 mod common;
 
@@ -72,7 +74,8 @@ fn lay_out(dir: &Path, number: usize, content: &str) -> (PathBuf, PathBuf) {
     (file, directory)
 }
 
-/// Requests that have the daemon read `file`, or what is in `directory`: kind, key and body, of exports and of devices.
+/// Requests that have the daemon read `file`, or what is in `directory`: kind, key and body, of
+/// exports and of devices.
 fn requests(file: &Path, directory: &Path) -> Vec<(&'static str, String, String, Value)> {
     let path_for = |value: &str| match value {
         "FILE" => Some(file.display().to_string()),

@@ -1,4 +1,5 @@
-//! `--process-per-export`: what a process of its own keeps of an export, what it can do, and what its end means to others.
+//! `--process-per-export`: what a process of its own keeps of an export, what it can do, and what
+//! its end means to others.
 
 mod common;
 
@@ -157,7 +158,8 @@ fn daemon() -> Daemon {
     daemon
 }
 
-/// Kills the process of export `a` under the load of its client, and waits until both clients are served.
+/// Kills the process of export `a` under the load of its client, and waits until both clients are
+/// served.
 fn kill_under_load(daemon: &Daemon, of_a: &Load, of_b: &Load) {
     daemon.wait_for("load", || of_a.rounds() > 100 && of_b.rounds() > 100);
     let former = workers(daemon)["a"];
@@ -354,7 +356,7 @@ fn an_export_that_needs_a_device_of_the_kernel_is_refused() {
     let daemon = daemon();
     daemon.volume("v", 8 * MIB);
     for (kind, options, reason) in [
-        ("ublk", json!({}), "it needs a device of the kernel"),
+        ("ublk", json!({}), "an export of this kind needs a device of the kernel"),
         ("vhost-user-blk", json!({ "memory": "any" }), "memory=any: the daemon maps the guest's memory too"),
     ] {
         let new = json!({ "name": "e", "kind": kind, "of": ["v"], "options": options });

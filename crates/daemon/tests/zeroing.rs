@@ -183,7 +183,8 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
     };
     slow.daemon.end("-TERM");
     begin(&mut slow);
-    // Who gives the job up ends the start, and may not even be answered: what is wanted is not there.
+    // Who gives the job up ends the start, and may not even be answered: what is wanted is not
+    // there.
     let _ = slow.daemon.request(Method::DELETE, "/v1/jobs/big.create").send();
     assert_eq!(slow.daemon.wait().code(), Some(1));
     let why = "freestoned: configuration: make volume big of 8589934592 bytes on data: volume big: job big.create was given up";

@@ -68,7 +68,7 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
 }
 
-/// What an export has counted, over all queues.
+/// Counters of an export, as sums over all queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Requests that have completed, by [`Op`].
@@ -88,7 +88,8 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// The counters of an export whose earlier processes have counted `self`, and whose present one counts `now`.
+    /// The counters of an export whose earlier processes have counted `self`, and whose present one
+    /// counts `now`.
     /// Clients are those of the present one.
     #[must_use]
     pub fn followed_by(&self, now: &Totals) -> Totals {

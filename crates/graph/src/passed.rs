@@ -1,7 +1,7 @@
 //! Devices of another process, each at the other end of a connection that this process was given.
 //!
-//! The other process serves vhost-user-blk. It reaches memory of this process only where [`share_buffers`] or
-//! [`block::Device::map_region`] say so.
+//! The other process serves vhost-user-blk. It reaches memory of this process only where
+//! [`share_buffers`] or [`block::Device::map_region`] say so.
 
 use block::{Device, DeviceError, MemoryRegion};
 use drivers::shared_memory::SharedMemory;
@@ -24,8 +24,8 @@ pub struct PassedDevice {
 }
 
 impl PassedDevice {
-    /// The device called `name` over a connection to a process that serves it with at least `queues` virtqueues; the
-    /// device reaches `buffers`.
+    /// The device called `name` over a connection to a process that serves it with at least
+    /// `queues` virtqueues; the device reaches `buffers`.
     ///
     /// # Errors
     /// When the other process does not answer, or serves something else.
@@ -52,8 +52,9 @@ impl PassedDevice {
     }
 }
 
-/// Has the buffers of all cores lie in memory that other processes can be given: `bytes` at most, of which pages exist
-/// as long as buffers use them. Before the first core starts, and once a process.
+/// Has the buffers of all cores lie in memory that other processes can be given: `bytes` at most,
+/// of which pages exist as long as buffers use them. Before the first core starts, and once a
+/// process.
 ///
 /// # Errors
 /// When the system refuses the memory, or there is such memory already.

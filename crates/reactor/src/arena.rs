@@ -1,6 +1,8 @@
-//! Buffers in shared memory: one range for all cores, so that a device in another process reaches every buffer.
+//! Buffers in shared memory: one range for all cores, so that a device in another process reaches
+//! every buffer.
 //!
-//! A buddy allocator gives out blocks of a power of two of bytes. A free block has no pages: its content is zero.
+//! A buddy allocator gives out blocks of a power of two of bytes. A free block has no pages: its
+//! content is zero.
 //! Blocks are taken and returned only when a pool grows or shrinks, so one lock serves all cores.
 
 use crate::buffer::{POOL_BYTES, SHARED_STOCK};
@@ -11,24 +13,27 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// The memory that holds the buffers of all cores, once there is one.
 static ARENA: OnceLock<Arena> = OnceLock::new();
 
-/// Addresses for each byte of buffers that there are at a time: each of the nine sizes may have had all of the bytes in
-/// its turn, and left blocks that do not grow together. A process whose addresses are used up ends as one without memory.
+/// Addresses for each byte of buffers that there are at a time: each of the nine sizes may have had
+/// all of the bytes in its turn, and left blocks that do not grow together. A process whose
+/// addresses are used up ends as one without memory.
 const SPREAD: usize = 10;
 /// Pools of a core: its own, and that of network clients.
 const POOLS: usize = 2;
 
-/// Bytes of shared memory for the buffers of `cores` cores, whose network clients use at most `clients` bytes at a time.
+/// Bytes of shared memory for the buffers of `cores` cores, whose network clients use at most
+/// `clients` bytes at a time.
 /// Pages exist only as long as buffers use them.
 pub fn shared_memory_for(cores: usize, clients: usize) -> usize {
     let pools = cores.saturating_mul(POOL_BYTES + POOLS * SHARED_STOCK);
     clients.saturating_add(pools).saturating_mul(SPREAD)
 }
 
-/// Takes all further buffers of this process from the `len` bytes at `base`. Returns `false`, and changes nothing, where
-/// such memory was named before.
+/// Takes all further buffers of this process from the `len` bytes at `base`. Returns `false`, and
+/// changes nothing, where such memory was named before.
 ///
 /// # Safety
-/// The memory is a shared mapping of zeroes that nothing else uses, and it stays mapped until the process ends.
+/// The memory is a shared mapping of zeroes that nothing else uses, and it stays mapped until the
+/// process ends.
 pub unsafe fn hold_buffers(base: NonNull<u8>, len: usize) -> bool {
     ARENA.set(Arena::new(base, len)).is_ok()
 }
@@ -55,7 +60,8 @@ impl Arena {
         Arena { base, len, blocks: Mutex::new(Blocks { len, ..Blocks::default() }) }
     }
 
-    /// A block of `size` bytes, a power of two up to `largest`, aligned to its size within the memory; zeroed. `None`
+    /// A block of `size` bytes, a power of two up to `largest`, aligned to its size within the
+    /// memory; zeroed. `None`
     /// where no block of that size is free.
     pub(crate) fn take(&self, size: usize, largest: usize) -> Option<NonNull<u8>> {
         let offset = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).take(size, largest)?;
@@ -63,7 +69,8 @@ impl Arena {
         Some(unsafe { self.base.add(offset) })
     }
 
-    /// Takes back a block that [`Arena::take`] gave out, and its pages. Returns `false` where it lies elsewhere.
+    /// Takes back a block that [`Arena::take`] gave out, and its pages. Returns `false` where it
+    /// lies elsewhere.
     pub(crate) fn give_back(&self, block: NonNull<u8>, size: usize, largest: usize) -> bool {
         let offset = block.addr().get().wrapping_sub(self.base.addr().get());
         if offset >= self.len {

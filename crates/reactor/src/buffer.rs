@@ -23,7 +23,8 @@ const STOCK: usize = MAX_BUFFER;
 /// Free bytes of a busy core's pool in shared memory, whose addresses are bounded.
 pub(crate) const SHARED_STOCK: usize = 32 * MAX_BUFFER;
 
-/// Buffers of one core: grown under load up to a limit, then requests wait; given back when the core idles.
+/// Buffers of one core: grown under load up to a limit, then requests wait; given back when the
+/// core idles.
 #[derive(Clone)]
 pub struct BufferPool(Rc<Pool>);
 
@@ -50,8 +51,8 @@ impl BufferPool {
         }))
     }
 
-    /// A buffer of `len` bytes, aligned to 4 KiB, whose content is undefined; waits while the pool is
-    /// exhausted.
+    /// A buffer of `len` bytes, aligned to 4 KiB, whose content is undefined; waits while the pool
+    /// is exhausted.
     ///
     /// # Panics
     /// When `len` exceeds [`MAX_BUFFER`].
@@ -78,8 +79,8 @@ impl BufferPool {
         Buffer { memory: reused.unwrap_or_else(|| allocate(class)), len, class, pool: self.0.clone() }
     }
 
-    /// Gives free buffers back to the system; the core calls it before it sleeps. Keeps a small stock, so
-    /// that a slow trickle of requests does not allocate each time.
+    /// Gives free buffers back to the system; the core calls it before it sleeps. Keeps a small
+    /// stock, so that a slow trickle of requests does not allocate each time.
     pub(crate) fn trim(&self) {
         self.0.trim(STOCK);
     }
@@ -89,7 +90,8 @@ impl BufferPool {
         self.0.trim(stock);
     }
 
-    /// A handle that does not keep the pool; see [`Core::trim_when_idle`](crate::Core::trim_when_idle).
+    /// A handle that does not keep the pool; see
+    /// [`Core::trim_when_idle`](crate::Core::trim_when_idle).
     pub(crate) fn downgrade(&self) -> WeakPool {
         WeakPool(Rc::downgrade(&self.0))
     }
@@ -155,8 +157,8 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
     }
 
-    /// Runs a request on `channel` with this buffer as its memory. The buffer comes back with the result, so
-    /// that it cannot be touched meanwhile.
+    /// Runs a request on `channel` with this buffer as its memory. The buffer comes back with the
+    /// result, so that it cannot be touched meanwhile.
     pub async fn transfer(
         self,
         channel: &dyn block::Channel,
@@ -165,16 +167,17 @@ impl Buffer {
         offset: u64,
     ) -> (Buffer, block::IoResult) {
         let segments = [self.segment()];
-        // SAFETY: the buffer is owned by this future, which holds it until the request has completed.
+        // SAFETY: the buffer is owned by this future, which holds it until the request has
+        // completed.
         let data = unsafe { Data::new(&segments) };
         let req = block::Request { op, flags, len: self.len as u64, data };
         let result = channel.submit(&req, offset).await;
         (self, result)
     }
 
-    /// [`Buffer::transfer`] for a caller that changes its memory meanwhile, as a guest may: for tests of what a device
-    /// does then. `change` is called with the memory, at the latest whenever the request's task runs without the
-    /// request having ended; it may arrange to be called again.
+    /// [`Buffer::transfer`] for a caller that changes its memory meanwhile, as a guest may: for
+    /// tests of what a device does then. `change` is called with the memory, at the latest whenever
+    /// the request's task runs without the request having ended; it may arrange to be called again.
     pub async fn transfer_changing(
         self,
         channel: &dyn block::Channel,
@@ -184,7 +187,8 @@ impl Buffer {
         mut change: impl FnMut(&mut Context<'_>, Data<'_>),
     ) -> (Buffer, block::IoResult) {
         let segments = [self.segment()];
-        // SAFETY: as in `transfer`; no reference to the memory exists, `change` writes through the same window.
+        // SAFETY: as in `transfer`; no reference to the memory exists, `change` writes through the
+        // same window.
         let data = unsafe { Data::new(&segments) };
         let req = block::Request { op, flags, len: self.len as u64, data };
         let mut request = channel.submit(&req, offset);
@@ -200,7 +204,8 @@ impl Buffer {
         (self, result)
     }
 
-    /// [`Buffer::transfer`] of the part that starts `skip` bytes into the buffer, in segments of `lens` bytes:
+    /// [`Buffer::transfer`] of the part that starts `skip` bytes into the buffer, in segments of
+    /// `lens` bytes:
     /// for tests of what a device does with scattered and misaligned memory.
     ///
     /// # Panics
@@ -275,7 +280,8 @@ fn allocate(class: usize) -> NonNull<u8> {
     // SAFETY: the layout is not empty.
     let memory = unsafe { alloc(layout(class)) };
     let memory = NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout(class)));
-    // SAFETY: fresh memory of that size. Zeroed, so that `as_slice` never shows what the process held before.
+    // SAFETY: fresh memory of that size. Zeroed, so that `as_slice` never shows what the process
+    // held before.
     unsafe { memory.write_bytes(0, size_of_class(class)) };
     memory
 }

@@ -11,8 +11,8 @@ pub trait Clock {
     fn now_ns(&self) -> u64;
 }
 
-/// The machine's monotonic clock. All cores of a process agree on its zero, so that a device can space the
-/// requests of several.
+/// The machine's monotonic clock. All cores of a process agree on its zero, so that a device can
+/// space the requests of several.
 pub struct MonotonicClock(Instant);
 
 impl Default for MonotonicClock {

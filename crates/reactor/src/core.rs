@@ -70,12 +70,13 @@ pub struct Stopwatch {
     turn: u64,
 }
 
-/// Turns between two looks at the clock while there is work: idle sources and timers wait that much longer.
+/// Turns between two looks at the clock while there is work: idle sources and timers wait that much
+/// longer.
 const TURNS_PER_TICK: u64 = 8;
 /// Messages run in one turn.
 const MESSAGES_PER_TURN: usize = 32;
-/// Bits of a park token that hold the source's place; the rest is a generation, so that a late event of a
-/// source that is gone is not taken for one of its successor's.
+/// Bits of a park token that hold the source's place; the rest is a generation, so that a late
+/// event of a source that is gone is not taken for one of its successor's.
 const PLACE_BITS: u32 = 24;
 
 thread_local! {
@@ -89,7 +90,8 @@ thread_local! {
 pub fn current() -> Core {
     let inner = CURRENT.get();
     assert!(!inner.is_null(), "no core runs on this thread");
-    // SAFETY: `Entered` keeps the core alive while it is current, and the pointer came from its `Rc`.
+    // SAFETY: `Entered` keeps the core alive while it is current, and the pointer came from its
+    // `Rc`.
     unsafe {
         Rc::increment_strong_count(inner);
         Core(Rc::from_raw(inner))
@@ -201,8 +203,9 @@ impl Core {
         now_ns
     }
 
-    /// Starts to measure how long a request takes, for far less than two looks at the clock: what begins or ends in one
-    /// turn shares a look, so that a time may be too long or too short by about a turn.
+    /// Starts to measure how long a request takes, for far less than two looks at the clock: what
+    /// begins or ends in one turn shares a look, so that a time may be too long or too short by
+    /// about a turn.
     #[inline]
     pub fn stopwatch(&self) -> Stopwatch {
         Stopwatch { start_ns: self.recent_ns(), turn: self.0.turns.get() }
@@ -240,7 +243,8 @@ impl Core {
         &self.0.buffers
     }
 
-    /// Gives free buffers of a pool back to the system, but for `stock` bytes, whenever this core goes to sleep.
+    /// Gives free buffers of a pool back to the system, but for `stock` bytes, whenever this core
+    /// goes to sleep.
     pub fn trim_when_idle(&self, pool: &BufferPool, stock: usize) {
         self.0.trimmed.borrow_mut().push((pool.downgrade(), stock));
     }
@@ -258,7 +262,8 @@ impl Core {
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         let free = self.0.free_tasks.borrow_mut().pop();
         let task = free.unwrap_or_else(|| self.new_task());
-        // SAFETY: the task was free, so its future is not running, and we are on its core's thread (`Core`
+        // SAFETY: the task was free, so its future is not running, and we are on its core's thread
+        // (`Core`
         // is not `Send`).
         unsafe { task.set_future(Some(Box::pin(future))) };
         self.0.queue(task);
@@ -280,7 +285,8 @@ impl Core {
         }
     }
 
-    /// Polls `source` from now on, until the handle is dropped. The core does not keep the source alive.
+    /// Polls `source` from now on, until the handle is dropped. The core does not keep the source
+    /// alive.
     pub fn register(&self, source: &Rc<dyn Source>) -> SourceHandle {
         let registered = Registered::new(source, self.0.poll);
         let mut sources = self.0.sources.borrow_mut();
@@ -334,7 +340,8 @@ impl Core {
         }
     }
 
-    /// Runs `work` with this core as the thread's [`current`] one, for whoever schedules turns itself.
+    /// Runs `work` with this core as the thread's [`current`] one, for whoever schedules turns
+    /// itself.
     pub fn with_current<R>(&self, work: impl FnOnce() -> R) -> R {
         let _entered = self.enter();
         work()
@@ -346,8 +353,8 @@ impl Core {
         self.turn_entered()
     }
 
-    /// Drops every task, and with it what the tasks have: no message is taken any more. A task that still has a request
-    /// in flight ends the process here: stop what uses a core before the core.
+    /// Drops every task, and with it what the tasks have: no message is taken any more. A task that
+    /// still has a request in flight ends the process here: stop what uses a core before the core.
     pub(crate) fn drop_tasks(&self) {
         let _entered = self.enter();
         self.0.inbox.close();
@@ -361,13 +368,15 @@ impl Core {
         tasks.iter().for_each(|task| task.is_queued.set(false));
     }
 
-    /// Ends a simulated core before the others, as the end of its thread does. It has its turns, and nothing to do in them.
+    /// Ends a simulated core before the others, as the end of its thread does. It has its turns,
+    /// and nothing to do in them.
     /// No task of it may have a request in flight.
     pub fn end_simulated(&self) {
         self.drop_tasks();
     }
 
-    /// Ends the core: nothing of it runs any more. The thread's free memory stays: [`block::release_pool`].
+    /// Ends the core: nothing of it runs any more. The thread's free memory stays:
+    /// [`block::release_pool`].
     pub(crate) fn end(self) {
         self.drop_tasks();
         // From here on a stray wake goes the remote way, to whoever runs the body next.
@@ -736,7 +745,8 @@ mod tests {
         core.block_on(|core| async move {
             let source: Rc<dyn Source> = Rc::new(Nothing);
             let handle = core.register(&source);
-            // Of each sleep all but a tick at either end counts: how much that is depends on who else runs here.
+            // Of each sleep all but a tick at either end counts: how much that is depends on who
+            // else runs here.
             while remote.polled_ns() < 30 * MS {
                 core.sleep(10 * MS).await;
             }

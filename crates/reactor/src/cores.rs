@@ -73,7 +73,8 @@ fn run_core(index: usize, config: &CoreConfig, ready: &mpsc::SyncSender<io::Resu
         Ok(core) => core,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    // Ends the core when a task panics, too: whoever waits for an answer must learn that none will come.
+    // Ends the core when a task panics, too: whoever waits for an answer must learn that none will
+    // come.
     let core = EndOnDrop(core);
     if ready.send(Ok(core.0.remote())).is_ok() {
         core.0.run();

@@ -36,7 +36,8 @@ mod modelled {
     use std::os::fd::{OwnedFd, RawFd};
     use std::sync::Arc;
 
-    /// Remembers that it was rung until somebody waits, as an eventfd does; orders nothing beyond that.
+    /// Remembers that it was rung until somebody waits, as an eventfd does; orders nothing beyond
+    /// that.
     #[derive(Clone)]
     pub(crate) struct Doorbell(Arc<Notify>);
 

@@ -6,14 +6,15 @@
 //!          with no active source and no ready task the core sleeps in io_uring_enter
 //! ```
 //!
-//! A [`Source`] is anything that brings work: a leaf's queue, an export's virtqueue. While it is *active* it
-//! is polled every turn and makes no system call for notification; while it is *armed* the core watches its
-//! event fd. So a busy core polls what is busy, an idle one sleeps, and a thousand idle exports cost a busy
-//! core nothing. How long a source is polled without work adapts to its arrival rate ([`PollWindow`]).
+//! A [`Source`] is anything that brings work: a leaf's queue, an export's virtqueue. While it is
+//! *active* it is polled every turn and makes no system call for notification; while it is *armed*
+//! the core watches its event fd. So a busy core polls what is busy, an idle one sleeps, and a
+//! thousand idle exports cost a busy core nothing. How long a source is polled without work adapts
+//! to its arrival rate ([`PollWindow`]).
 //!
-//! Clock, randomness and the way to sleep are injected ([`Clock`], [`Park`]): the simulator runs this very
-//! code under virtual time. A core is used by its own thread alone; other threads send it messages
-//! ([`CoreRef`]) or wake its tasks.
+//! Clock, randomness and the way to sleep are injected ([`Clock`], [`Park`]): the simulator runs
+//! this very code under virtual time. A core is used by its own thread alone; other threads send it
+//! messages ([`CoreRef`]) or wake its tasks.
 
 mod arena;
 pub mod bridge;

@@ -6,9 +6,11 @@ use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// How a core sleeps and learns which sources have an event. Tokens are small numbers chosen by the core.
+/// How a core sleeps and learns which sources have an event. Tokens are small numbers chosen by the
+/// core.
 pub trait Park {
-    /// Watches `fd` for edges of readability until [`Park::unwatch`] or until an event says otherwise.
+    /// Watches `fd` for edges of readability until [`Park::unwatch`] or until an event says
+    /// otherwise.
     fn watch(&mut self, fd: RawFd, token: u64);
     /// Stops watching what was watched under `token`.
     fn unwatch(&mut self, token: u64);
@@ -16,7 +18,8 @@ pub trait Park {
     fn check(&mut self, event: &mut dyn FnMut(u64, bool));
     /// Sleeps until an event, a wake or `timeout_ns`; `None` sleeps without limit.
     fn wait(&mut self, timeout_ns: Option<u64>, event: &mut dyn FnMut(u64, bool));
-    /// What another thread writes 8 bytes to (an eventfd) to end a sleep; given once, before the first wait.
+    /// What another thread writes 8 bytes to (an eventfd) to end a sleep; given once, before the
+    /// first wait.
     fn take_wake_fd(&mut self) -> Option<OwnedFd>;
 }
 
@@ -131,7 +134,8 @@ impl Park for UringPark {
             time = Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
             args = args.timespec(&time);
         }
-        // An interrupted or timed-out wait is a spurious wake: the core looks around and sleeps again.
+        // An interrupted or timed-out wait is a spurious wake: the core looks around and sleeps
+        // again.
         let _ = self.ring.submitter().submit_with_args(1, &args);
         self.report(event);
     }

@@ -1,14 +1,16 @@
 //! Signals an eventfd that another process holds too, without ever waiting for that process.
 //!
-//! An eventfd that came from a peer, or went to one, shares its counter and its flags with the peer. The peer can
-//! fill the counter and clear `O_NONBLOCK` at any moment, and then `write(2)` blocks. `poll(2)` before the write
-//! leaves a window, `pwritev2(2)` has no `RWF_NOWAIT` for eventfds, and a write by io_uring blocks as well: it asks
-//! for `O_NONBLOCK` before it calls the eventfd's `write`, which looks at the flag again.
+//! An eventfd that came from a peer, or went to one, shares its counter and its flags with the
+//! peer. The peer can fill the counter and clear `O_NONBLOCK` at any moment, and then `write(2)`
+//! blocks. `poll(2)` before the write leaves a window, `pwritev2(2)` has no `RWF_NOWAIT` for
+//! eventfds, and a write by io_uring blocks as well: it asks for `O_NONBLOCK` before it calls the
+//! eventfd's `write`, which looks at the flag again.
 //!
-//! The kernel itself signals eventfds in another way (`eventfd_signal`), which never waits: a counter that is full
-//! stays full, and watchers are woken all the same. io_uring does that with the eventfd registered with a ring
-//! whenever the ring posts a completion. So each [`PeerEvent`] has a ring of one entry whose only operation is a
-//! no-op: one system call a signal, as a write is. See `io_uring_register_eventfd(3)`.
+//! The kernel itself signals eventfds in another way (`eventfd_signal`), which never waits: a
+//! counter that is full stays full, and watchers are woken all the same. io_uring does that with
+//! the eventfd registered with a ring whenever the ring posts a completion. So each [`PeerEvent`]
+//! has a ring of one entry whose only operation is a no-op: one system call a signal, as a write
+//! is. See `io_uring_register_eventfd(3)`.
 
 use io_uring::{IoUring, opcode};
 use std::cell::RefCell;
@@ -16,7 +18,8 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Rings that a thread keeps for events to come. Making one takes the kernel as long as hundreds of signals.
+/// Rings that a thread keeps for events to come. Making one takes the kernel as long as hundreds of
+/// signals.
 const MAX_SPARE: usize = 16;
 /// Attempts of one signal. The kernel refuses a no-op only while it has no memory for it.
 const MAX_ATTEMPTS: usize = 16;
@@ -48,11 +51,13 @@ impl PeerEvent {
         Ok(PeerEvent { ring: ManuallyDrop::new(ring) })
     }
 
-    /// Adds 1 to the event's counter, unless it is full, and wakes those who watch it. Never blocks.
+    /// Adds 1 to the event's counter, unless it is full, and wakes those who watch it. Never
+    /// blocks.
     #[inline]
     pub fn signal(&mut self) {
         let nop = opcode::Nop::new().build();
-        // A full submission queue means that an earlier no-op is still in it; that one signals, too.
+        // A full submission queue means that an earlier no-op is still in it; that one signals,
+        // too.
         // SAFETY: a no-op points to no memory.
         let _ = unsafe { self.ring.submission().push(&nop) };
         for _ in 0..MAX_ATTEMPTS {

@@ -1,4 +1,5 @@
-//! A counting semaphore for one core, first come first served: how requests wait for a slot or for memory.
+//! A counting semaphore for one core, first come first served: how requests wait for a slot or for
+//! memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,8 +13,8 @@ struct Waiter {
     waker: Waker,
 }
 
-/// A number of units that tasks of one core take and give back. Who asked first is served first, even when
-/// a later one asks for less.
+/// A number of units that tasks of one core take and give back. Who asked first is served first,
+/// even when a later one asks for less.
 pub struct Permits {
     free: Cell<usize>,
     /// Ticket of the first waiter in line; every earlier ticket has been served.
@@ -37,7 +38,8 @@ impl Permits {
         is_possible
     }
 
-    /// Waits for `units`. They are the caller's when the future ends, and come back by [`Permits::release`].
+    /// Waits for `units`. They are the caller's when the future ends, and come back by
+    /// [`Permits::release`].
     /// Waits for ever when it asks for more units than exist.
     pub fn acquire(&self, units: usize) -> Acquire<'_> {
         Acquire { permits: self, units, ticket: None }

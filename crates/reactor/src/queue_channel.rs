@@ -56,8 +56,8 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
     /// Pushes into a slot that is ours.
     #[inline]
     fn push<'a>(&'a self, slot: u32, req: &Request<'a>, offset: u64) -> IoFuture<'a> {
-        // SAFETY: whoever made the request's data keeps it valid until the request has completed, and a
-        // request completes only after its slot was reaped.
+        // SAFETY: whoever made the request's data keeps it valid until the request has completed,
+        // and a request completes only after its slot was reaped.
         let pushed = unsafe { self.queue.borrow_mut().push(slot, req, offset) };
         if let Err(error) = pushed {
             self.slots.give_back(slot);
@@ -243,7 +243,8 @@ impl Slots {
     #[inline]
     fn future(&self, slot: u32) -> IoFuture<'_> {
         let operation = NonNull::from(&self.slots[slot as usize]);
-        // SAFETY: the slot is taken, so no other future points at it, and it lives as long as `self`.
+        // SAFETY: the slot is taken, so no other future points at it, and it lives as long as
+        // `self`.
         unsafe { IoFuture::from_operation(operation) }
     }
 }

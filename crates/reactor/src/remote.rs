@@ -23,7 +23,8 @@ pub(crate) struct Inbox {
     body: &'static Body,
     /// The core has ended: nothing will be read any more.
     is_closed: AtomicBool,
-    /// Not a message, but for other threads, too: nanoseconds that the core has polled for work and found none.
+    /// Not a message, but for other threads, too: nanoseconds that the core has polled for work and
+    /// found none.
     pub(crate) polled_ns: AtomicU64,
 }
 
@@ -47,7 +48,8 @@ impl Inbox {
         while self.messages.pop().is_some() {}
     }
 
-    /// After a push: the core may have emptied the inbox for the last time before it, and then the sender does.
+    /// After a push: the core may have emptied the inbox for the last time before it, and then the
+    /// sender does.
     fn clear_if_closed(&self) {
         if !is_broken("a sender looks again whether the inbox is closed")
             && self.is_closed.load(Ordering::SeqCst)
@@ -90,8 +92,8 @@ impl CoreRef {
         self.index
     }
 
-    /// Runs `work` on the core, some time soon. Waits while the core's inbox is full, so a core's own thread
-    /// must not call it for a core that may be waiting for it.
+    /// Runs `work` on the core, some time soon. Waits while the core's inbox is full, so a core's
+    /// own thread must not call it for a core that may be waiting for it.
     ///
     /// # Errors
     /// When the core has ended; `work` does not run.
@@ -112,8 +114,8 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Runs `work` on the core, some time soon, unless its inbox is full: for cores that send each other
-    /// messages, of which neither may wait for the other.
+    /// Runs `work` on the core, some time soon, unless its inbox is full: for cores that send each
+    /// other messages, of which neither may wait for the other.
     ///
     /// # Errors
     /// Gives `work` back when the inbox is full; [`NotSent::Stopped`] when the core has ended.
@@ -127,7 +129,8 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Nanoseconds that the core has polled so far and found nothing to do. Stretches of a few turns are not counted.
+    /// Nanoseconds that the core has polled so far and found nothing to do. Stretches of a few
+    /// turns are not counted.
     pub fn polled_ns(&self) -> u64 {
         self.inbox.polled_ns.load(Ordering::Relaxed)
     }
@@ -155,8 +158,8 @@ impl CoreRef {
         receive(&receiver).map_err(|_| CoreStopped)
     }
 
-    /// Runs the future that `start` makes as a task of the core and waits for its end. Not to be called on
-    /// a core.
+    /// Runs the future that `start` makes as a task of the core and waits for its end. Not to be
+    /// called on a core.
     ///
     /// # Errors
     /// When the core has ended before the future has.
@@ -173,14 +176,15 @@ impl CoreRef {
         receive(&receiver).map_err(|_| CoreStopped)
     }
 
-    /// Asks the core to end once the messages before this have run. Its tasks are dropped then: whoever
-    /// stops a core has drained it.
+    /// Asks the core to end once the messages before this have run. Its tasks are dropped then:
+    /// whoever stops a core has drained it.
     pub fn stop(&self) {
         let _ = self.run(|core| core.request_stop());
     }
 }
 
-/// What stands for crossbeam's queue in a model of loom, and promises less: a look at whether it is empty orders nothing.
+/// What stands for crossbeam's queue in a model of loom, and promises less: a look at whether it is
+/// empty orders nothing.
 #[cfg(loom)]
 mod modelled {
     use crate::sync::{AtomicU64, Mutex};

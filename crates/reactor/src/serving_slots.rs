@@ -1,4 +1,5 @@
-//! Tasks that serve the requests of a queue, one at a time each: which of them waits, and which is on its way.
+//! Tasks that serve the requests of a queue, one at a time each: which of them waits, and which is
+//! on its way.
 //!
 //! ```text
 //!            wake_for            may_look             (serves requests)
@@ -7,9 +8,10 @@
 //!    └─────────────────── wait ──────────────┘
 //! ```
 //!
-//! The queue's source says how many requests wait ([`ServingSlots::wake_for`]); slots that are on their way to
-//! look are counted, so that none is woken for nothing. A task may also be woken by somebody who still holds
-//! an old waker of it: an idle slot that finds that nobody meant it goes back to sleep.
+//! The queue's source says how many requests wait ([`ServingSlots::wake_for`]); slots that are on
+//! their way to look are counted, so that none is woken for nothing. A task may also be woken by
+//! somebody who still holds an old waker of it: an idle slot that finds that nobody meant it goes
+//! back to sleep.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -50,7 +52,8 @@ impl ServingSlots {
         }
     }
 
-    /// Sees to it that as many slots look for work as `requests` wait, as far as there are slots. `start`
+    /// Sees to it that as many slots look for work as `requests` wait, as far as there are slots.
+    /// `start`
     /// starts the task of a new one, whose number it gets.
     #[inline]
     pub fn wake_for(&self, requests: usize, mut start: impl FnMut(u32)) {
@@ -73,7 +76,8 @@ impl ServingSlots {
         }
     }
 
-    /// Called by a slot's task whenever it runs and has no request: whether it is to look for one. `false`
+    /// Called by a slot's task whenever it runs and has no request: whether it is to look for one.
+    /// `false`
     /// is for a wake that was not meant for it; it stays among those that wait.
     #[inline]
     pub fn may_look(&self, slot: u32) -> bool {
@@ -124,7 +128,8 @@ impl ServingSlots {
         }
     }
 
-    /// Waits until the tasks of all slots have ended. Whoever waits wakes them all and starts no other.
+    /// Waits until the tasks of all slots have ended. Whoever waits wakes them all and starts no
+    /// other.
     pub async fn all_ended(&self) {
         poll_fn(|cx| {
             if self.has_ended() {

@@ -1,4 +1,5 @@
-//! Several cores in one thread under virtual time: which core has its turn next is drawn from the seed.
+//! Several cores in one thread under virtual time: which core has its turn next is drawn from the
+//! seed.
 
 use crate::clock::{Clock, VirtualClock};
 use crate::core::Core;
@@ -8,11 +9,12 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::mpsc;
 
-/// Turns without time passing after which the run counts as hung: somebody asks again and again for what only time
-/// can bring.
+/// Turns without time passing after which the run counts as hung: somebody asks again and again for
+/// what only time can bring.
 const MOST_TURNS_AT_A_TIME: u64 = 20_000_000;
 
-/// Wakes tasks that have nothing to do, as stale wakers may: once in so many turns, which the seed decides too.
+/// Wakes tasks that have nothing to do, as stale wakers may: once in so many turns, which the seed
+/// decides too.
 struct StrayWakes {
     rng: Rng,
     one_in: u64,
@@ -36,8 +38,9 @@ impl StrayWakes {
 /// Simulated cores that have their turns while the thread that owns them waits for one of them.
 ///
 /// Code that waits for a core, with [`CoreRef::call`](crate::CoreRef::call) or
-/// [`CoreRef::block_on`](crate::CoreRef::block_on), runs unchanged on that thread, outside of the cores: until the
-/// answer is there, every core has its turns and virtual time passes. One thread has one simulation at a time.
+/// [`CoreRef::block_on`](crate::CoreRef::block_on), runs unchanged on that thread, outside of the
+/// cores: until the answer is there, every core has its turns and virtual time passes. One thread
+/// has one simulation at a time.
 pub struct Simulation(Rc<Turns>);
 
 thread_local! {
@@ -87,7 +90,8 @@ impl Turns {
     }
 
     fn end(&self) {
-        // What a task drops may wake a task of a core before it, whose body must not be another run's by then.
+        // What a task drops may wake a task of a core before it, whose body must not be another
+        // run's by then.
         self.cores.iter().for_each(Core::drop_tasks);
         self.cores.iter().for_each(|core| core.clone().end());
     }
@@ -148,11 +152,13 @@ pub(crate) fn receive<R>(receiver: &mpsc::Receiver<R>) -> Result<R, mpsc::RecvEr
     }
 }
 
-/// Runs `count` cores in the calling thread under one virtual clock until the future that `make` returns ends. That
-/// future runs on core 0. Cores have their turns in an order that the seed decides; time passes while all of them
-/// wait: same seed, same run. With some seeds tasks are woken now and then that have nothing to do.
+/// Runs `count` cores in the calling thread under one virtual clock until the future that `make`
+/// returns ends. That future runs on core 0. Cores have their turns in an order that the seed
+/// decides; time passes while all of them wait: same seed, same run. With some seeds tasks are
+/// woken now and then that have nothing to do.
 ///
-/// What the thread's requests leave behind serves its next run: [`block::release_pool`] gives it back.
+/// What the thread's requests leave behind serves its next run: [`block::release_pool`] gives it
+/// back.
 ///
 /// A task of another core is made with [`Core::with_current`] and [`Core::spawn`], or by a message.
 ///

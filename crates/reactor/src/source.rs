@@ -5,18 +5,20 @@ use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::rc::{Rc, Weak};
 
-/// Something a core polls while it is busy and whose event fd it watches while it is idle: a leaf's queue,
-/// an export's virtqueue. Called by the core's thread only, never from inside another call to it.
+/// Something a core polls while it is busy and whose event fd it watches while it is idle: a leaf's
+/// queue, an export's virtqueue. Called by the core's thread only, never from inside another call
+/// to it.
 pub trait Source {
     /// Publishes everything that was pushed since the last call and rings the doorbell once.
     fn flush(&self);
     /// Looks for completions or new work and wakes the tasks concerned; returns how much there was.
     fn poll(&self) -> usize;
-    /// What becomes readable when there is work and [`Source::arm`] was called; `None` for a source that can
-    /// only be polled. The core never reads from it: it watches for edges (a multishot poll). Must not change
-    /// while the source is registered.
+    /// What becomes readable when there is work and [`Source::arm`] was called; `None` for a source
+    /// that can only be polled. The core never reads from it: it watches for edges (a multishot
+    /// poll). Must not change while the source is registered.
     fn event_fd(&self) -> Option<RawFd>;
-    /// Asks for an event at the next piece of work. `false`: there may be some now, poll again first.
+    /// Asks for an event at the next piece of work. `false`: there may be some now, poll again
+    /// first.
     fn arm(&self) -> bool;
     /// Takes the wish back: the core polls again.
     fn disarm(&self);
@@ -24,8 +26,8 @@ pub trait Source {
 
 /// How long a source is polled without work before the core arms it.
 ///
-/// The window grows while arming proves hasty (work came within `max_ns`), and shrinks while waiting long
-/// proves it right; the rule is that of the kernel's haltpoll governor.
+/// The window grows while arming proves hasty (work came within `max_ns`), and shrinks while
+/// waiting long proves it right; the rule is that of the kernel's haltpoll governor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollWindow {
     /// Longest window. 0: never poll; `u64::MAX`: always poll, never sleep.
@@ -114,7 +116,8 @@ impl Registered {
     }
 }
 
-/// Keeps a source registered with its core; dropping it ends that. Usually a field of the source itself.
+/// Keeps a source registered with its core; dropping it ends that. Usually a field of the source
+/// itself.
 pub struct SourceHandle {
     core: Core,
     registered: Rc<Registered>,
@@ -125,8 +128,8 @@ impl SourceHandle {
         SourceHandle { core, registered }
     }
 
-    /// Says that something was pushed: the core flushes and polls the source in this turn. Cheap while the
-    /// source is active.
+    /// Says that something was pushed: the core flushes and polls the source in this turn. Cheap
+    /// while the source is active.
     #[inline]
     pub fn activate(&self) {
         if !self.registered.is_active.get() {

@@ -1,9 +1,10 @@
 //! The atomics of protocols between threads: std's, or loom's where such a protocol is modelled.
 //!
-//! A model is a test under `cfg(loom)` that runs the protocol's own source, in every order of its threads and with
-//! every value that the memory model lets a load return (`tests/loom`). Loom treats an access that is `SeqCst` as
-//! `AcqRel`, and knows only fences as sequentially consistent. So the types here put such a fence before each `SeqCst`
-//! access and one behind it: at least as strong as what std promises, and no stronger for any weaker order.
+//! A model is a test under `cfg(loom)` that runs the protocol's own source, in every order of its
+//! threads and with every value that the memory model lets a load return (`tests/loom`). Loom
+//! treats an access that is `SeqCst` as `AcqRel`, and knows only fences as sequentially consistent.
+//! So the types here put such a fence before each `SeqCst` access and one behind it: at least as
+//! strong as what std promises, and no stronger for any weaker order.
 
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -19,7 +20,8 @@ pub use loom::sync::atomic::fence;
 #[cfg(loom)]
 pub use loom::sync::{Mutex, MutexGuard};
 
-/// A cell that is reached by closures, as loom's is, so that a model sees when an access begins and ends.
+/// A cell that is reached by closures, as loom's is, so that a model sees when an access begins and
+/// ends.
 #[cfg(not(loom))]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -121,7 +123,8 @@ mod modelled {
     }
 }
 
-/// Whether a rule of a protocol is to be broken, so that a model shows that it would notice: never, outside of models.
+/// Whether a rule of a protocol is to be broken, so that a model shows that it would notice: never,
+/// outside of models.
 #[cfg(not(loom))]
 #[inline(always)]
 pub const fn is_broken(_: &str) -> bool {

@@ -1,8 +1,9 @@
 //! Tasks and their wakers.
 //!
-//! A waker is a plain pointer to a task header: cloning and dropping it is free. That is sound because
-//! headers are never freed: when a core ends, its [`Body`] (headers and what other threads touch of it) goes
-//! to a pool for the next core. A stale waker can at worst wake a task that has nothing to do.
+//! A waker is a plain pointer to a task header: cloning and dropping it is free. That is sound
+//! because headers are never freed: when a core ends, its [`Body`] (headers and what other threads
+//! touch of it) goes to a pool for the next core. A stale waker can at worst wake a task that has
+//! nothing to do.
 
 use crate::doorbell::Doorbell;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, fence, is_broken};
@@ -156,7 +157,8 @@ impl Body {
             // SAFETY: the list holds headers, which live for ever.
             let task: &'static Task = unsafe { &*head };
             head = task.next_remote.load(Ordering::Relaxed);
-            // Acquire: who found the task on the list wrote before what it woke it for, and the task must see that.
+            // Acquire: who found the task on the list wrote before what it woke it for, and the
+            // task must see that.
             match is_broken("the mark is taken away with acquire") {
                 false => task.is_woken_remotely.swap(false, Ordering::AcqRel),
                 true => task.is_woken_remotely.swap(false, Ordering::Relaxed),
@@ -165,9 +167,11 @@ impl Body {
         }
     }
 
-    /// The core is about to sleep: it must look for messages and foreign wakes once more after this.
+    /// The core is about to sleep: it must look for messages and foreign wakes once more after
+    /// this.
     pub(crate) fn begin_sleep(&self) {
-        // The flag changes by read-modify-write alone, here and below: loom takes a store beside one for unordered.
+        // The flag changes by read-modify-write alone, here and below: loom takes a store beside
+        // one for unordered.
         self.is_asleep.swap(true, Ordering::Relaxed);
         if !is_broken("a core that goes to sleep puts a fence before its last look") {
             fence(Ordering::SeqCst);

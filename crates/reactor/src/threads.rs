@@ -1,12 +1,14 @@
-//! Threads that take no signals of the program: a handler on a core would delay its requests, and a signal that one
-//! of our threads took would not end the system call of the program's that it was meant to end.
+//! Threads that take no signals of the program: a handler on a core would delay its requests, and a
+//! signal that one of our threads took would not end the system call of the program's that it was
+//! meant to end.
 
 use std::io;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::thread::JoinHandle;
 
-/// Signals that are a thread's own doing. Blocked, they would end the program, whoever handles them.
+/// Signals that are a thread's own doing. Blocked, they would end the program, whoever handles
+/// them.
 const OF_ITS_OWN: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
 

@@ -1,5 +1,5 @@
-//! What a system call costs before and after it is filtered: one that is always allowed, as those of the data path are,
-//! and one whose arguments are looked at.
+//! What a system call costs before and after it is filtered: one that is always allowed, as those
+//! of the data path are, and one whose arguments are looked at.
 //!
 //! ```text
 //! cargo run --release -p sandbox --example call_cost

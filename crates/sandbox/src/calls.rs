@@ -1,9 +1,10 @@
 //! The system calls that a server makes once it runs, and those that none ever makes.
 //!
-//! The list was found by tracing the servers of the tests and by reading the code; tests keep it complete, since whatever
-//! is refused leaves a line in the server's log, which fails them. A call that is in neither list fails with `EPERM`.
-//! Each is allowed whole unless its arguments say what it is for, so that the kernel can answer from its cache of calls
-//! that are always allowed, without running the filter: that is what keeps it off the data path.
+//! The list was found by tracing the servers of the tests and by reading the code; tests keep it
+//! complete, since whatever is refused leaves a line in the server's log, which fails them. A call
+//! that is in neither list fails with `EPERM`. Each is allowed whole unless its arguments say what
+//! it is for, so that the kernel can answer from its cache of calls that are always allowed,
+//! without running the filter: that is what keeps it off the data path.
 
 use crate::profile::Profile;
 use libc::c_long;
@@ -22,7 +23,8 @@ pub(crate) enum Argument {
 /// Conditions that hold together: the argument's place, and what it must look like.
 pub(crate) type Conditions = Vec<(u8, Argument)>;
 
-/// A call that is allowed: whatever its arguments are if there are no conditions, else when one set of them holds.
+/// A call that is allowed: whatever its arguments are if there are no conditions, else when one set
+/// of them holds.
 pub(crate) type Allowed = (c_long, Vec<Conditions>);
 
 /// Calls that are allowed with any arguments.
@@ -245,8 +247,8 @@ pub(crate) const DEADLY: &[c_long] = &[
     libc::SYS_setdomainname,
 ];
 
-/// A call whose arguments lie in memory, where no filter can look. It is said not to exist, and the C library makes
-/// [`libc::SYS_clone`] of it.
+/// A call whose arguments lie in memory, where no filter can look. It is said not to exist, and the
+/// C library makes [`libc::SYS_clone`] of it.
 pub(crate) const ABSENT: &[c_long] = &[libc::SYS_clone3];
 
 /// Every call that is allowed.

@@ -1,7 +1,7 @@
 //! Capabilities: dropped, but for those that the profile keeps or its paths need.
 //!
-//! Root may open files of others only with `CAP_DAC_OVERRIDE`. Whether a server needs that is tried out: without any
-//! capability in effect, each path that is kept is asked for.
+//! Root may open files of others only with `CAP_DAC_OVERRIDE`. Whether a server needs that is tried
+//! out: without any capability in effect, each path that is kept is asked for.
 
 use crate::Error;
 use crate::profile::{Access, Profile, directory_of, is_abstract};
@@ -82,7 +82,8 @@ fn flags(path: &Path, access: Access) -> AccessFlags {
 }
 
 fn is_closed(path: &Path, flags: AccessFlags) -> bool {
-    // Not `eaccess`, which asks the kernel what the user could do who started the program: root could do everything.
+    // Not `eaccess`, which asks the kernel what the user could do who started the program: root
+    // could do everything.
     faccessat(AT_FDCWD, path, flags, AtFlags::AT_EACCESS) == Err(Errno::EACCES)
 }
 
@@ -103,7 +104,8 @@ mod tests {
 
     const NOBODY: u32 = 65534;
 
-    /// On a thread of its own, which keeps what it has left; `None` where there is nothing to give up.
+    /// On a thread of its own, which keeps what it has left; `None` where there is nothing to give
+    /// up.
     fn left(profile: &Profile) -> Option<Vec<String>> {
         let keep = || {
             keep(profile).unwrap();

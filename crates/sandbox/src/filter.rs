@@ -1,7 +1,7 @@
 //! System calls, given up with seccomp.
 //!
-//! Three filters stand on each other, and the strictest answer counts: one ends the process, one says that a call does
-//! not exist, one allows what is left of what it knows.
+//! Three filters stand on each other, and the strictest answer counts: one ends the process, one
+//! says that a call does not exist, one allows what is left of what it knows.
 
 use crate::calls::{self, Argument, Conditions};
 use crate::profile::Profile;

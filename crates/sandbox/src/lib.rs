@@ -1,17 +1,20 @@
-//! What a server gives up before it serves, so that a client who finds a hole in it finds little behind it.
+//! What a server gives up before it serves, so that a client who finds a hole in it finds little
+//! behind it.
 //!
 //! ```text
 //!   Profile ──► confine ──► (open devices) ──► switch_user ──► (cores, threads) ──► seal ──► clients
 //!               paths, ports, capabilities       uid, gid                           system calls
 //! ```
 //!
-//! The order is the idea. Landlock and capabilities belong to a thread and are inherited by those that it starts, so
-//! they are given up before the first other thread exists; then no thread is without them, on any kernel. A user can be
-//! switched later, since the C library does that on all threads, and system calls are filtered last and on all
-//! threads at once (`SECCOMP_FILTER_FLAG_TSYNC`). All of it is for good: nothing here can be undone.
+//! The order is the idea. Landlock and capabilities belong to a thread and are inherited by those
+//! that it starts, so they are given up before the first other thread exists; then no thread is
+//! without them, on any kernel. A user can be switched later, since the C library does that on all
+//! threads, and system calls are filtered last and on all threads at once
+//! (`SECCOMP_FILTER_FLAG_TSYNC`). All of it is for good: nothing here can be undone.
 //!
-//! What is refused is an error of the call, `EACCES` or `EPERM`, and the server goes on: it has people's data. Only what
-//! no server calls, such as `execve`, ends the process ([`calls`]). Each refused call says so once on standard error.
+//! What is refused is an error of the call, `EACCES` or `EPERM`, and the server goes on: it has
+//! people's data. Only what no server calls, such as `execve`, ends the process ([`calls`]). Each
+//! refused call says so once on standard error.
 //!
 //! Sources: landlock(7), seccomp(2), capabilities(7), `Documentation/userspace-api/landlock.rst`.
 
@@ -99,7 +102,8 @@ pub enum Error {
     },
 }
 
-/// Gives up all capabilities, and the gain of any by executing programs. For a process that starts confined ones.
+/// Gives up all capabilities, and the gain of any by executing programs. For a process that starts
+/// confined ones.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -111,7 +115,8 @@ pub fn drop_privileges(mode: Mode) -> Result<(), Error> {
     capabilities::keep(&Profile::default())
 }
 
-/// Closes every descriptor but standard input, output and error: those that the process was started with by accident.
+/// Closes every descriptor but standard input, output and error: those that the process was started
+/// with by accident.
 /// To be called before anything is opened.
 ///
 /// # Errors
@@ -144,8 +149,8 @@ impl Sandbox {
         Sandbox { mode, profile, user, in_force: InForce::default(), open_paths: None }
     }
 
-    /// First: gives up paths, ports and capabilities. To be called while the process has one thread, since those it
-    /// starts later inherit what the calling one has.
+    /// First: gives up paths, ports and capabilities. To be called while the process has one
+    /// thread, since those it starts later inherit what the calling one has.
     ///
     /// # Errors
     /// When the kernel refuses, or cannot do it and it is required.
@@ -160,7 +165,8 @@ impl Sandbox {
         let open_paths = self.profile.open_paths();
         self.in_force.landlock = self.as_far_as_asked(paths::restrict(&self.profile))?;
         self.open_paths = self.in_force.landlock.is_ok().then_some(open_paths);
-        // Somebody else is become with the privileges of now, which the kernel takes away with that.
+        // Somebody else is become with the privileges of now, which the kernel takes away with
+        // that.
         if self.user.is_none() {
             capabilities::keep(&self.profile)?;
         }
@@ -224,7 +230,8 @@ impl Sandbox {
         &self.in_force
     }
 
-    /// The first path that `needs` names and that cannot be opened, or not in that way, in this sandbox.
+    /// The first path that `needs` names and that cannot be opened, or not in that way, in this
+    /// sandbox.
     pub fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
         self.open_paths.as_ref().and_then(|open| open.closes(needs))
     }

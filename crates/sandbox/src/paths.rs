@@ -9,11 +9,12 @@ use landlock::{
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// The newest interface that the rules are written for. What a kernel does not know of it, it does not refuse.
+/// The newest interface that the rules are written for. What a kernel does not know of it, it does
+/// not refuse.
 const NEWEST: ABI = ABI::V6;
 
-/// Gives up, for the calling thread and those that it starts, what the profile does not keep. The version of
-/// Landlock's interface that is in force.
+/// Gives up, for the calling thread and those that it starts, what the profile does not keep. The
+/// version of Landlock's interface that is in force.
 ///
 /// # Errors
 /// When the kernel cannot do it, or refuses.
@@ -60,8 +61,8 @@ pub(crate) fn rights(access: Access) -> BitFlags<AccessFs> {
     }
 }
 
-/// What lies beyond paths and ports: signals to other processes, and sockets without a file, unless there is one that is
-/// served from, or where the service manager listens.
+/// What lies beyond paths and ports: signals to other processes, and sockets without a file, unless
+/// there is one that is served from, or where the service manager listens.
 fn scopes(profile: &Profile, notify: Option<&OsStr>) -> BitFlags<Scope> {
     let notifies = notify.is_some_and(|socket| socket.as_bytes().starts_with(b"@"));
     if notifies || profile.has_abstract_peers() { Scope::Signal.into() } else { Scope::from_all(NEWEST) }
@@ -85,7 +86,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixListener;
 
-    /// On a thread of its own: it never gets back what it gives up. `None` where there is no Landlock.
+    /// On a thread of its own: it never gets back what it gives up. `None` where there is no
+    /// Landlock.
     fn confined<T: Send>(profile: &Profile, look: impl FnOnce(i32) -> T + Send) -> Option<T> {
         std::thread::scope(|scope| scope.spawn(|| restrict(profile).ok().map(look)).join().unwrap())
     }

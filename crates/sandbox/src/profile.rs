@@ -1,4 +1,5 @@
-//! What a server keeps: paths, ports, capabilities, kinds of sockets. Pure data, made from what is to be served.
+//! What a server keeps: paths, ports, capabilities, kinds of sockets. Pure data, made from what is
+//! to be served.
 
 use crate::Capability;
 use crate::paths::rights;
@@ -24,8 +25,8 @@ const NAMES: [&str; 10] = [
 ];
 /// Name servers take long answers over TCP.
 const DNS_PORT: u16 = 53;
-/// What every server may read: what devices can do, and libraries, which the resolver loads when it is first used
-/// and backtraces take names from.
+/// What every server may read: what devices can do, and libraries, which the resolver loads when it
+/// is first used and backtraces take names from.
 const ALWAYS: [&str; 5] = ["/sys", "/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 /// What may be done with a path, and with all beneath it.
@@ -85,7 +86,8 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Keeps access to a path and to all beneath it. One that is not there when the sandbox is entered stays closed.
+    /// Keeps access to a path and to all beneath it. One that is not there when the sandbox is
+    /// entered stays closed.
     pub fn allow(&mut self, path: impl Into<PathBuf>, access: Access) {
         self.paths.insert((path.into(), access));
     }
@@ -96,19 +98,21 @@ impl Profile {
         self.sockets.push(path.into());
     }
 
-    /// Lets somebody's Unix socket be connected to, now or when it is there. One that begins with a zero byte is a
-    /// name without a file.
+    /// Lets somebody's Unix socket be connected to, now or when it is there. One that begins with a
+    /// zero byte is a name without a file.
     pub fn connect_to(&mut self, path: impl Into<PathBuf>) {
         self.peers.push(path.into());
     }
 
-    /// Lets a regular file be made, written and removed. Its directory is made as [`Profile::make_directory`] says.
+    /// Lets a regular file be made, written and removed. Its directory is made as
+    /// [`Profile::make_directory`] says.
     pub fn allow_file(&mut self, path: &Path) {
         self.make_directory(directory_of(path));
         self.allow(directory_of(path), Access::Files);
     }
 
-    /// Has a directory made, if it is not there, before the sandbox is entered; it is given to the user who is become.
+    /// Has a directory made, if it is not there, before the sandbox is entered; it is given to the
+    /// user who is become.
     /// Whoever needs it says so if that fails.
     pub fn make_directory(&mut self, path: impl Into<PathBuf>) {
         self.directories.push(path.into());
@@ -180,7 +184,8 @@ impl Profile {
         &self.capabilities
     }
 
-    /// Where the paths lead now. Those that do not exist are left out: the kernel keeps them closed.
+    /// Where the paths lead now. Those that do not exist are left out: the kernel keeps them
+    /// closed.
     pub(crate) fn open_paths(&self) -> OpenPaths {
         let background = self.background.iter().map(|path| (path, Access::Read));
         let paths = self.paths.iter().map(|(path, access)| (path, *access)).chain(background);
@@ -195,7 +200,8 @@ impl Profile {
     }
 }
 
-/// The paths that are open in a sandbox, each with what can be done beneath it. For messages: the kernel decides.
+/// The paths that are open in a sandbox, each with what can be done beneath it. For messages: the
+/// kernel decides.
 #[derive(Debug)]
 pub(crate) struct OpenPaths(Vec<(PathBuf, BitFlags<AccessFs>)>);
 
@@ -241,7 +247,8 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Which paths can still be opened for reading and writing. To tell people: it is the kernel that decides.
+/// Which paths can still be opened for reading and writing. To tell people: it is the kernel that
+/// decides.
 #[derive(Clone, Debug)]
 pub struct Permits(Option<Vec<PathBuf>>);
 

@@ -1,7 +1,9 @@
-//! What becomes of a call that is refused: `EPERM`, and a line on standard error, once for each call.
+//! What becomes of a call that is refused: `EPERM`, and a line on standard error, once for each
+//! call.
 //!
-//! The kernel can do the first alone, but then says at best in its own log which call it was, and whoever looks for
-//! the reason of an error looks into the server's. So it sends SIGSYS instead, and the handler does both.
+//! The kernel can do the first alone, but then says at best in its own log which call it was, and
+//! whoever looks for the reason of an error looks into the server's. So it sends SIGSYS instead,
+//! and the handler does both.
 
 #![allow(unsafe_code)]
 
@@ -38,7 +40,8 @@ pub(crate) fn handle() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigsys as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for and does only what a handler may.
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for and does only what a handler
+    // may.
     match unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -51,7 +54,8 @@ extern "C" fn on_sigsys(_: libc::c_int, info: *mut libc::siginfo_t, context: *mu
     if unsafe { (*info).si_code } != SYS_SECCOMP {
         return; // somebody sent the signal
     }
-    // SAFETY: with SA_SIGINFO the third argument is the interrupted thread's context, which is ours until we return.
+    // SAFETY: with SA_SIGINFO the third argument is the interrupted thread's context, which is ours
+    // until we return.
     let call = fail(unsafe { &mut *context.cast::<libc::ucontext_t>() });
     REFUSED.fetch_add(1, Ordering::Relaxed);
     let call = call.min(MAX_CALLS - 1);
@@ -65,7 +69,8 @@ extern "C" fn on_sigsys(_: libc::c_int, info: *mut libc::siginfo_t, context: *mu
 #[cfg(target_arch = "x86_64")]
 fn fail(context: &mut libc::ucontext_t) -> u64 {
     let result = &mut context.uc_mcontext.gregs[libc::REG_RAX as usize];
-    // The kernel has put the registers back as they were before the call, with its number where its result belongs.
+    // The kernel has put the registers back as they were before the call, with its number where its
+    // result belongs.
     std::mem::replace(result, -i64::from(libc::EPERM)) as u64
 }
 

@@ -16,7 +16,8 @@ pub struct User {
 }
 
 impl User {
-    /// The user that `text` names: `NAME` or `UID`, with `:GROUP` or `:GID` if it is not to be the user's own group.
+    /// The user that `text` names: `NAME` or `UID`, with `:GROUP` or `:GID` if it is not to be the
+    /// user's own group.
     /// Reads the system's databases of users and groups.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! A process that has given up system calls: what it can still do, and what ends it. Each test runs itself again, in a
-//! process that nobody else needs.
+//! A process that has given up system calls: what it can still do, and what ends it. Each test runs
+//! itself again, in a process that nobody else needs.
 
 use sandbox::{Mode, Profile, Sandbox, refused_calls};
 use std::io::ErrorKind;
@@ -9,8 +9,8 @@ use std::sync::mpsc;
 
 const INNER: &str = "FREESTONE_SEALED";
 
-/// Runs the test called `name` again, sealed, with `inner`; what came of it. `None` in there, and where there is no
-/// seccomp.
+/// Runs the test called `name` again, sealed, with `inner`; what came of it. `None` in there, and
+/// where there is no seccomp.
 fn sealed(name: &str, inner: impl FnOnce()) -> Option<Output> {
     if std::env::var_os(INNER).is_some() {
         let (go, wait) = mpsc::channel::<()>();

@@ -30,8 +30,8 @@ impl Authority {
         std::fs::write(directory.join("ca-cert.pem"), self.certificate.to_pem().unwrap()).unwrap();
     }
 
-    /// Puts `ROLE-cert.pem` and `ROLE-key.pem` into `directory`: `role` is server or client. `names` are those of a
-    /// host, the IP addresses of this one are always among them.
+    /// Puts `ROLE-cert.pem` and `ROLE-key.pem` into `directory`: `role` is server or client.
+    /// `names` are those of a host, the IP addresses of this one are always among them.
     pub fn vouch(&self, directory: &Path, role: &str, names: &[&str]) {
         let key = PKey::from_ec_key(new_key()).unwrap();
         let mut builder = certificate(role, &key, Some(&self.certificate));

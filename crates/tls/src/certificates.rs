@@ -21,7 +21,8 @@ pub(crate) fn exists(path: &Path) -> bool {
     !matches!(std::fs::metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Shows who we are: a certificate, those that vouch for it behind it in the same file, and its key.
+/// Shows who we are: a certificate, those that vouch for it behind it in the same file, and its
+/// key.
 pub(crate) fn identify(
     context: &mut SslContextBuilder,
     certificate: &Path,

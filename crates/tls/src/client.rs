@@ -34,8 +34,9 @@ impl Client {
         Client { shared: Arc::new(Shared { context: context.build(), checks_name }) }
     }
 
-    /// Trusts servers for which an authority in `ca-cert.pem` of `directory` vouches, under the name that they are
-    /// asked for. `client-cert.pem` and `client-key.pem`, if they are there, say who we are.
+    /// Trusts servers for which an authority in `ca-cert.pem` of `directory` vouches, under the
+    /// name that they are asked for. `client-cert.pem` and `client-key.pem`, if they are there, say
+    /// who we are.
     ///
     /// # Errors
     /// When a file is missing or not what it should be.
@@ -61,8 +62,8 @@ impl Client {
         Ok(Client::new(context, true))
     }
 
-    /// Has a key of `file`, lines `identity:hexadecimal key`: the one of `identity`, or the only one. A server that
-    /// has it, too, needs no certificate.
+    /// Has a key of `file`, lines `identity:hexadecimal key`: the one of `identity`, or the only
+    /// one. A server that has it, too, needs no certificate.
     ///
     /// # Errors
     /// When the file is missing or not what it should be, or there is no such key.

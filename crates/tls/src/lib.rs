@@ -1,5 +1,5 @@
-//! TLS for connections whose I/O is elsewhere: who we are and whom we trust ([`Server`], [`Client`]), and a
-//! [`Session`] that turns bytes into bytes.
+//! TLS for connections whose I/O is elsewhere: who we are and whom we trust ([`Server`],
+//! [`Client`]), and a [`Session`] that turns bytes into bytes.
 //!
 //! ```text
 //!   socket ── feed ──► ┌─────────┐ ── read ──► what the peer says
@@ -7,16 +7,17 @@
 //!   socket ◄─ unsent ─ └─────────┘ ◄─ write ── what we say
 //! ```
 //!
-//! A session makes no system call and knows no clock, so it lives as well on a control thread as on a core, and every
-//! bound on its memory is visible: what was fed is used up before more is wanted, and what was written stays until the
-//! caller says that it was sent. [`Wire`] is a session together with the buffers that a socket wants.
+//! A session makes no system call and knows no clock, so it lives as well on a control thread as on
+//! a core, and every bound on its memory is visible: what was fed is used up before more is wanted,
+//! and what was written stays until the caller says that it was sent. [`Wire`] is a session
+//! together with the buffers that a socket wants.
 //!
-//! Secrets are certificates in a directory in the habit of nbdkit and QEMU, or keys that both sides have beforehand
-//! (PSK) in the format of GnuTLS's `psktool`. TLS 1.2 is the least that is spoken; there is no renegotiation and no
-//! resumption.
+//! Secrets are certificates in a directory in the habit of nbdkit and QEMU, or keys that both sides
+//! have beforehand (PSK) in the format of GnuTLS's `psktool`. TLS 1.2 is the least that is spoken;
+//! there is no renegotiation and no resumption.
 //!
-//! Without the feature `openssl` every configuration is refused, so that there are no sessions: whoever uses this needs
-//! no second way through its own code.
+//! Without the feature `openssl` every configuration is refused, so that there are no sessions:
+//! whoever uses this needs no second way through its own code.
 //!
 //! Source of truth: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 4279 (keys of TLS 1.2).
 

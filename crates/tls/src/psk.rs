@@ -1,5 +1,5 @@
-//! Keys that both sides have beforehand: lines `identity:key in hex`, as GnuTLS's `psktool` writes and nbdkit, libnbd
-//! and QEMU read them.
+//! Keys that both sides have beforehand: lines `identity:key in hex`, as GnuTLS's `psktool` writes
+//! and nbdkit, libnbd and QEMU read them.
 
 use crate::Error;
 use crate::certificates::MAX_FILE;
@@ -16,7 +16,8 @@ const MAX_IDENTITY: usize = 128;
 const MAX_KEY: usize = 64;
 /// Shortest key, in bytes: fewer can be tried out.
 const MIN_KEY: usize = 16;
-/// The suites whose hash is the one that keys without a hash of their own are bound to: SHA-256 (RFC 8446, 4.2.11).
+/// The suites whose hash is the one that keys without a hash of their own are bound to: SHA-256
+/// (RFC 8446, 4.2.11).
 const SUITES: &str = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
 /// Suites of TLS 1.2: only those whose sessions stay secret when the key is lost.
 const OLD_SUITES: &str = "ECDHE-PSK-CHACHA20-POLY1305:ECDHE-PSK-AES128-CBC-SHA256";
@@ -48,7 +49,8 @@ pub(crate) fn read_keys(path: &Path) -> Result<Vec<Key>, Error> {
     Ok(keys)
 }
 
-/// The fault quotes nothing of the line: of a file that holds no keys any part of it may be a secret.
+/// The fault quotes nothing of the line: of a file that holds no keys any part of it may be a
+/// secret.
 fn parse(line: &str) -> Result<Key, String> {
     let (identity, hex) = line.trim_end().rsplit_once(':').ok_or("want identity:hexadecimal key")?;
     if identity.is_empty() || identity.len() > MAX_IDENTITY || identity.contains('\0') {

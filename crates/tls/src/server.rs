@@ -20,8 +20,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// With `server-cert.pem` and `server-key.pem` of `directory`. With `verifies_peer` a client must have a
-    /// certificate for which an authority in `ca-cert.pem` vouches.
+    /// With `server-cert.pem` and `server-key.pem` of `directory`. With `verifies_peer` a client
+    /// must have a certificate for which an authority in `ca-cert.pem` vouches.
     ///
     /// # Errors
     /// When a file is missing or not what it should be.
@@ -45,7 +45,8 @@ impl Server {
         Server::accepting(context, psk::read_keys(file)?)
     }
 
-    /// With keys that others have made, by the identities that go with them; TLS 1.3 only. A client must have one of them.
+    /// With keys that others have made, by the identities that go with them; TLS 1.3 only. A client
+    /// must have one of them.
     ///
     /// # Errors
     /// When a key cannot be used.
@@ -69,7 +70,8 @@ impl Server {
         &self.identities
     }
 
-    /// The host names of the certificate, such as `storage.example` and `*.example`. None where clients come by keys.
+    /// The host names of the certificate, such as `storage.example` and `*.example`. None where
+    /// clients come by keys.
     pub fn host_names(&self) -> Vec<String> {
         let names = self.context.certificate().and_then(|certificate| certificate.subject_alt_names());
         let names = names.into_iter().flatten();

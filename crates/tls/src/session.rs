@@ -8,7 +8,8 @@ use openssl::x509::X509VerifyResult;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 
-/// Answers that may wait for a peer to take them, beside what the caller writes: more than any handshake has.
+/// Answers that may wait for a peer to take them, beside what the caller writes: more than any
+/// handshake has.
 const MAX_ANSWERS: usize = 256 << 10;
 
 /// Which side we are.
@@ -52,8 +53,8 @@ impl Session {
         Ok(Session { stream, is_established: false })
     }
 
-    /// Takes bytes that came. They are used by the next [`Session::handshake`] or [`Session::read`]; more should be fed
-    /// only when those want more.
+    /// Takes bytes that came. They are used by the next [`Session::handshake`] or
+    /// [`Session::read`]; more should be fed only when those want more.
     pub fn feed(&mut self, bytes: &[u8]) {
         let pipe = self.stream.get_mut();
         if pipe.used == pipe.incoming.len() {
@@ -68,8 +69,8 @@ impl Session {
         self.stream.get_mut().is_ended = true;
     }
 
-    /// Goes on with the handshake; whether it is over. What is to be sent, also of one that failed, is
-    /// [`Session::unsent`].
+    /// Goes on with the handshake; whether it is over. What is to be sent, also of one that failed,
+    /// is [`Session::unsent`].
     ///
     /// # Errors
     /// When the peer cannot do what we want, or is not whom we trust.
@@ -104,8 +105,8 @@ impl Session {
     /// Takes what the peer says, once the handshake is over.
     ///
     /// # Errors
-    /// When what was fed is not of this session; when it ended without a goodbye; when the peer makes us answer and takes
-    /// no answers.
+    /// When what was fed is not of this session; when it ended without a goodbye; when the peer
+    /// makes us answer and takes no answers.
     pub fn read(&mut self, to: &mut [u8]) -> Result<Plain, SessionError> {
         if to.is_empty() {
             return Ok(Plain::Nothing);
@@ -129,8 +130,8 @@ impl Session {
         }
     }
 
-    /// Says all of `bytes`, once the handshake is over: adds to [`Session::unsent`]. How much may wait there is up to
-    /// the caller.
+    /// Says all of `bytes`, once the handshake is over: adds to [`Session::unsent`]. How much may
+    /// wait there is up to the caller.
     ///
     /// # Errors
     /// When the session has ended.
@@ -180,7 +181,8 @@ impl Session {
     }
 }
 
-/// Whom we want to talk with: said to the server if it is a name, and checked against its certificate.
+/// Whom we want to talk with: said to the server if it is a name, and checked against its
+/// certificate.
 fn call(ssl: &mut Ssl, host: &str) -> Result<(), ErrorStack> {
     match host.parse::<IpAddr>() {
         Ok(ip) => ssl.param_mut().set_ip(ip),

@@ -5,8 +5,8 @@
 //!   send(2) ◄─ unsent ◄───── Session ◄─ a record's worth of pieces ◄─ the caller
 //! ```
 //!
-//! What was received is handed over before more is asked for, so a socket with nothing to say never hides bytes that
-//! are here already as long as the caller receives until [`Came::Nothing`].
+//! What was received is handed over before more is asked for, so a socket with nothing to say never
+//! hides bytes that are here already as long as the caller receives until [`Came::Nothing`].
 
 use crate::{Came, Plain, RECORD, Session};
 use socket2::{SockRef, Socket};
@@ -115,8 +115,8 @@ impl Wire {
         }
     }
 
-    /// Says `len` bytes that `fill` writes, at most [`RECORD`]. They go into a record with what is said next, or by
-    /// [`Wire::seal`].
+    /// Says `len` bytes that `fill` writes, at most [`RECORD`]. They go into a record with what is
+    /// said next, or by [`Wire::seal`].
     ///
     /// # Errors
     /// When the session has ended.

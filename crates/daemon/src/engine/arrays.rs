@@ -69,7 +69,8 @@ struct PlannedArray {
 }
 
 impl PlannedArray {
-    /// The state knows the array before its members do: nothing is written to them for an array that is not remembered.
+    /// The state knows the array before its members do: nothing is written to them for an array
+    /// that is not remembered.
     fn commit(self, engine: &Engine) -> Result<(), Fault> {
         let PlannedArray { record, creation } = self;
         let name = &record.name;
@@ -128,8 +129,9 @@ struct PlannedAction {
 }
 
 impl PlannedAction {
-    /// The state knows where newcomers are before they are members: they must be found at the next start, whenever that
-    /// is. By then they are checked: a name that cannot be used never gets into the state.
+    /// The state knows where newcomers are before they are members: they must be found at the next
+    /// start, whenever that is. By then they are checked: a name that cannot be used never gets
+    /// into the state.
     fn commit(self, engine: &Engine) -> Result<protocol::Done, Fault> {
         let PlannedAction { name, running, newcomers, planned, word } = self;
         let mut effects = Effects::new(engine, "array", &name);
@@ -265,7 +267,8 @@ impl Engine {
         Ok(PlannedAction { name: name.to_owned(), running, newcomers, planned, word })
     }
 
-    /// Ends an array that nothing is on, and forgets it; its members are nobody's unless they are to be `kept`.
+    /// Ends an array that nothing is on, and forgets it; its members are nobody's unless they are
+    /// to be `kept`.
     ///
     /// # Errors
     /// When there is none, it is in use, or its members cannot be written.
@@ -384,8 +387,8 @@ impl Engine {
         if let Some(array) = array {
             array.stop(&self.core());
         }
-        // Cores close what they have of it when they are told to, which the first of them does: whoever wants the members
-        // next finds them free.
+        // Cores close what they have of it when they are told to, which the first of them does:
+        // whoever wants the members next finds them free.
         for core in self.cores.all() {
             let _ = core.call(|_| ());
         }

@@ -1,5 +1,6 @@
-//! On whose behalf a change is made, where that depends on what is there: it is judged within the change, so that
-//! nothing comes in between. What a request says by itself is judged before, in [`crate::rest`].
+//! On whose behalf a change is made, where that depends on what is there: it is judged within the
+//! change, so that nothing comes in between. What a request says by itself is judged before, in
+//! [`crate::rest`].
 
 use crate::fault::{Fault, Kind};
 

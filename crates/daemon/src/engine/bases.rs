@@ -21,7 +21,8 @@ pub struct Base {
 }
 
 impl Base {
-    /// With the volumes that are on it, unless all of it `is_served`: then what is there is its clients' business.
+    /// With the volumes that are on it, unless all of it `is_served`: then what is there is its
+    /// clients' business.
     pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, Fault> {
         if is_served {
             return Ok(Base { device, pool: None });
@@ -138,7 +139,8 @@ impl Live {
 }
 
 impl Engine {
-    /// The pool on a base for a volume of `size` bytes, or that one can be made there. Within a change.
+    /// The pool on a base for a volume of `size` bytes, or that one can be made there. Within a
+    /// change.
     pub(super) fn plan_pool(&self, name: &str, force: bool, size: u64) -> Result<PlannedPool, Fault> {
         let base = self.live().base(name)?.clone();
         if base.pool.is_none() {

@@ -6,7 +6,8 @@
 //!                            └─ failed ─► Effects undoes what was done, the last first
 //! ```
 //!
-//! Both run within one [`Engine::change`]. An effect that cannot fail, or that nothing can undo, comes last.
+//! Both run within one [`Engine::change`]. An effect that cannot fail, or that nothing can undo,
+//! comes last.
 
 use super::Engine;
 use crate::fault::Fault;
@@ -33,8 +34,8 @@ impl<'a> Effects<'a> {
         self.undo.push(Box::new(undo));
     }
 
-    /// Makes a change of the state durable; `undo` is its inverse. Undone, the file is as it was, byte for byte, unless
-    /// another change came in between.
+    /// Makes a change of the state durable; `undo` is its inverse. Undone, the file is as it was,
+    /// byte for byte, unless another change came in between.
     ///
     /// # Errors
     /// When the state cannot be written; it is as before then.

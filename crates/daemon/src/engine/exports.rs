@@ -88,7 +88,8 @@ struct PlannedExport {
 }
 
 impl PlannedExport {
-    /// It is started before it is remembered, since the kernel may choose its number; dropped, it ends.
+    /// It is started before it is remembered, since the kernel may choose its number; dropped, it
+    /// ends.
     fn commit(self, engine: &Engine) -> Result<(), Fault> {
         let PlannedExport { mut record } = self;
         let running = engine.start_export(&record)?;
@@ -244,8 +245,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends exports at the end of the daemon. Processes of their own end side by side: one that does not end in order
-    /// takes a while to be killed.
+    /// Ends exports at the end of the daemon. Processes of their own end side by side: one that
+    /// does not end in order takes a while to be killed.
     pub(super) fn end_exports(&self, exports: BTreeMap<String, Result<ExportLive, Fault>>) {
         const AT_A_TIME: usize = 64;
         let mut running: Vec<ExportLive> = exports.into_values().flatten().collect();
@@ -365,7 +366,8 @@ impl Engine {
                 }
             }
         }
-        // Named after the export, whose name does not change: what clients see of it must not either.
+        // Named after the export, whose name does not change: what clients see of it must not
+        // either.
         plan.config.complete(&record.name, cores);
         let started = match &self.workers {
             None => plan.config.start(&devices, self.cores.all()),

@@ -1,8 +1,9 @@
 //! What the daemon has open, and every change of it.
 //!
-//! A change is one function here, in two steps ([`change`]). It holds [`Engine::change`] from its first look to its last
-//! step, so that changes come one after the other; what others see is under a lock of its own that is held for moments only. Everything in here
-//! waits, for devices or for the disk that the state is on: it is for threads that may.
+//! A change is one function here, in two steps ([`change`]). It holds [`Engine::change`] from its
+//! first look to its last step, so that changes come one after the other; what others see is under
+//! a lock of its own that is held for moments only. Everything in here waits, for devices or for
+//! the disk that the state is on: it is for threads that may.
 
 mod arrays;
 mod attach;
@@ -136,8 +137,9 @@ struct Live {
 }
 
 impl Engine {
-    /// Enters the sandbox, starts the cores, and brings about what the state says, as far as that is possible. The
-    /// process has one thread before: threads that exist already keep what the daemon gives up.
+    /// Enters the sandbox, starts the cores, and brings about what the state says, as far as that
+    /// is possible. The process has one thread before: threads that exist already keep what the
+    /// daemon gives up.
     ///
     /// # Errors
     /// When there is a state that cannot be used, or the system refuses threads.
@@ -234,8 +236,9 @@ impl Engine {
         self.cores.all().iter().all(|core| core.block_on(|_| async {}).is_ok())
     }
 
-    /// Ends everything in good order: clients, requests in flight, arrays. What cannot be is logged. With a
-    /// successor, clients wait for it who can. No change is made as long as the result lives.
+    /// Ends everything in good order: clients, requests in flight, arrays. What cannot be is
+    /// logged. With a successor, clients wait for it who can. No change is made as long as the
+    /// result lives.
     pub fn stop(&self, has_successor: bool) -> Stopped<'_> {
         self.has_ended.store(true, Ordering::SeqCst);
         // Not within a change: they may be about to make their last one.
@@ -306,8 +309,8 @@ impl Engine {
         self.live().state.generation
     }
 
-    /// Undoes the change of the state that led to a generation: the generation before it counts again, unless others
-    /// have changed the state since. Within a change.
+    /// Undoes the change of the state that led to a generation: the generation before it counts
+    /// again, unless others have changed the state since. Within a change.
     fn take_back(&self, generation: u64, undo: impl FnOnce(&mut State)) -> Result<(), Fault> {
         let now = self.live().state.clone();
         let mut state = now.clone();

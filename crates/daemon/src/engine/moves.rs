@@ -1,4 +1,5 @@
-//! Moves of volumes to another array or device, as jobs: the crate `moves` says what is durable when.
+//! Moves of volumes to another array or device, as jobs: the crate `moves` says what is durable
+//! when.
 
 use super::authority::Authority;
 use super::bases::PlannedPool;
@@ -46,7 +47,8 @@ impl MoveLive {
 }
 
 impl Live {
-    /// Whether a volume on a base is a copy that is not whole yet, or what a whole one was copied from.
+    /// Whether a volume on a base is a copy that is not whole yet, or what a whole one was copied
+    /// from.
     pub fn is_hidden(&self, base: &str, info: &Info) -> bool {
         ::moves::is_hidden(&self.state.moves, base, info)
     }
@@ -118,10 +120,12 @@ impl PlannedMove {
 }
 
 impl Engine {
-    /// Begins to move a volume to another array or device. It may be in use; its users do not notice.
+    /// Begins to move a volume to another array or device. It may be in use; its users do not
+    /// notice.
     ///
     /// # Errors
-    /// When there is no such volume or place, the volume moves already, or its users rely on what the place cannot do.
+    /// When there is no such volume or place, the volume moves already, or its users rely on what
+    /// the place cannot do.
     pub fn move_volume(&self, key: &str, place: &NewPlace) -> Result<Job, Fault> {
         let _alone = self.change();
         self.plan_move(key, place)?.commit(self)
@@ -159,7 +163,8 @@ impl Engine {
         }
     }
 
-    /// Goes on with moves that are remembered and not on, as far as their places are there. Within a change.
+    /// Goes on with moves that are remembered and not on, as far as their places are there. Within
+    /// a change.
     pub(super) fn go_on_with_moves(&self) {
         if self.may_have_leftovers.swap(false, Ordering::SeqCst) {
             self.remove_leftovers();
@@ -187,7 +192,8 @@ impl Engine {
         }
     }
 
-    /// Deletes copies that no move will finish. Looked for after a pool was opened or a move has failed. Within a change.
+    /// Deletes copies that no move will finish. Looked for after a pool was opened or a move has
+    /// failed. Within a change.
     fn remove_leftovers(&self) {
         let (pools, records) = {
             let live = self.live();
@@ -206,7 +212,8 @@ impl Engine {
         of_move.or(live.zeroing_called(id)).cloned()
     }
 
-    /// Gives a job up. The volume of a move stays where it is; of an array's jobs a scrub and a replacement end.
+    /// Gives a job up. The volume of a move stays where it is; of an array's jobs a scrub and a
+    /// replacement end.
     ///
     /// # Errors
     /// When there is no such job, or the array needs it.
@@ -326,14 +333,16 @@ impl Engine {
         let begin = Instant::now();
         ::moves::switch(self, info, record, relocation, |relocation| {
             self.copy(relocation, places, control, None)?;
-            // The copy's table is durable after its data: it is flushed before, and again with the table.
+            // The copy's table is durable after its data: it is flushed before, and again with the
+            // table.
             serving::flush(places[1], &self.core()).map_err(Stop::from)
         })?;
         tracing::info!(volume = %info.name, to = record.to, waited = ?begin.elapsed(), of = open.device.name(), "moved");
         Ok(())
     }
 
-    /// Copies what is dirty: all of it, or beside users, who come first, until so little is left that they can wait for it.
+    /// Copies what is dirty: all of it, or beside users, who come first, until so little is left
+    /// that they can wait for it.
     fn copy(
         &self,
         relocation: &Relocation,

@@ -45,7 +45,8 @@ impl Engine {
         self.live().pools().map(|(on, pool)| (on.clone(), pool.rewritten())).collect()
     }
 
-    /// Opens what is on an array or device; an event says when its pool has rewritten damaged copies of its table.
+    /// Opens what is on an array or device; an event says when its pool has rewritten damaged
+    /// copies of its table.
     pub(super) fn open_base(&self, name: &str, device: Arc<dyn Device>) -> Result<Base, Fault> {
         let is_served = !self.live().exports_of_base(name).is_empty();
         let base = Base::open(device, is_served, &self.core())?;

@@ -1,4 +1,5 @@
-//! Readiness of the daemon, and changes in flight: what `GET /v1/system` reports, and what a stop waits for.
+//! Readiness of the daemon, and changes in flight: what `GET /v1/system` reports, and what a stop
+//! waits for.
 
 use super::{Engine, Live};
 use api::{StartProgress, SystemState};
@@ -58,8 +59,8 @@ impl Drop for InFlight {
 }
 
 impl Engine {
-    /// Notes that a step of the configuration begins: `done` of `total` steps are complete, and `volume` is the volume
-    /// that the step makes or grows.
+    /// Notes that a step of the configuration begins: `done` of `total` steps are complete, and
+    /// `volume` is the volume that the step makes or grows.
     pub fn begin_step(&self, text: String, volume: Option<&str>, done: usize, total: usize) {
         let mut inner = self.readiness.inner();
         if let Phase::Starting(step) = &mut inner.phase {
@@ -75,7 +76,8 @@ impl Engine {
         }
     }
 
-    /// Refuses changes from now on, and waits until those in flight are answered, for `grace` at most.
+    /// Refuses changes from now on, and waits until those in flight are answered, for `grace` at
+    /// most.
     pub fn begin_stop(&self, grace: Duration) {
         let mut inner = self.readiness.inner();
         inner.phase = Phase::Stopping;

@@ -1,5 +1,5 @@
-//! What the daemon does on its own: it brings about what its state says, as long as something is missing, and tells what
-//! happens to arrays.
+//! What the daemon does on its own: it brings about what its state says, as long as something is
+//! missing, and tells what happens to arrays.
 
 use super::Engine;
 use super::bases::Base;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at what happens to arrays.
 const LOOK: Duration = Duration::from_millis(250);
-/// Between two tries to bring about what is missing; longer where a try takes long, since nothing else can be changed
-/// meanwhile.
+/// Between two tries to bring about what is missing; longer where a try takes long, since nothing
+/// else can be changed meanwhile.
 const RETRY: Duration = Duration::from_secs(2);
 /// So many times as long as a try takes it takes until the next one.
 const RETRY_FACTOR: u32 = 10;

@@ -399,7 +399,8 @@ impl Engine {
         live.state.groups.iter().map(group).collect()
     }
 
-    /// Says what the volumes of a group may take together, from now on; makes the group if there is none.
+    /// Says what the volumes of a group may take together, from now on; makes the group if there is
+    /// none.
     ///
     /// # Errors
     /// When the name or the limits make no sense.

@@ -113,7 +113,8 @@ impl Control {
     }
 }
 
-/// How fast work may go beside the users of volumes: as fast as leaves them their latency, between the bounds that were given.
+/// How fast work may go beside the users of volumes: as fast as leaves them their latency, between
+/// the bounds that were given.
 pub struct Pacer {
     began: Instant,
     throttle: Throttle,

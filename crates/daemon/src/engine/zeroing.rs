@@ -1,4 +1,5 @@
-//! Room that is made to read as zeroes before it is a volume's: on a large one that takes long, and nobody else waits.
+//! Room that is made to read as zeroes before it is a volume's: on a large one that takes long, and
+//! nobody else waits.
 
 use super::work::{Control, LOOK, Pacer, Stop, Users};
 use super::{Engine, Live};
@@ -8,7 +9,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 use volume::{Info, Reservation, Uuid};
 
-/// Bytes that are made zeroes between two looks at what is wanted: at least, and at most where a device is quick at that.
+/// Bytes that are made zeroes between two looks at what is wanted: at least, and at most where a
+/// device is quick at that.
 const PART: u64 = 16 << 20;
 const LARGEST_PART: u64 = 1 << 30;
 /// What a part should take about.
@@ -79,10 +81,12 @@ impl Live {
 }
 
 impl Engine {
-    /// Makes room for a volume read as zeroes, in the middle of a change: others are made meanwhile.
+    /// Makes room for a volume read as zeroes, in the middle of a change: others are made
+    /// meanwhile.
     ///
     /// # Errors
-    /// When the device fails, or the job is cancelled; within the change, so that what was changed before can be undone.
+    /// When the device fails, or the job is cancelled; within the change, so that what was changed
+    /// before can be undone.
     pub(super) fn make_ready<'a, 'b>(
         &'a self,
         alone: MutexGuard<'a, ()>,

@@ -1,7 +1,7 @@
 //! The senders of requests, and their roles.
 //!
-//! Access to the Unix socket grants the role admin: its permission bits limit it. Over TCP each request carries a token,
-//! which has a role.
+//! Access to the Unix socket grants the role admin: its permission bits limit it. Over TCP each
+//! request carries a token, which has a role.
 
 use super::answer::Failure;
 use super::connections::{Connection, Digest};

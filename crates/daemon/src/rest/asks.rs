@@ -52,7 +52,8 @@ impl OwnPlaces {
         }
     }
 
-    /// Whether an export called `name` may name the path `value` with its option `key` for every role.
+    /// Whether an export called `name` may name the path `value` with its option `key` for every
+    /// role.
     fn has(&self, name: &str, key: &str, value: &str) -> bool {
         match key {
             // The one that it gets without the option.
@@ -172,8 +173,8 @@ impl Asks for NewExport {
     }
 }
 
-/// Whether an option of a kind of export names a place in the file system. An absolute path is one whatever the kind
-/// takes it for, and so is an option that the kind does not know.
+/// Whether an option of a kind of export names a place in the file system. An absolute path is one
+/// whatever the kind takes it for, and so is an option that the kind does not know.
 fn names_path(kind: &str, key: &str, value: &str) -> bool {
     let kind = KINDS.iter().find(|known| known.name == kind);
     let known = kind.and_then(|kind| kind.keys.iter().find(|known| known.name == key));
@@ -187,7 +188,8 @@ fn requires_tls(export: &NewExport) -> bool {
     is_required && ["tls-certificates", "tls-psk", "tls-keys"].into_iter().any(has)
 }
 
-/// Whether `ADDR:PORT` or `ADDR:PORT@STATE` is reached from this host alone. A name may stand for any address.
+/// Whether `ADDR:PORT` or `ADDR:PORT@STATE` is reached from this host alone. A name may stand for
+/// any address.
 fn is_loopback(place: &str) -> bool {
     let address = place.split_once('@').map_or(place, |(address, _)| address);
     address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())

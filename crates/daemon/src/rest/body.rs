@@ -22,7 +22,8 @@ const MAX_UNHEARD: usize = 16 << 20;
 /// Time for reading it.
 const UNHEARD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The body of a request, for its handler and for [`hear_out`] after that. It fails at its deadline.
+/// The body of a request, for its handler and for [`hear_out`] after that. It fails at its
+/// deadline.
 #[derive(Clone)]
 struct SharedBody(Arc<Mutex<Source>>);
 
@@ -68,10 +69,12 @@ impl Stream for SharedBody {
     }
 }
 
-/// Bounds the time that a body takes, and reads what a handler left of it before its answer is sent.
+/// Bounds the time that a body takes, and reads what a handler left of it before its answer is
+/// sent.
 ///
-/// Many clients write all they have before they read: on a connection that closes meanwhile they would see a broken
-/// pipe, not why they were refused. A client that waits to be asked (`Expect: 100-continue`) is not.
+/// Many clients write all they have before they read: on a connection that closes meanwhile they
+/// would see a broken pipe, not why they were refused. A client that waits to be asked
+/// (`Expect: 100-continue`) is not.
 pub async fn hear_out(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     if body.is_end_stream() {

@@ -1,8 +1,8 @@
-//! The sizes of everything that a request may bring. They are checked before a request means anything, and shown in the
-//! document.
+//! The sizes of everything that a request may bring. They are checked before a request means
+//! anything, and shown in the document.
 //!
-//! A name that comes into being is checked where it does (`volume::Name`: 63 bytes). These limits are for everything else
-//! that the daemon could be made to keep, log or send back.
+//! A name that comes into being is checked where it does (`volume::Name`: 63 bytes). These limits
+//! are for everything else that the daemon could be made to keep, log or send back.
 
 use serde_json::Value;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, Schema, SchemaType, Type};
@@ -10,13 +10,15 @@ use utoipa::openapi::{OpenApi, RefOr};
 
 /// Longest body of a request in bytes: a path for each of 256 members.
 pub const MAX_BODY: usize = 1 << 20;
-/// Longest path and query of a request in bytes: the longest name, each byte written as three, and an operation.
+/// Longest path and query of a request in bytes: the longest name, each byte written as three, and
+/// an operation.
 pub const MAX_TARGET: usize = 1024;
 /// Most items of a list.
 const MAX_ITEMS: usize = 1024;
 /// Most fields of an object: no kind of export has as many options.
 const MAX_FIELDS: usize = 64;
-/// Longest text in bytes, where a path or the specification of a device may stand: Linux' `PATH_MAX`.
+/// Longest text in bytes, where a path or the specification of a device may stand: Linux'
+/// `PATH_MAX`.
 const MAX_PATH: usize = 4096;
 /// Longest other text in bytes, and longest name of a field: Linux' `NAME_MAX`.
 const MAX_NAME: usize = 255;

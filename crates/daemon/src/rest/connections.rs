@@ -1,14 +1,19 @@
-//! The connections of a listener of the API: their number, their time limits, and their order when one has to go.
+//! The connections of a listener of the API: their number, their time limits, and their order when
+//! one has to go.
 //!
-//! A client that has not proven its identity must not use up the daemon's descriptors, memory or time:
+//! A client that has not proven its identity must not use up the daemon's descriptors, memory or
+//! time:
 //!
-//! - The TLS handshake, the head of a request, the pause between requests and the body of a request have a time limit.
-//! - A connection whose client has not shown a valid token within [`Limits::stranger`] is closed, whatever it does.
-//! - Connections are limited for each client and in all. At a limit, the oldest connection without a valid token is
-//!   closed for the new one. Without such a connection the new one is closed.
+//! - The TLS handshake, the head of a request, the pause between requests and the body of a request
+//!   have a time limit.
+//! - A connection whose client has not shown a valid token within [`Limits::stranger`] is closed,
+//!   whatever it does.
+//! - Connections are limited for each client and in all. At a limit, the oldest connection without
+//!   a valid token is closed for the new one. Without such a connection the new one is closed.
 //!
-//! A client is an IPv4 address, an IPv6 network of 64 bits, or a user of this machine. Access to the Unix socket is the
-//! proof of its clients, so the first request of a connection makes it a known one.
+//! A client is an IPv4 address, an IPv6 network of 64 bits, or a user of this machine. Access to
+//! the Unix socket is the proof of its clients, so the first request of a connection makes it a
+//! known one.
 
 use nix::sys::resource::{Resource, getrlimit};
 use std::net::{IpAddr, Ipv6Addr};
@@ -30,7 +35,8 @@ const HOST_BITS: u32 = 64;
 pub(super) struct Limits {
     /// Time for the TLS handshake.
     pub(super) handshake: Duration,
-    /// Time for the head of a request: from the start of the connection, or from the end of the request before.
+    /// Time for the head of a request: from the start of the connection, or from the end of the
+    /// request before.
     pub(super) head: Duration,
     /// Time for the body of a request, from the end of its head.
     pub(super) body: Duration,
@@ -55,10 +61,12 @@ impl Limits {
         connections: 256,
         per_client: 128,
     };
-    /// Limits on the Unix socket. Its clients may keep an idle connection longer, as HTTP libraries do.
+    /// Limits on the Unix socket. Its clients may keep an idle connection longer, as HTTP libraries
+    /// do.
     pub(super) const UNIX: Limits = Limits { head: Duration::from_secs(60), per_client: 192, ..Limits::TCP };
 
-    /// These limits, with no more connections than leave most descriptors to the other listener, devices and exports.
+    /// These limits, with no more connections than leave most descriptors to the other listener,
+    /// devices and exports.
     pub(super) fn within_process(self) -> Limits {
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
         self.within(descriptors)
@@ -201,8 +209,8 @@ impl Connections {
         }
     }
 
-    /// Returns a place for a connection, after closing another one where a limit is reached. None: every connection that
-    /// counts towards the limit belongs to a known client.
+    /// Returns a place for a connection, after closing another one where a limit is reached. None:
+    /// every connection that counts towards the limit belongs to a known client.
     pub(super) async fn admit(self: &Arc<Self>, peer: Peer) -> Option<Place> {
         let client = peer.client();
         loop {

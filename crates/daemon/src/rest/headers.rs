@@ -1,4 +1,5 @@
-//! Headers of every answer. Caches keep none of it, and browsers take nothing for another type than it has.
+//! Headers of every answer. Caches keep none of it, and browsers take nothing for another type than
+//! it has.
 
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, X_CONTENT_TYPE_OPTIONS};

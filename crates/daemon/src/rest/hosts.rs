@@ -1,8 +1,9 @@
 //! The names under which clients reach the daemon over TCP, against DNS rebinding.
 //!
-//! A web page of an attacker can have its own name resolve to 127.0.0.1. Scripts of the page then reach a daemon that
-//! listens there, and the browser takes both for one site. It sends the page's name as `Host`, so requests under a name
-//! that is not the daemon's are refused. No name is behind an address, so an address cannot be rebound.
+//! A web page of an attacker can have its own name resolve to 127.0.0.1. Scripts of the page then
+//! reach a daemon that listens there, and the browser takes both for one site. It sends the page's
+//! name as `Host`, so requests under a name that is not the daemon's are refused. No name is behind
+//! an address, so an address cannot be rebound.
 
 use super::answer::Failure;
 use super::current::Current;
@@ -49,7 +50,8 @@ impl Hosts {
         let name = name.strip_suffix('.').unwrap_or(&name);
         let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
         match address.parse::<IpAddr>() {
-            // The system decides what arrives at a listener on other addresses, perhaps behind a translation of addresses.
+            // The system decides what arrives at a listener on other addresses, perhaps behind a
+            // translation of addresses.
             Ok(address) => !self.is_loopback || address.to_canonical().is_loopback(),
             Err(_) => {
                 let is_known = |names: &[String]| names.iter().any(|known| matches(known, name));

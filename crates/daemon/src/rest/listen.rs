@@ -45,7 +45,8 @@ pub struct TcpOptions {
     pub tokens: PathBuf,
     /// Has `server-cert.pem` and `server-key.pem`. Not needed on a loopback address.
     pub certificates: Option<PathBuf>,
-    /// Names under which clients reach the daemon, beside those of the certificate and, on loopback, `localhost`.
+    /// Names under which clients reach the daemon, beside those of the certificate and, on
+    /// loopback, `localhost`.
     pub hosts: Vec<String>,
 }
 
@@ -79,7 +80,8 @@ pub enum ListenError {
 
 /// Sockets on which the API is served. Dropping it ends that.
 pub struct Listeners {
-    /// Threads of the Unix socket, and of TCP: those who flood TCP take no time from the Unix socket.
+    /// Threads of the Unix socket, and of TCP: those who flood TCP take no time from the Unix
+    /// socket.
     runtimes: Vec<Runtime>,
     /// Absent when the service manager owns it.
     socket: Option<SocketPath>,
@@ -89,7 +91,8 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on a Unix socket, which may have been `inherited` from the service manager, and on TCP if asked for.
+    /// Listens on a Unix socket, which may have been `inherited` from the service manager, and on
+    /// TCP if asked for.
     ///
     /// # Errors
     /// See [`ListenError`].
@@ -124,8 +127,8 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Reads tokens and certificates of TCP again, and closes connections whose token is gone. The log names a file that
-    /// cannot be used; the tokens or certificates in use stay valid then.
+    /// Reads tokens and certificates of TCP again, and closes connections whose token is gone. The
+    /// log names a file that cannot be used; the tokens or certificates in use stay valid then.
     pub fn reload(&self) {
         if let Some(tcp) = &self.tcp {
             tcp.reload();

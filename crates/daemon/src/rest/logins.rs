@@ -1,10 +1,11 @@
-//! Failed logins over TCP: each is a line of the audit log, at a bounded rate, and is answered late.
+//! Failed logins over TCP: each is a line of the audit log, at a bounded rate, and is answered
+//! late.
 //!
 //! A wrong token is answered after a delay that doubles with each failure of the same client, from
-//! [`FIRST_DELAY`] to [`LONGEST_DELAY`]. From the failure with the number [`GUARDED_FROM`] on, every
-//! login of the client is checked after [`GUARD`]: an attacker that does not wait for the answer
-//! gains nothing. This is also the longest delay of a valid token. A client without failures for
-//! [`MEMORY`] starts again.
+//! [`FIRST_DELAY`] to [`LONGEST_DELAY`]. From the failure with the number [`GUARDED_FROM`] on,
+//! every login of the client is checked after [`GUARD`]: an attacker that does not wait for the
+//! answer gains nothing. This is also the longest delay of a valid token. A client without failures
+//! for [`MEMORY`] starts again.
 //!
 //! A delayed answer is a timer, and a connection has one request at a time. So the limits of
 //! connections bound the answers that wait.

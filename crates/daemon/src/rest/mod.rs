@@ -1,4 +1,5 @@
-//! The REST API: who may ask, what was meant, and what is answered. What is done stands in [`crate::engine`].
+//! The REST API: who may ask, what was meant, and what is answered. What is done stands in
+//! [`crate::engine`].
 //!
 //! Handlers are thin: each calls one function of the engine, on a thread that may wait.
 
@@ -150,7 +151,8 @@ fn router(engine: Arc<Engine>, keys: Keys) -> Router {
 /// How long who prefers a job waits for something to be done, before there is one.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Has the engine do something that may take long, and be a `job` meanwhile: then that is the answer for who prefers it.
+/// Has the engine do something that may take long, and be a `job` meanwhile: then that is the
+/// answer for who prefers it.
 async fn run_long<T: Send + 'static>(
     context: Context,
     prefer: Prefer,

@@ -1,4 +1,5 @@
-//! The page: files that are part of the program. They are for anybody; what they show takes a token.
+//! The page: files that are part of the program. They are for anybody; what they show takes a
+//! token.
 
 use super::answer::Failure;
 use crate::fault::Fault;

@@ -1,9 +1,10 @@
 //! Roles, and the one table that says what each may ask for.
 //!
-//! A request is judged twice. Its operation is judged before its body is read ([`judge`]), and its body is judged before
-//! it is handled ([`Judged::check`], by [`super::request::Body`]): `force`, devices, paths and listening sockets take a
-//! role of their own wherever they are asked for ([`Ask`]). Both look at the request alone, so a refusal tells nothing of
-//! the file system. What depends on the daemon's objects is judged within the change, by [`Authority`].
+//! A request is judged twice. Its operation is judged before its body is read ([`judge`]), and its
+//! body is judged before it is handled ([`Judged::check`], by [`super::request::Body`]): `force`,
+//! devices, paths and listening sockets take a role of their own wherever they are asked for
+//! ([`Ask`]). Both look at the request alone, so a refusal tells nothing of the file system. What
+//! depends on the daemon's objects is judged within the change, by [`Authority`].
 //!
 //! The document shows the table as `x-roles`, and a test calls every operation with every role.
 
@@ -28,9 +29,11 @@ use utoipa::openapi::{OpenApi, extensions::ExtensionsBuilder};
 pub enum Role {
     /// Looks at everything.
     ReadOnly,
-    /// Makes, grows and deletes volumes and exports that have its token's name as their label, and sees only those.
+    /// Makes, grows and deletes volumes and exports that have its token's name as their label, and
+    /// sees only those.
     Provisioner,
-    /// Everything that loses no data and reaches no file: it deletes no array, device or volume, and uses no new disk.
+    /// Everything that loses no data and reaches no file: it deletes no array, device or volume,
+    /// and uses no new disk.
     Operator,
     /// Everything.
     Admin,

@@ -1,7 +1,8 @@
-//! Connections of the API from their acceptance to their end: TLS over TCP, then HTTP/1.1, within the limits of
-//! [`super::connections`].
+//! Connections of the API from their acceptance to their end: TLS over TCP, then HTTP/1.1, within
+//! the limits of [`super::connections`].
 //!
-//! HTTP/2 is not served: its preface is no request, and is answered with an error and the end of the connection.
+//! HTTP/2 is not served: its preface is no request, and is answered with an error and the end of
+//! the connection.
 
 use super::connections::{Connection, Connections, Limits, Peer, Place};
 use super::current::Current;
@@ -34,7 +35,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MAX_HEAD: usize = 64 << 10;
 /// Descriptors that are kept for connections over the Unix socket.
 const RESERVE: usize = 16;
-/// Silence after which the system asks whether the host at the other end is there, and the pause between its questions.
+/// Silence after which the system asks whether the host at the other end is there, and the pause
+/// between its questions.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Accepts connections over TCP, and serves each. Without `tls` they are not encrypted.
@@ -110,7 +112,8 @@ fn accept(
             Poll::Ready(Ok((stream, _))) => return Poll::Ready(Ok(stream)),
             Poll::Ready(Err(error)) if is_out_of_descriptors(&error) && reserve.release() => {}
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-            // The kernel takes a descriptor before it looks for a connection, so one may have been released for none.
+            // The kernel takes a descriptor before it looks for a connection, so one may have been
+            // released for none.
             Poll::Pending => {
                 reserve.fill();
                 return Poll::Pending;
@@ -125,7 +128,8 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(EMFILE | ENFILE))
 }
 
-/// Descriptors that nothing uses. One is closed when the process has no other left for a connection.
+/// Descriptors that nothing uses. One is closed when the process has no other left for a
+/// connection.
 struct Reserve {
     spare: Mutex<Vec<OwnedFd>>,
 }
@@ -201,7 +205,8 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
 async fn serve_http(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, service: Requests) {
     let mut http = Builder::new();
     http.max_buf_size(MAX_HEAD);
-    // The timer runs from the start of the connection, and from the end of a request, until the next head is complete.
+    // The timer runs from the start of the connection, and from the end of a request, until the
+    // next head is complete.
     http.timer(TokioTimer::new()).header_read_timeout(service.connection.limits.head);
     if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
         tracing::debug!(%error, "API connection ended");

@@ -1,4 +1,5 @@
-//! A process for each export (`--process-per-export`): a client that takes an export over gets one tenant's data.
+//! A process for each export (`--process-per-export`): a client that takes an export over gets one
+//! tenant's data.
 //!
 //! ```text
 //!   freestoned ──► spawner ──► worker of export a          worker: protocol, keys, clients' memory
@@ -8,13 +9,14 @@
 //!    └─ RemoteExport ───────────────────┘ and for each device a vhost-user-blk connection
 //! ```
 //!
-//! `freestoned` cannot execute programs in its sandbox, so it starts the [`spawner`] before. Devices stay in the daemon,
-//! which serves each to the worker over vhost-user-blk on a socket pair. The worker's buffers lie in one memfd that the
-//! daemon maps as it maps a guest's memory; data is not copied between the two. The engine sees a [`RemoteExport`],
-//! which is an [`exports::Export`] as every other.
+//! `freestoned` cannot execute programs in its sandbox, so it starts the [`spawner`] before.
+//! Devices stay in the daemon, which serves each to the worker over vhost-user-blk on a socket
+//! pair. The worker's buffers lie in one memfd that the daemon maps as it maps a guest's memory;
+//! data is not copied between the two. The engine sees a [`RemoteExport`], which is an
+//! [`exports::Export`] as every other.
 //!
-//! A worker that ends is started again. Before that the daemon completes the requests that the worker had handed to
-//! devices: a successor never runs beside writes of its predecessor.
+//! A worker that ends is started again. Before that the daemon completes the requests that the
+//! worker had handed to devices: a successor never runs beside writes of its predecessor.
 
 pub mod process;
 mod remote;
@@ -74,8 +76,9 @@ impl Workers {
         Ok(Workers { spawner: Mutex::new(ours), _process: process })
     }
 
-    /// Starts a process for the export called `name`. It gets `control` as its standard input. The spawner writes to
-    /// `status` what becomes of the process, and kills it when the other end of `status` is closed.
+    /// Starts a process for the export called `name`. It gets `control` as its standard input. The
+    /// spawner writes to `status` what becomes of the process, and kills it when the other end of
+    /// `status` is closed.
     ///
     /// # Errors
     /// When the spawner is gone.

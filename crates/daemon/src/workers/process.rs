@@ -67,7 +67,8 @@ impl Served {
         contain_truncation().map_err(failed)?;
         let bytes = reactor::shared_memory_for(task.cpus.len(), MemoryBudget::process().bytes());
         let buffers = share_buffers(bytes).map_err(failed)?;
-        // The daemon's cores poll; a second thread that polls on the same processor would only be in their way.
+        // The daemon's cores poll; a second thread that polls on the same processor would only be
+        // in their way.
         let core = |cpu: &Option<usize>| CoreConfig { cpu: *cpu, poll: PollWindow::up_to(0), seed: 0 };
         let cores = Cores::start(&task.cpus.iter().map(core).collect::<Vec<_>>()).map_err(failed)?;
         let queues = task.cpus.len() as u16;
@@ -118,8 +119,8 @@ impl Served {
         Ok(())
     }
 
-    /// Sends what was counted when that has changed, until the other end of `stopped` is dropped. Without a device the
-    /// process ends.
+    /// Sends what was counted when that has changed, until the other end of `stopped` is dropped.
+    /// Without a device the process ends.
     fn report(&self, daemon: &Mutex<&UnixStream>, stopped: &Receiver<()>) {
         let mut sent = exports::Totals::default();
         while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {

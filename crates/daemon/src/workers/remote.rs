@@ -22,7 +22,8 @@ const START: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(2);
 /// How long a worker may take to end in order before it is killed.
 const END: Duration = Duration::from_secs(10);
-/// Between the end of a worker and the first attempt to start its successor; doubled up to [`MAX_PAUSE`].
+/// Between the end of a worker and the first attempt to start its successor; doubled up to
+/// [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 /// Longest time between two attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
@@ -308,7 +309,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits for the end of a worker, which is killed if it does not end, and then of its requests. How it ended.
+    /// Waits for the end of a worker, which is killed if it does not end, and then of its requests.
+    /// How it ended.
     fn end_worker(&self, incoming: Incoming) -> String {
         let Incoming { pid, mut status, .. } = incoming;
         // Set to wait for long at the start.
@@ -322,7 +324,8 @@ impl Shared {
             }
         };
         let link = lock(&self.state).link.take();
-        // Not under the lock: it waits for what is in flight. No successor runs before all of that has ended.
+        // Not under the lock: it waits for what is in flight. No successor runs before all of that
+        // has ended.
         drop(link);
         format!("process {pid}: {how}")
     }

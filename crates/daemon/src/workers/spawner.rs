@@ -1,7 +1,8 @@
-//! The process that starts workers: one program, without capabilities. It reads names and descriptors, nothing else.
+//! The process that starts workers: one program, without capabilities. It reads names and
+//! descriptors, nothing else.
 //!
-//! It has one thread, so that a process is never killed after its number was given to another: processes are reaped and
-//! killed in turn.
+//! It has one thread, so that a process is never killed after its number was given to another:
+//! processes are reaped and killed in turn.
 
 use super::WORKER;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -76,7 +77,8 @@ impl Worker {
     }
 }
 
-/// Whether the daemon has an order, and of each worker whether it has ended and whether it is to be killed.
+/// Whether the daemon has an order, and of each worker whether it has ended and whether it is to be
+/// killed.
 fn wait(daemon: &OwnedFd, workers: &[Worker]) -> io::Result<(bool, Vec<[bool; 2]>)> {
     let mut fds = vec![PollFd::new(daemon, PollFlags::IN)];
     for worker in workers {

@@ -1,4 +1,5 @@
-//! What daemon and worker say to each other on the control socket: lines of JSON, and descriptors before the first reply.
+//! What daemon and worker say to each other on the control socket: lines of JSON, and descriptors
+//! before the first reply.
 //!
 //! ```text
 //!   daemon:  Task, then a descriptor for each of its devices and sockets          Command, Command, … (end: stop)

@@ -78,7 +78,8 @@ impl Daemon {
         self.wait_for("a daemon that is ready", || self.get("/v1/system")["state"] == "ready");
     }
 
-    /// Starts the daemon with its directory as the current one and relative paths, and waits until it answers.
+    /// Starts the daemon with its directory as the current one and relative paths, and waits until
+    /// it answers.
     pub fn start_in_its_directory(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_freestoned"));
         command.current_dir(self.dir.path()).args(["--state-dir", "state", "--socket", "d.sock"]);

@@ -1,9 +1,9 @@
 //! Locks of an image file that is opened for writing, in the byte ranges that QEMU locks.
 //!
 //! QEMU has a permission protocol over locks of single bytes (`block/file-posix.c`,
-//! `raw_apply_lock_bytes` and `raw_check_lock_bytes`). Programs that use permission N lock byte 100
-//! + N; programs that refuse it to others lock byte 200 + N. All locks are shared, so compatible
-//! programs hold them together. After locking, each program checks whether a lock of another
+//! `raw_apply_lock_bytes` and `raw_check_lock_bytes`). Programs that use permission N lock byte
+//! `100 + N`; programs that refuse it to others lock byte `200 + N`. All locks are shared, so
+//! compatible programs hold them together. After locking, each program checks whether a lock of another
 //! contradicts its own. So a program that only reads and lets others write (`-U` of QEMU's tools)
 //! may run next to a writer. A second writer is refused.
 //!

@@ -4,7 +4,8 @@
 //! any time. Later commands follow the new state, and hosts that enabled the event are notified.
 //! I/O queues read one byte of the port, which is otherwise not written.
 //!
-//! Source: Base Specification 2.0, 8.1 (asymmetric namespace access), 5.16.1.13 (its log page), 5.17.2.1 (ANACAP).
+//! Source: Base Specification 2.0, 8.1 (asymmetric namespace access), 5.16.1.13 (its log page),
+//! 5.17.2.1 (ANACAP).
 
 use crate::stream::Address;
 use nvme::Status;

@@ -5,8 +5,8 @@
 //!   (keeps the address)                                    an export that is to listen there takes the socket
 //! ```
 //!
-//! The process that serves needs no right to bind a port or to make a file. The socket outlives it: clients that come
-//! while no process serves wait in the socket's queue.
+//! The process that serves needs no right to bind a port or to make a file. The socket outlives it:
+//! clients that come while no process serves wait in the socket's queue.
 
 use super::Address;
 use super::listener::Listener;
@@ -17,7 +17,8 @@ use std::sync::{Mutex, PoisonError};
 /// Sockets that no export has taken yet, by address.
 static PASSED: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// A socket that listens for an export in another process. Dropping it closes the socket here, and removes a path.
+/// A socket that listens for an export in another process. Dropping it closes the socket here, and
+/// removes a path.
 pub struct BoundSocket {
     listener: Listener,
     address: String,
@@ -45,7 +46,8 @@ impl AsFd for BoundSocket {
     }
 }
 
-/// Has the next export that is to listen at `address` take this socket, which listens there already.
+/// Has the next export that is to listen at `address` take this socket, which listens there
+/// already.
 pub fn pass_socket(address: &str, socket: OwnedFd) {
     PASSED.lock().unwrap_or_else(PoisonError::into_inner).push((address.to_owned(), socket));
 }

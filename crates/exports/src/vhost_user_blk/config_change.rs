@@ -66,6 +66,7 @@ fn peek(main: &UnixStream, take_fd: bool) -> Option<([u8; HEADER], Option<OwnedF
     if take_fd {
         message.msg_control = (&raw mut control).cast();
         // Without the padding at its end: a second descriptor would fit there and leak.
+        // SAFETY: a computation on its argument alone.
         message.msg_controllen = unsafe { libc::CMSG_LEN(size_of::<i32>() as u32) } as usize;
     }
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;

@@ -14,7 +14,8 @@
 //! An error of a guest stops its ring; an error of a VMM ends its connection. Other clients are not
 //! affected.
 //!
-//! Source of truth: the vhost-user specification (QEMU docs/interop/vhost-user.rst) and virtio 1.3, 5.2.
+//! Source of truth: the vhost-user specification (QEMU docs/interop/vhost-user.rst) and virtio 1.3,
+//! 5.2.
 
 mod config_change;
 mod control;
@@ -138,8 +139,9 @@ impl VhostUserBlk {
         VhostUserBlk::serve(device, cores, config, endpoint, None)
     }
 
-    /// Exports `device` to the client at the other end of `connection`, and to no other. A ring that breaks ends the
-    /// connection. The socket of `config` is only its name; it is neither made nor removed.
+    /// Exports `device` to the client at the other end of `connection`, and to no other. A ring
+    /// that breaks ends the connection. The socket of `config` is only its name; it is neither made
+    /// nor removed.
     ///
     /// # Errors
     /// When the configuration is impossible, or a descriptor or thread is refused.

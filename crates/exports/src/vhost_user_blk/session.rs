@@ -32,7 +32,8 @@ pub(super) struct Session {
     cores: Vec<CoreRef>,
     config: Config,
     stats: Arc<Stats>,
-    /// The one connection of an export that was given it. A ring that breaks ends it: nobody would set the ring up anew.
+    /// The one connection of an export that was given it. A broken ring ends it, because no client
+    /// could set the ring up again.
     connection: Option<Arc<UnixStream>>,
     /// The core of each queue.
     queue_cores: Vec<usize>,

@@ -34,7 +34,8 @@ impl Endpoint {
         })
     }
 
-    /// Returns the next client, or `None` once `stop` has been raised or no further client can come.
+    /// Returns the next client, or `None` once `stop` has been raised or no further client can
+    /// come.
     pub(super) fn next_client(&mut self, stop: &StopSignal) -> Option<UnixStream> {
         match self {
             Endpoint::Listen(listener) => accept(listener, stop),

@@ -1,4 +1,5 @@
-//! How the two sides of a bridge wake each other: an eventfd each, written to only while its owner asked for it.
+//! How the two sides of a bridge wake each other: an eventfd each, written to only while its owner
+//! asked for it.
 
 use super::ring::Padded;
 use crate::doorbell::Doorbell;
@@ -47,7 +48,8 @@ impl Bells {
 
     /// From now on the core is woken by requests. It looks for some once more after this.
     pub(super) fn arm_core(&self) {
-        // Both flags change by read-modify-write alone: loom takes a store beside one for unordered.
+        // Both flags change by read-modify-write alone: loom takes a store beside one for
+        // unordered.
         self.core_waits.0.swap(true, Ordering::Relaxed);
         if !is_broken("a side that goes to sleep puts a fence before its last look") {
             fence(Ordering::SeqCst);
@@ -68,8 +70,8 @@ impl Bells {
         }
     }
 
-    /// From now on the caller is woken once `count` completions have been published in all. It looks for
-    /// them once more after this.
+    /// From now on the caller is woken once `count` completions have been published in all. It
+    /// looks for them once more after this.
     pub(super) fn arm_caller(&self, count: u64) {
         self.caller_waits_for.0.swap(count, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -142,7 +144,8 @@ mod models {
         }
     }
 
-    /// A caller with room for one request sends two, one after the other; each side sleeps while it has nothing to do.
+    /// A caller with room for one request sends two, one after the other; each side sleeps while it
+    /// has nothing to do.
     fn requests_and_completions() {
         let (core_bell, caller_bell) = (Doorbell::of_model(), Doorbell::of_model());
         let bells = Arc::new(Bells::with(core_bell.clone(), caller_bell.clone()));

@@ -28,7 +28,8 @@ impl BridgeOptions {
 }
 
 impl Default for BridgeOptions {
-    /// 128 requests, an event, and up to 20 µs of looking: twice what it costs to sleep and be woken.
+    /// 128 requests, an event, and up to 20 µs of looking: twice what it costs to sleep and be
+    /// woken.
     fn default() -> BridgeOptions {
         BridgeOptions { depth: 128, is_polled: false, spin: PollWindow::up_to(20_000) }
     }
@@ -56,7 +57,8 @@ impl BridgeQueue {
     /// A queue of `device`, served by the core with number `core`. Not to be called on a core.
     ///
     /// # Errors
-    /// When the depth is none, the device cannot be opened on that core, or the kernel is out of resources.
+    /// When the depth is none, the device cannot be opened on that core, or the kernel is out of
+    /// resources.
     ///
     /// # Panics
     /// When there is no such core.
@@ -102,16 +104,16 @@ impl BridgeQueue {
         self.is_polled
     }
 
-    /// As [`Queue::arm`], with the event at the last of `count` completions from now on, or of as many as can
-    /// come.
+    /// As [`Queue::arm`], with the event at the last of `count` completions from now on, or of as
+    /// many as can come.
     pub fn arm_for(&mut self, count: u32) -> bool {
         let count = count.min(self.in_flight).max(1);
         self.bells.arm_caller(self.completions.taken() + u64::from(count));
         !self.has(count)
     }
 
-    /// Looks until `count` completions wait, or as many as can come, for no longer than lately has been worth
-    /// it, nor than `limit`; whether they do.
+    /// Looks until `count` completions wait, or as many as can come, for no longer than lately has
+    /// been worth it, nor than `limit`; whether they do.
     pub fn spin_for(&mut self, count: u32, limit: Option<Duration>) -> bool {
         let budget = Duration::from_nanos(self.spin_ns);
         self.look_for(count, limit.map_or(budget, |limit| budget.min(limit)))
@@ -147,7 +149,8 @@ impl BridgeQueue {
         self.completions.available() >= count as usize || (self.in_flight > 0 && self.bells.is_gone())
     }
 
-    /// Fails everything in flight: the core that was to answer has ended, and with it every use of the memory.
+    /// Fails everything in flight: the core that was to answer has ended, and with it every use of
+    /// the memory.
     #[cold]
     fn fail_all(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         for (slot, is_busy) in self.is_busy.iter_mut().enumerate() {
@@ -176,8 +179,8 @@ impl Queue for BridgeQueue {
         // SAFETY: by contract the window's memory is valid until the completion has been reaped.
         let data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
         let command = Command { op: req.op, flags: req.flags, slot, len: req.len, offset, data };
-        // SAFETY: this slot was not busy, so fewer than `depth` commands have no completion; the core has
-        // published the others' completions after it took those commands out.
+        // SAFETY: this slot was not busy, so fewer than `depth` commands have no completion; the
+        // core has published the others' completions after it took those commands out.
         unsafe { self.requests.push(command) };
         Ok(())
     }

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-/// Requests that one slot completes without waiting before it lets the core publish them and look elsewhere.
+/// Requests that one slot completes without waiting before it lets the core publish them and look
+/// elsewhere.
 const BATCH: u32 = 64;
 
 /// What a core needs to serve a bridge.
@@ -56,7 +57,8 @@ impl Engine {
         Ok(Engine { core: core.index(), id })
     }
 
-    /// Takes the bridge down, in which nothing is in flight. The device's channel is closed after this.
+    /// Takes the bridge down, in which nothing is in flight. The device's channel is closed after
+    /// this.
     pub(super) fn stop(&self, cores: &Cores) {
         let id = self.id;
         // A core that has ended has taken it down.
@@ -112,8 +114,8 @@ impl Served {
         let mut batch = 0;
         while let Some(command) = (Next { served: &self, slot, batch: &mut batch }).await {
             let result = self.execute(&command, &mut batch).await;
-            // SAFETY: a completion is for a command, of which at most `depth` are without; the caller pushed
-            // this one after it had taken the completion out that was in its cell.
+            // SAFETY: a completion is for a command, of which at most `depth` are without; the
+            // caller pushed this one after it had taken the completion out that was in its cell.
             unsafe { self.outgoing.borrow_mut().push(Completion { slot: command.slot, result }) };
             self.handle().activate();
         }

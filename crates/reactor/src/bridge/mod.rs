@@ -6,9 +6,10 @@
 //!   reap ◄─ ring of completions ◄─ (event) ── flush ◄──────────────────────┘
 //! ```
 //!
-//! So a program drives a device with layers, or one without a ring of its own, as it drives a leaf's queue.
-//! Nothing is allocated and no lock is taken for a request. Doorbell and event are written to only while the
-//! other side sleeps: the core after its polling window, the caller while it is armed.
+//! So a program drives a device with layers, or one without a ring of its own, as it drives a
+//! leaf's queue. Nothing is allocated and no lock is taken for a request. Doorbell and event are
+//! written to only while the other side sleeps: the core after its polling window, the caller while
+//! it is armed.
 
 mod bells;
 mod caller;

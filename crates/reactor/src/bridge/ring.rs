@@ -1,13 +1,13 @@
-//! A ring from one thread to another, without a look at whether it is full: whoever uses it has bounded how
-//! much is in it.
+//! A ring from one thread to another, without a look at whether it is full: whoever uses it has
+//! bounded how much is in it.
 
 use crate::sync::{AtomicU64, UnsafeCell, is_broken};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Keeps what one thread writes off the cache lines of what the other does. Two lines: processors fetch them
-/// in pairs.
+/// Keeps what one thread writes off the cache lines of what the other does. Two lines: processors
+/// fetch them in pairs.
 #[repr(align(128))]
 #[derive(Default)]
 pub(super) struct Padded<T>(pub(super) T);
@@ -18,8 +18,9 @@ struct Ring<T> {
     tail: Padded<AtomicU64>,
 }
 
-// SAFETY: a cell is written by the one producer before it is published, and read by the one consumer after
-// that; by the contract of `Producer::push` it is not written again before it was read.
+// SAFETY: a cell is written by the one producer before it is published, and read by the one
+// consumer after that; by the contract of `Producer::push` it is not written again before it was
+// read.
 unsafe impl<T: Copy + Send> Sync for Ring<T> {}
 
 impl<T> Ring<T> {
@@ -46,11 +47,12 @@ impl<T: Copy + Send> Producer<T> {
     /// Puts a value in; the consumer sees it after the next [`Producer::publish`].
     ///
     /// # Safety
-    /// Fewer than the ring's capacity are in it, and this thread knows that from the consumer: through
-    /// something that the consumer published after it had taken values out.
+    /// Fewer than the ring's capacity are in it, and this thread knows that from the consumer:
+    /// through something that the consumer published after it had taken values out.
     #[inline]
     pub(super) unsafe fn push(&mut self, value: T) {
-        // SAFETY: by contract the cell's last value has been read, and that read happened before now.
+        // SAFETY: by contract the cell's last value has been read, and that read happened before
+        // now.
         self.ring.cell(self.next).with_mut(|cell| unsafe { (*cell).write(value) });
         self.next += 1;
     }
@@ -91,8 +93,8 @@ impl<T: Copy + Send> Consumer<T> {
         if self.next == self.seen && self.available() == 0 {
             return None;
         }
-        // SAFETY: the producer wrote the cell before it published it, and will not write it again before it
-        // learns of this read.
+        // SAFETY: the producer wrote the cell before it published it, and will not write it again
+        // before it learns of this read.
         let value = self.ring.cell(self.next).with(|cell| unsafe { (*cell).assume_init_read() });
         self.next += 1;
         Some(value)

@@ -1,5 +1,6 @@
-//! Models of how other threads wake a core and its tasks. A wake or a message that is lost leaves the core asleep for
-//! ever, and loom reports the deadlock. Counted references are std's: loom's cannot be dropped after a deadlock.
+//! Models of how other threads wake a core and its tasks. A wake or a message that is lost leaves
+//! the core asleep for ever, and loom reports the deadlock. Counted references are std's: loom's
+//! cannot be dropped after a deadlock.
 
 use super::*;
 use crate::core::Core;
@@ -26,8 +27,8 @@ fn sleep(body: &'static Body, doorbell: &Doorbell, has_work: impl Fn() -> bool) 
     body.woke_up();
 }
 
-/// Two threads write something each and wake the same task. The core polls the task when it is woken, until it has seen
-/// both.
+/// Two threads write something each and wake the same task. The core polls the task when it is
+/// woken, until it has seen both.
 fn two_threads_wake_a_task() {
     let (body, doorbell) = body();
     let task = body.new_task();

@@ -109,7 +109,7 @@ pub trait ExportConfig: Debug + Send {
     /// # Errors
     /// When it cannot be served there, with the reason.
     fn apart(&self) -> Result<Apart, String> {
-        Err("it needs a device of the kernel, which a process of its own does not have".into())
+        Err("an export of this kind needs a device of the kernel, which a process of its own does not have".into())
     }
 
     /// Its kind and address, printed after "export ". `device_id` is the exported device, or
@@ -126,12 +126,12 @@ pub trait ExportConfig: Debug + Send {
     fn cores(&self) -> &[usize];
 }
 
-/// What an export needs in a process of its own.
+/// The needs of an export in a process of its own.
 #[derive(Debug, Default)]
 pub struct Apart {
     /// Where it listens. Another process binds these sockets, and passes them.
     pub listen: Vec<Address>,
-    /// What the process keeps.
+    /// The sandbox profile of the process.
     pub profile: Profile,
 }
 

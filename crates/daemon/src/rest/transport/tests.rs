@@ -1,4 +1,5 @@
-//! Limits of time are tested with a clock that stands still while anything runs, and jumps when all tasks wait.
+//! Limits of time are tested with a clock that stands still while anything runs, and jumps when all
+//! tasks wait.
 
 use super::*;
 use crate::rest::body::hear_out;
