@@ -109,7 +109,8 @@ pub trait ExportConfig: Debug + Send {
     /// # Errors
     /// When it cannot be served there, with the reason.
     fn apart(&self) -> Result<Apart, String> {
-        Err("an export of this kind needs a device of the kernel, which a process of its own does not have".into())
+        Err("an export of this kind needs a device of the kernel, which a process of its own does not have"
+            .into())
     }
 
     /// Its kind and address, printed after "export ". `device_id` is the exported device, or

@@ -56,5 +56,5 @@ fn a_log_that_makes_no_sense_is_refused_and_a_record_left_out() {
     );
     let mut foreign = log(1, 0);
     foreign[16] = 7;
-    assert!(found(&[foreign]).unwrap_err().to_string().contains("the format 7"));
+    assert!(found(&[foreign]).unwrap_err().to_string().contains("unknown format 7"));
 }
