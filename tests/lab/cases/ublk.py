@@ -99,7 +99,7 @@ def _the_commands_say_what_there_is(guest):
     assert "there is no device 9" in ublk_fails(guest, "list -n 9")
     assert "device 9 cannot be deleted" in ublk_fails(guest, "del -n 9")
     assert "serves it" in ublk_fails(guest, "--device mem:size=16M --export ublk:id=1", "serve")
-    assert "has no USER_RECOVERY_FAIL_IO" in ublk_fails(guest, "--device mem:size=1M --export ublk:recovery=fail", "serve")
+    assert "does not support USER_RECOVERY_FAIL_IO" in ublk_fails(guest, "--device mem:size=1M --export ublk:recovery=fail", "serve")
     ublk(guest, "del -n 5")
     assert [disk["id"] for disk in ublk(guest, "list")] == [0, 1]
 

@@ -60,7 +60,7 @@ def a_vduse_disk_keeps_its_data_when_its_server_is_killed_under_load(lab):
     server.kill()
     # A driver at work is not given another disk.
     code, output = guest.sh(f"{_command('queues=2', device='null')} 2>&1", check=False)
-    assert code != 0 and f"was given io_uring:{IMAGE} of {DISK_MIB * MIB} bytes" in output, (code, output)
+    assert code != 0 and f"the driver uses io_uring:{IMAGE} of {DISK_MIB * MIB} bytes" in output, (code, output)
     server.start()
     guest.sh("""sync; echo 3 >/proc/sys/vm/drop_caches; sha256sum -c --quiet /run/sum
         fstrim /run/mnt; umount /run/mnt; e2fsck -fn /dev/vda""")
