@@ -179,7 +179,8 @@ pub async fn pending(selection: &Selection) -> Result<(Vec<PendingWrite>, Report
         MemberState::Missing { .. } => false,
     };
     let nonce = Nonce(table.nonce);
-    let recovery = Recovery { config, nonce, members: &members, is_live: &is_live, first_stripe: 0 };
+    let recovery =
+        Recovery { config, nonce, members: &members, is_live: &is_live, first_stripe: 0, noted: &[] };
     let array = config.name.clone();
     log::list(&recovery).await.map_err(|error| CheckError::Log { array, error })
 }

@@ -572,6 +572,7 @@ impl Starting {
     ) -> Result<(), StartError> {
         let geometry = shape.config.geometry;
         let mut tries = 0;
+        let mut noted: Vec<log::BadRange> = Vec::new();
         loop {
             tries += 1;
             let member = |(slot, member): (usize, &Option<StartMember>)| {
@@ -600,6 +601,7 @@ impl Starting {
                 members: &members,
                 is_live: &is_live,
                 first_stripe: shape.first_stripe,
+                noted: &noted,
             };
             match log::recover(&recovery).await {
                 Ok(report) => {
@@ -611,11 +613,17 @@ impl Starting {
                     );
                     self.account_for_unreadable_log(shape, regions, &report).await?;
                     self.mark_replayed(shape, regions, &report.stripes).await?;
-                    for log::BadRange { stripe, strip, offset, len } in report.bad {
+                    return Ok(());
+                }
+                // Blocks are noted before replay writes their rows: power may go in between.
+                Err(RecoverError::NotNoted { ranges }) => {
+                    tries = 0;
+                    for range in ranges {
+                        let log::BadRange { stripe, strip, offset, len } = range;
                         let stripe = shape.bad_base + stripe;
                         self.note_bad(bad, BadRange { stripe, strips: 1 << strip, offset, len }).await?;
+                        noted.push(range);
                     }
-                    return Ok(());
                 }
                 // A block has become unreadable since the log was scanned: another scan finds it.
                 Err(RecoverError::Member { error: IoError::Medium | IoError::Corrupt, .. })

@@ -422,6 +422,8 @@ impl World {
 
     /// Runs recovery until it ends without losing power or a member.
     async fn recover(self: &Rc<Self>, nonce: Nonce) -> Report {
+        // Durable: it outlives the power.
+        let mut noted: Vec<BadRange> = Vec::new();
         loop {
             // Who is gone is out before recovery.
             let gone = (0..self.disks.len()).filter(|slot| self.disks[*slot].is_dead.get());
@@ -447,6 +449,7 @@ impl World {
                 members: &members,
                 is_live: &is_live,
                 first_stripe: 0,
+                noted: &noted,
             };
             let result = recover(&context).await;
             if self.power.is_off.get() {
@@ -459,10 +462,11 @@ impl World {
                     // The power that was to fail may still do so; then nothing has happened yet.
                     current().sleep(100_000).await;
                     if !self.power.is_off.get() {
-                        return report;
+                        return Report { bad: noted, ..report };
                     }
                     self.power.is_off.set(false);
                 }
+                Err(RecoverError::NotNoted { ranges }) => noted.extend(ranges),
                 Err(RecoverError::Member { slot, error: IoError::DeviceGone }) => {
                     self.disks[slot].is_dead.set(true);
                     current().sleep(100_000).await;

@@ -69,6 +69,8 @@ pub struct Recovery<'a> {
     pub is_live: &'a dyn Fn(u64, usize) -> bool,
     /// Entries of stripes below this one are void: their bytes have another shape by now. 0 for most arrays.
     pub first_stripe: u64,
+    /// Ranges that an earlier [`RecoverError::NotNoted`] named and the caller has noted durably.
+    pub noted: &'a [BadRange],
 }
 
 /// Bytes that an unacknowledged write has left unreadable: they fail until they are written again. Parity of the rows
@@ -103,7 +105,7 @@ pub struct Report {
     /// Stripes in which something was replayed, some of them more than once. A member that is out may have missed those
     /// writes before the region map could say so.
     pub stripes: Vec<u64>,
-    /// What cannot be read until it is written again.
+    /// Ranges that cannot be read until they are written again. All of them are noted.
     pub bad: Vec<BadRange>,
     /// The highest sequence of any lane.
     pub highest_sequence: u64,
@@ -125,8 +127,15 @@ pub struct UnreadableUnit {
 }
 
 /// Why recovery stopped. It can be called again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoverError {
+    /// Blocks are lost. Their rows are as they were: the caller notes the blocks durably, and hands
+    /// them back as [`Recovery::noted`] in the next try.
+    #[error("{} ranges of blocks are lost and not noted as bad", ranges.len())]
+    NotNoted {
+        /// The blocks.
+        ranges: Vec<BadRange>,
+    },
     /// A member failed: it must be made "out" before the next try.
     #[error("member {slot} failed during recovery: {error}")]
     Member {
@@ -166,18 +175,27 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     }
     let lane_bytes = config.lane_bytes as usize;
     let replayer = Replayer::new(context, BufferPool::new(MEMORY.max(2 * lane_bytes)));
+    let mut not_noted: Vec<BadRange> = Vec::new();
     for lane in 0..config.lanes {
         let scanned = scan(context, replayer.key(), lane, replayer.buffers()).await?;
         for entry in choose(context, lane, scanned, &mut report)? {
+            // Later entries of a stripe wait for the next try, too: they follow the one that waits.
+            if not_noted.iter().any(|range| range.stripe == entry.write.stripe) {
+                continue;
+            }
             match replayer.replay(&entry).await? {
                 Replayed::Done(bad) => {
                     report.replayed += 1;
                     report.stripes.push(entry.write.stripe);
                     report.bad.extend(bad);
                 }
+                Replayed::NotNoted(ranges) => not_noted.extend(ranges),
                 Replayed::Lost => report.lost += 1,
             }
         }
+    }
+    if !not_noted.is_empty() {
+        return Err(RecoverError::NotNoted { ranges: not_noted });
     }
     Ok(report)
 }
@@ -251,7 +269,8 @@ pub async fn unfinished(
     }
     let mut members: Vec<Option<RecoveryMember>> = (0..slot).map(|_| None).collect();
     members.push(Some(member));
-    let context = Recovery { config, nonce, members: &members, is_live: &|_, _| true, first_stripe: 0 };
+    let context =
+        Recovery { config, nonce, members: &members, is_live: &|_, _| true, first_stripe: 0, noted: &[] };
     let (buffers, key) = (BufferPool::new(MEMORY.max(2 * config.lane_bytes as usize)), Key::new(&nonce));
     for lane in 0..config.lanes {
         let scanned = scan(&context, &key, lane, &buffers).await?;

@@ -5,6 +5,11 @@
 //! it. Only a stripe that lacks data strips takes partial parity and new data from the log.
 //!
 //! Replay can be interrupted and repeated, with fewer members too: parity fits the data at each end of it.
+//!
+//! Replay gives up no more than it must, and not before the caller has noted it. Rows of which a
+//! strip cannot be read or computed are halved down to single blocks: an unreadable sector costs
+//! one block. Replay writes rows that lose a block only when [`Recovery::noted`] has the block.
+//! Otherwise a power loss would make the zeroes that stand for it valid.
 
 use super::checksum::{Checksum, Key};
 use super::recover::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember, is_unreadable};
@@ -15,13 +20,16 @@ use arrayvec::ArrayVec;
 use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, Op, Request, Segment};
 use reactor::{Buffer, BufferPool};
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::Poll;
 
 /// What became of an entry.
 pub(super) enum Replayed {
-    /// Its rows are consistent; these ranges of data strips are lost.
+    /// Its rows are consistent; these ranges of data strips are lost, and noted.
     Done(Vec<BadRange>),
+    /// These ranges of data strips are lost, and not noted yet: their rows are as they were.
+    NotNoted(Vec<BadRange>),
     /// More members are missing than parity stands for.
     Lost,
 }
@@ -34,9 +42,27 @@ pub(super) struct Replayer<'a> {
     buffers: BufferPool,
 }
 
-/// The rows of one entry in memory.
+/// The end of a replay of some rows of an entry.
+enum Ended {
+    /// As [`Replayed`].
+    Replayed(Replayed),
+    /// Fewer rows at a time may lose less. Nothing was written.
+    MustHalve,
+}
+
+/// Where rows begin.
+#[derive(Clone, Copy)]
+struct Place {
+    stripe: u64,
+    /// First byte in each strip.
+    offset: u32,
+}
+
+/// Rows of one entry in memory.
 struct Rows<'a> {
     write: &'a Write,
+    /// The bytes of each strip of the write that these rows have.
+    part: Range<u32>,
     /// Each data strip that is known: a modified one, or any of a full stripe.
     data: Vec<Option<Buffer>>,
     /// Live targets: parity, its entry with the partial, the parity strip.
@@ -49,7 +75,16 @@ struct Rows<'a> {
 
 impl Rows<'_> {
     fn len(&self) -> usize {
-        self.write.len as usize
+        self.part.len()
+    }
+
+    fn place(&self) -> Place {
+        Place { stripe: self.write.stripe, offset: self.write.offset + self.part.start }
+    }
+
+    /// Whether these are all rows of a write of a full stripe, of which the header has checksums.
+    fn has_checksums(&self) -> bool {
+        self.write.is_full(self.data.len()) && self.part == (0..self.write.len)
     }
 }
 
@@ -66,23 +101,58 @@ impl<'a> Replayer<'a> {
         &self.buffers
     }
 
-    /// Makes the rows of an entry consistent. A strip that its member cannot read counts as missing.
+    /// Makes the rows of an entry consistent. A strip that its member cannot read counts as
+    /// missing, in as few rows as possible.
     pub async fn replay(&self, entry: &Chosen) -> Result<Replayed, RecoverError> {
+        let (mut bad, mut not_noted, mut is_lost) = (Vec::new(), Vec::new(), false);
+        let whole = 0..entry.write.len;
+        let mut parts = vec![whole];
+        while let Some(part) = parts.pop() {
+            match self.replay_part(entry, &part).await? {
+                Ended::Replayed(Replayed::Done(ranges)) => join(&mut bad, ranges),
+                Ended::Replayed(Replayed::NotNoted(ranges)) => join(&mut not_noted, ranges),
+                Ended::Replayed(Replayed::Lost) => is_lost = true,
+                Ended::MustHalve => {
+                    let block = self.context.config.block_size;
+                    let middle = part.start + (part.len() as u32 / block).div_ceil(2) * block;
+                    parts.extend([middle..part.end, part.start..middle]);
+                }
+            }
+        }
+        Ok(match (is_lost, not_noted.is_empty()) {
+            (_, false) => Replayed::NotNoted(not_noted),
+            (true, true) => Replayed::Lost,
+            (false, true) => Replayed::Done(bad),
+        })
+    }
+
+    /// Makes some rows of an entry consistent.
+    async fn replay_part(&self, entry: &Chosen, part: &Range<u32>) -> Result<Ended, RecoverError> {
         let mut unreadable = 0;
         loop {
-            match self.try_replay(entry, unreadable).await {
+            match self.try_replay(entry, part, unreadable).await {
                 Err(RecoverError::Member { slot, error }) if is_unreadable(error) => {
                     let geometry = &self.context.config.geometry;
                     let strip = geometry.strip_on(entry.write.stripe, slot);
                     let strip = strip.filter(|strip| unreadable >> strip & 1 == 0);
                     unreadable |= 1 << strip.ok_or(RecoverError::Member { slot, error })?;
                 }
-                result => return result,
+                Ok(Replayed::Lost | Replayed::NotNoted(_))
+                    if unreadable != 0 && part.len() as u32 > self.context.config.block_size =>
+                {
+                    return Ok(Ended::MustHalve);
+                }
+                result => return result.map(Ended::Replayed),
             }
         }
     }
 
-    async fn try_replay(&self, entry: &Chosen, unreadable: u64) -> Result<Replayed, RecoverError> {
+    async fn try_replay(
+        &self,
+        entry: &Chosen,
+        part: &Range<u32>,
+        unreadable: u64,
+    ) -> Result<Replayed, RecoverError> {
         let (write, geometry) = (&entry.write, &self.context.config.geometry);
         let strips = geometry.group_members();
         let missing = (0..strips).filter(|strip| self.live(write.stripe, *strip).is_none()).count();
@@ -91,7 +161,7 @@ impl<'a> Replayer<'a> {
         }
         let data: Vec<Option<Buffer>> = (0..geometry.data).map(|_| None).collect();
         let (parity, skipped) = (ArrayVec::new(), ArrayVec::new());
-        let mut rows = Rows { write, data, parity, skipped, unreadable };
+        let mut rows = Rows { write, part: part.clone(), data, parity, skipped, unreadable };
         if (0..geometry.data).all(|strip| self.readable(&rows, strip).is_some()) {
             self.encode(&mut rows).await?;
             self.write_rows(&rows).await?;
@@ -111,7 +181,11 @@ impl<'a> Replayer<'a> {
         } else {
             let lost = self.read_data(&mut rows).await?;
             if !lost.is_empty() && !self.derive(&mut rows, &lost).await? {
-                bad = self.give_up(&mut rows, &lost).await;
+                bad = bad_ranges(&rows, &lost);
+                if !bad.iter().all(|range| self.is_noted(range)) {
+                    return Ok(Replayed::NotNoted(bad));
+                }
+                self.give_up(&mut rows, &lost).await;
             }
         }
         self.compute_parity(&mut rows);
@@ -135,13 +209,14 @@ impl<'a> Replayer<'a> {
 
     /// Computes every live parity from the data as it is on the members.
     async fn encode(&self, rows: &mut Rows<'_>) -> Result<(), RecoverError> {
+        let place = rows.place();
         let (write, geometry) = (rows.write, &self.context.config.geometry);
         for strip in 0..geometry.data {
             rows.data[strip] = Some(self.buffers.take(rows.len()).await);
         }
         let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
-            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut()?.as_mut_slice()))
+            Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut()?.as_mut_slice()))
         });
         transfer_all(reads.collect()).await?;
         for parity in 0..geometry.parity {
@@ -192,7 +267,7 @@ impl<'a> Replayer<'a> {
         let data = self.context.config.geometry.data;
         for strip in strips_of(rows.write.modified) {
             let mut buffer = self.buffers.take(rows.len()).await;
-            let at = HEADER_BYTES + rows.write.redo_at(data, strip) as usize;
+            let at = HEADER_BYTES + rows.write.redo_at(data, strip) as usize + rows.part.start as usize;
             buffer.as_mut_slice().copy_from_slice(&rows.parity[0].1.as_slice()[at..at + rows.len()]);
             rows.data[strip] = Some(buffer);
         }
@@ -200,6 +275,7 @@ impl<'a> Replayer<'a> {
 
     /// Reads the modified strips as they are; returns those whose members are missing, or cannot read them.
     async fn read_data(&self, rows: &mut Rows<'_>) -> Result<Vec<usize>, RecoverError> {
+        let place = rows.place();
         let write = rows.write;
         let mut lost = Vec::new();
         for strip in strips_of(write.modified) {
@@ -211,7 +287,7 @@ impl<'a> Replayer<'a> {
         // Only readable strips have a buffer.
         let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
-            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut()?.as_mut_slice()))
+            Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut()?.as_mut_slice()))
         });
         transfer_all(reads.collect()).await?;
         Ok(lost)
@@ -220,19 +296,20 @@ impl<'a> Replayer<'a> {
     /// Computes lost strips from parity as it is on the members. For a full stripe that is right only when everything
     /// else is new: the header's checksums tell. `false` when they do not match.
     async fn derive(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Result<bool, RecoverError> {
+        let place = rows.place();
         let (write, data) = (rows.write, self.context.config.geometry.data);
         let unreadable = rows.unreadable >> data;
         let can_be_read = |parity: usize| unreadable >> parity & 1 == 0;
         let reads = rows.parity.iter_mut().filter(|(parity, ..)| can_be_read(*parity)).filter_map(
             |(parity, _, buffer)| {
                 let (slot, member) = self.live(write.stripe, data + *parity)?;
-                Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut_slice()))
+                Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut_slice()))
             },
         );
         transfer_all(reads.collect()).await?;
         // What is left of parity when unmodified strips are taken away is the parity of a stripe with zeroes there.
         for (_, entry, buffer) in &mut rows.parity {
-            let partial = partial_of(write, entry, data);
+            let partial = partial_of(write, &rows.part, entry, data);
             buffer.as_mut_slice().iter_mut().zip(partial).for_each(|(parity, partial)| *parity ^= partial);
         }
         let mut derived: Vec<Buffer> = Vec::new();
@@ -251,7 +328,7 @@ impl<'a> Replayer<'a> {
                 decoder.sources().iter().map(|strip| rows.source(*strip, &zeroes)).collect();
             let mut targets: Vec<&mut [u8]> = derived.iter_mut().map(Buffer::as_mut_slice).collect();
             decoder.decode(&sources, &mut targets);
-            if !write.is_full(data) || self.is_new(write, lost, &derived) {
+            if !write.is_full(data) || rows.has_checksums() && self.is_new(write, lost, &derived) {
                 lost.iter().zip(derived).for_each(|(strip, buffer)| rows.data[*strip] = Some(buffer));
                 return Ok(true);
             }
@@ -268,21 +345,30 @@ impl<'a> Replayer<'a> {
     }
 
     /// Zeroes stand for what is lost, so that parity protects the other strips again.
-    async fn give_up(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Vec<BadRange> {
-        let Write { stripe, offset, len, .. } = *rows.write;
+    async fn give_up(&self, rows: &mut Rows<'_>, lost: &[usize]) {
         for strip in lost {
             let mut buffer = self.buffers.take(rows.len()).await;
             buffer.as_mut_slice().fill(0);
             rows.data[*strip] = Some(buffer);
         }
-        lost.iter().map(|strip| BadRange { stripe, strip: *strip, offset, len }).collect()
+    }
+
+    /// Whether the caller has noted a range, durably.
+    fn is_noted(&self, range: &BadRange) -> bool {
+        let BadRange { stripe, strip, offset, len } = *range;
+        let has = |noted: &BadRange| {
+            (noted.stripe, noted.strip) == (stripe, strip)
+                && noted.offset <= offset
+                && noted.offset + noted.len >= offset + len
+        };
+        self.context.noted.iter().any(has)
     }
 
     /// Parity = partial + Σ c·(modified strips).
     fn compute_parity(&self, rows: &mut Rows<'_>) {
         let data = self.context.config.geometry.data;
         for (parity, entry, buffer) in &mut rows.parity {
-            match partial_of(rows.write, entry, data) {
+            match partial_of(rows.write, &rows.part, entry, data) {
                 [] => buffer.as_mut_slice().fill(0),
                 partial => buffer.as_mut_slice().copy_from_slice(partial),
             }
@@ -306,6 +392,7 @@ impl<'a> Replayer<'a> {
         if rows.skipped.is_empty() {
             return Ok(true);
         }
+        let place = rows.place();
         let mut others: Vec<(usize, Buffer)> = Vec::new();
         let mut lost: Vec<usize> = Vec::new();
         for strip in (0..geometry.data).filter(|strip| rows.data[*strip].is_none()) {
@@ -316,7 +403,7 @@ impl<'a> Replayer<'a> {
         }
         let reads = others.iter_mut().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, *strip)?;
-            Some(Transfer::read(slot, member, self.offset(write, member), buffer.as_mut_slice()))
+            Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut_slice()))
         });
         transfer_all(reads.collect()).await?;
         let mut all: Vec<Option<&Buffer>> = rows.data.iter().map(Option::as_ref).collect();
@@ -353,6 +440,7 @@ impl<'a> Replayer<'a> {
 
     /// Writes parity, data that came from the log, and strips that could not be read to the live members.
     async fn write_rows(&self, rows: &Rows<'_>) -> Result<(), RecoverError> {
+        let place = rows.place();
         let (write, data) = (rows.write, self.context.config.geometry.data);
         let parity = rows.parity.iter().map(|(parity, _, buffer)| (data + parity, Some(buffer)));
         let skipped = rows.skipped.iter().map(|(parity, buffer)| (data + parity, Some(buffer)));
@@ -361,15 +449,15 @@ impl<'a> Replayer<'a> {
         let redo = known.filter(|(strip, _)| is_written(*strip));
         let writes = parity.chain(skipped).chain(redo).filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
-            Some(Transfer::write(slot, member, self.offset(write, member), buffer?.as_slice()))
+            Some(Transfer::write(slot, member, self.offset(place, member), buffer?.as_slice()))
         });
         transfer_all(writes.collect()).await
     }
 
     /// Where the rows of an entry lie on a member.
-    fn offset(&self, write: &Write, member: &RecoveryMember) -> u64 {
+    fn offset(&self, place: Place, member: &RecoveryMember) -> u64 {
         let geometry = &self.context.config.geometry;
-        member.data_offset + geometry.member_offset(write.stripe) + u64::from(write.offset)
+        member.data_offset + geometry.member_offset(place.stripe) + u64::from(place.offset)
     }
 }
 
@@ -386,10 +474,30 @@ impl Rows<'_> {
     }
 }
 
-/// The partial parity in an entry; nothing for a full stripe.
-fn partial_of<'e>(write: &Write, entry: &'e Buffer, data: usize) -> &'e [u8] {
-    let len = if write.is_full(data) { 0 } else { write.len as usize };
-    &entry.as_slice()[HEADER_BYTES..HEADER_BYTES + len]
+/// The partial parity of some rows in an entry; nothing for a full stripe.
+fn partial_of<'e>(write: &Write, part: &Range<u32>, entry: &'e Buffer, data: usize) -> &'e [u8] {
+    match write.is_full(data) {
+        true => &[],
+        false => &entry.as_slice()[HEADER_BYTES + part.start as usize..][..part.len()],
+    }
+}
+
+/// The ranges of the rows in the `lost` strips.
+fn bad_ranges(rows: &Rows<'_>, lost: &[usize]) -> Vec<BadRange> {
+    let Place { stripe, offset } = rows.place();
+    let len = rows.part.len() as u32;
+    lost.iter().map(|strip| BadRange { stripe, strip: *strip, offset, len }).collect()
+}
+
+/// Adds ranges of later rows; those that touch a range become one with it.
+fn join(ranges: &mut Vec<BadRange>, more: Vec<BadRange>) {
+    for range in more {
+        let touches = |r: &&mut BadRange| r.strip == range.strip && r.offset + r.len == range.offset;
+        match ranges.iter_mut().find(touches) {
+            Some(before) => before.len += range.len,
+            None => ranges.push(range),
+        }
+    }
 }
 
 fn strips_of(mask: u64) -> impl Iterator<Item = usize> {

@@ -167,6 +167,7 @@ async fn recover_all(setup: &Setup) -> Result<Report, RecoverError> {
         members: &readable,
         is_live: &is_live,
         first_stripe: 0,
+        noted: &[],
     };
     recover(&context).await
 }
@@ -320,4 +321,147 @@ fn a_damaged_log_is_read_without_a_panic_and_brings_nothing_wrong() {
             assert!(report.bad.is_empty() && report.lost == 0);
         });
     }
+}
+
+/// A member one sector of which cannot be read until it is written.
+struct Scratched {
+    disk: Rc<Disk>,
+    /// The byte at which the sector begins.
+    sector: Cell<Option<u64>>,
+}
+
+impl Channel for Scratched {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        let len = req.data.len();
+        let is_hit = self.sector.get().is_some_and(|at| at < offset + len as u64 && offset < at + 512);
+        if req.op == block::Op::Read {
+            if is_hit {
+                return IoFuture::ready(Err(IoError::Medium));
+            }
+            let at = offset as usize;
+            req.data.copy_from(&self.disk.content.borrow()[at..at + len]);
+            return IoFuture::ready(Ok(()));
+        }
+        if is_hit {
+            self.sector.set(None);
+        }
+        self.disk.submit(req, offset)
+    }
+}
+
+/// The members of a setup after a crash. One sector of a strip of stripe 0 is unreadable; the
+/// members of the strips `missing` are missing.
+struct Crashed {
+    setup: Rc<Setup>,
+    members: Vec<Option<RecoveryMember>>,
+}
+
+const DATA_AT: usize = (LOG_AT + LANE) as usize;
+
+impl Crashed {
+    fn new(setup: Rc<Setup>, (scratched, sector): (usize, usize), missing: &[usize]) -> Crashed {
+        let slot_of = |strip| setup.config.geometry.member(0, strip);
+        let member = |(slot, disk): (usize, &Rc<Disk>)| {
+            let at = (DATA_AT + 512 * sector) as u64;
+            let sector = Cell::new((slot == slot_of(scratched)).then_some(at));
+            let channel = Rc::new(Scratched { disk: disk.clone(), sector });
+            let is_out = missing.iter().any(|strip| slot == slot_of(*strip));
+            let data_offset = DATA_AT as u64;
+            (!is_out).then_some(RecoveryMember { channel, log_offset: LOG_AT, data_offset })
+        };
+        let members = setup.disks.iter().enumerate().map(member).collect();
+        Crashed { setup, members }
+    }
+
+    async fn recover(&self, noted: &[BadRange]) -> Result<Report, RecoverError> {
+        let context = Recovery {
+            config: &self.setup.config,
+            nonce: NONCE,
+            members: &self.members,
+            is_live: &|_, _| true,
+            first_stripe: 0,
+            noted,
+        };
+        recover(&context).await
+    }
+
+    /// A strip of stripe 0.
+    fn strip(&self, strip: usize) -> Vec<u8> {
+        let slot = self.setup.config.geometry.member(0, strip);
+        self.setup.disks[slot].content.borrow()[DATA_AT..][..8192].to_vec()
+    }
+
+    fn fill(&self, strip: usize, byte: impl Fn(usize) -> u8) {
+        let slot = self.setup.config.geometry.member(0, strip);
+        let mut content = self.setup.disks[slot].content.borrow_mut();
+        content[DATA_AT..][..8192].iter_mut().enumerate().for_each(|(i, to)| *to = byte(i));
+    }
+}
+
+/// The block of strip 1 that replay may give up.
+fn bad_block(sector: usize) -> BadRange {
+    BadRange { stripe: 0, strip: 1, offset: 512 * sector as u32, len: 512 }
+}
+
+#[test]
+fn a_full_stripe_that_was_cut_off_loses_only_the_sector_that_cannot_be_read_and_that_is_noted_first() {
+    run_simulated(5, |_| async {
+        let setup = Setup::new();
+        let target = |parity: usize| {
+            let slot = setup.config.geometry.member(0, 3 + parity);
+            Target { parity, slot, channel: &setup.channels[slot], log_offset: LOG_AT, partial: &[] }
+        };
+        let sums = [1, 2, 3];
+        let targets = [target(0), target(1)];
+        let (modified, redo) = (0b111, &[][..]);
+        let entry =
+            Entry { stripe: 0, offset: 0, len: 8192, modified, redo, checksums: &sums, targets: &targets };
+        let _in_flight = setup.log.append(&entry).await.unwrap();
+
+        let crashed = Crashed::new(setup, (1, 13), &[]);
+        // Power went while the strips were half written, and before parity was.
+        for strip in 0..3 {
+            crashed.fill(strip, |i| if i < 5120 { 0xa0 + strip as u8 } else { strip as u8 });
+        }
+        let was: Vec<Vec<u8>> = (0..5).map(|strip| crashed.strip(strip)).collect();
+        let not_noted = RecoverError::NotNoted { ranges: vec![bad_block(13)] };
+        assert_eq!(crashed.recover(&[]).await, Err(not_noted.clone()));
+        assert_eq!(crashed.recover(&[]).await, Err(not_noted), "power may go before the block is noted");
+        for (strip, was) in was.iter().enumerate().take(3) {
+            assert_eq!(&crashed.strip(strip), was, "strip {strip} was written");
+        }
+        let report = crashed.recover(&[bad_block(13)]).await.unwrap();
+        assert_eq!((report.replayed, report.bad), (1, vec![bad_block(13)]));
+        for (strip, mut expected) in was.into_iter().enumerate().take(3) {
+            if strip == 1 {
+                expected[512 * 13..][..512].fill(0);
+            }
+            assert_eq!(crashed.strip(strip), expected, "strip {strip}");
+        }
+        let strips: Vec<Vec<u8>> = (0..3).map(|strip| crashed.strip(strip)).collect();
+        let data: Vec<(usize, &[u8])> = strips.iter().map(|strip| &strip[..]).enumerate().collect();
+        for parity in 0..2 {
+            let mut expected = vec![0; 8192];
+            crashed.setup.config.code().encode_some(&data, &mut [(parity, &mut expected)]);
+            assert!(crashed.strip(3 + parity) == expected, "parity {parity} does not fit the data");
+        }
+    });
+}
+
+#[test]
+fn a_strip_that_is_missing_loses_only_the_block_whose_parity_cannot_be_read() {
+    run_simulated(6, |_| async {
+        let setup = Setup::new();
+        let _in_flight = setup.append(0, 0b01).await.unwrap();
+        let crashed = Crashed::new(setup, (3, 3), &[1, 4]);
+        crashed.fill(3, |i| i as u8);
+        let was = crashed.strip(3);
+        let not_noted = RecoverError::NotNoted { ranges: vec![bad_block(3)] };
+        assert_eq!(crashed.recover(&[]).await, Err(not_noted));
+        assert_eq!(crashed.strip(3), was, "the missing strip is computed from this parity");
+        assert_eq!(crashed.recover(&[bad_block(3)]).await.unwrap().bad, [bad_block(3)]);
+        let mut expected = was;
+        expected[512 * 3..][..512].fill(0x11); // the other strips' part of it: zeroes stand for the lost one
+        assert!(crashed.strip(3) == expected);
+    });
 }
