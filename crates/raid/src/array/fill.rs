@@ -424,7 +424,7 @@ impl Owner {
             match work(&mut scratch, &mut unreadable).await {
                 Ok(result) => break Ok(result),
                 Err(Stop::Again) => {}
-                Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
+                Err(Stop::TooLarge | Stop::Halve | Stop::Moved) => break Err(IoError::Invalid),
                 Err(Stop::Error(error)) => break Err(error),
             }
         };

@@ -405,7 +405,7 @@ impl Owner {
         let result = loop {
             match self.try_around(&mut scratch, stripe, strip, offset, len, &mut unreadable).await {
                 Ok(()) => break Ok(scratch.bytes(strip).to_vec()),
-                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
+                Err(Stop::Again | Stop::TooLarge | Stop::Halve | Stop::Moved) => {}
                 Err(Stop::Error(error)) => break Err(error),
             }
         };

@@ -55,7 +55,7 @@ impl Owner {
             match tried.await {
                 Ok(()) => break Ok(result),
                 Err(Stop::Again) => {}
-                Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
+                Err(Stop::TooLarge | Stop::Halve | Stop::Moved) => break Err(IoError::Invalid),
                 Err(Stop::Error(error)) => break Err(error),
             }
         };

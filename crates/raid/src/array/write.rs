@@ -28,6 +28,8 @@ use std::rc::Rc;
 
 /// Why a step ends here.
 pub(super) enum Stop {
+    /// Fewer rows at a time need less of what cannot be read. Nothing was written.
+    Halve,
     /// Start again: what is readable or live has changed.
     Again,
     /// The log takes no entry of this size: the rectangle must be cut.
@@ -68,6 +70,7 @@ impl Owner {
                 Err(Stop::TooLarge) if limit > self.shared.entry_limit(rect.count) => {
                     limit = self.shared.entry_limit(rect.count);
                 }
+                Err(Stop::Halve) => limit = limit.div_ceil(2).next_multiple_of(self.shared.config.block_size),
                 Err(Stop::Moved) => {
                     let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
                     let rest = Rect { offset, len: rect.len - done, at, ..*rect };
@@ -149,9 +152,16 @@ impl Owner {
         self.wait_until_out(rect.stripe).await?;
         self.shared.check_frozen()?;
         let strips = self.strips(rect.stripe, *unreadable);
+        // Before a sync, parity may contradict strips that can be read: only blocks that cannot be
+        // read are computed from it.
+        let others = *unreadable & strips.live & strips.data_mask() & !rect.mask();
+        let has_blocks = rect.len > self.shared.config.block_size;
+        let is_lost = matches!(source, Source::Lost);
+        if others != 0 && !strips.is_synced && has_blocks && !is_lost && !scratch.is_logged {
+            return Err(Stop::Halve);
+        }
         let mut plan = strips.plan(rect.mask()).map_err(|_| IoError::Medium)?;
         let lost = strips.data_mask() & !strips.live;
-        let is_lost = matches!(source, Source::Lost);
         // Parity follows data where data is given up.
         plan.is_checked &= !is_lost;
         // Only parity could hold it, and nobody could read it.
@@ -583,7 +593,7 @@ impl Owner {
         let result = loop {
             match self.try_read(&mut scratch, stripe, strip, offset, data, &mut unreadable).await {
                 Ok(()) => break Ok(()),
-                Err(Stop::Again | Stop::TooLarge | Stop::Moved) => {}
+                Err(Stop::Again | Stop::TooLarge | Stop::Halve | Stop::Moved) => {}
                 Err(Stop::Error(error)) => break Err(error),
             }
         };
