@@ -1,5 +1,5 @@
-//! What a system call costs before and after it is filtered: one that is always allowed, as those
-//! of the data path are, and one whose arguments are looked at.
+//! Measures the cost of a system call with and without filters: for a call that is always allowed,
+//! as on the data path, and for one whose arguments are checked.
 //!
 //! ```text
 //! cargo run --release -p sandbox --example call_cost
@@ -23,14 +23,14 @@ fn main() {
     }
 }
 
-/// Nanoseconds a call: of each round, sorted.
+/// Returns nanoseconds per call of each round, sorted.
 fn measure() -> [Vec<f64>; 2] {
     let rounds = |call: &dyn Fn() -> i64| {
         let mut rounds: Vec<f64> = (0..ROUNDS).map(|_| round(call)).collect();
         rounds.sort_by(f64::total_cmp);
         rounds
     };
-    // Of no descriptor at all: what is measured is the way into the kernel and back.
+    // The descriptor is invalid: the measurement covers the way into the kernel and back.
     // SAFETY: no memory is passed.
     let enter = || unsafe { libc::syscall(libc::SYS_io_uring_enter, -1, 0, 0, 0, 0, 0) };
     // SAFETY: as above.

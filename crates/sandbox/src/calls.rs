@@ -1,30 +1,32 @@
-//! The system calls that a server makes once it runs, and those that none ever makes.
+//! The system calls that a server makes once it runs, and those that no server makes.
 //!
-//! The list was found by tracing the servers of the tests and by reading the code; tests keep it
-//! complete, since whatever is refused leaves a line in the server's log, which fails them. A call
-//! that is in neither list fails with `EPERM`. Each is allowed whole unless its arguments say what
-//! it is for, so that the kernel can answer from its cache of calls that are always allowed,
-//! without running the filter: that is what keeps it off the data path.
+//! The list comes from traces of the servers of the tests and from reading the code. Tests keep it
+//! complete: a refused call leaves a line in the server's log, which fails them. A call that is in
+//! neither list fails with `EPERM`.
+//!
+//! A call is allowed with any arguments unless its arguments decide its purpose. The kernel then
+//! answers from its cache of calls that are always allowed, without running the filter. The cache
+//! keeps the filter off the data path.
 
 use crate::profile::Profile;
 use libc::c_long;
 
-/// What an argument must look like, all of its upper half ignored, for the call to be allowed.
+/// Condition of an argument of an allowed call; its upper 32 bits are ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Argument {
-    /// Exactly this.
+    /// Exactly this value.
     Is(u32),
-    /// Anything else.
+    /// Any other value.
     IsNot(u32),
     /// None of these bits.
     Lacks(u32),
 }
 
-/// Conditions that hold together: the argument's place, and what it must look like.
+/// Conditions that hold together: the argument's index, and its condition.
 pub(crate) type Conditions = Vec<(u8, Argument)>;
 
-/// A call that is allowed: whatever its arguments are if there are no conditions, else when one set
-/// of them holds.
+/// A call that is allowed: with any arguments if there are no conditions, otherwise if one set of
+/// them holds.
 pub(crate) type Allowed = (c_long, Vec<Conditions>);
 
 /// Calls that are allowed with any arguments.
@@ -68,7 +70,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_memfd_create,
     libc::SYS_mkdirat,
     libc::SYS_unlinkat,
-    libc::SYS_renameat, // within a directory that is open
+    libc::SYS_renameat, // within an open directory
     libc::SYS_renameat2,
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -156,7 +158,7 @@ const ALWAYS: &[c_long] = &[
     libc::SYS_recvmmsg,
 ];
 
-/// The same under the names that only this architecture has.
+/// Older equivalents that only this architecture has.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[c_long] = &[
     libc::SYS_open,
@@ -180,13 +182,13 @@ const OLDER: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[c_long] = &[];
 
-/// What gives a file to another user or group.
+/// Calls that change a file's owner or group.
 #[cfg(target_arch = "x86_64")]
 const CHANGE_OWNERS: &[c_long] = &[libc::SYS_chown, libc::SYS_fchownat];
 #[cfg(not(target_arch = "x86_64"))]
 const CHANGE_OWNERS: &[c_long] = &[libc::SYS_fchownat];
 
-/// Newer than the `libc` crate's names for it on every architecture.
+/// The `libc` crate lacks this name on some architectures.
 const SYS_FCHMODAT2: c_long = 452;
 
 /// `clone` flags that make a namespace.
@@ -198,13 +200,13 @@ const NEW_NAMESPACE: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
-/// What puts characters into a terminal's input, as if somebody had typed them.
+/// `ioctl` commands that insert characters into a terminal's input.
 const TYPES: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
 
-/// `prctl`'s that name threads and memory.
+/// `prctl` operations that name threads and memory.
 const NAMES: [u32; 2] = [libc::PR_SET_NAME as u32, libc::PR_SET_VMA as u32];
 
-/// Calls that no server makes: an attacker is at work, and the process ends.
+/// Calls that no server makes: they indicate an attack, and the process ends.
 pub(crate) const DEADLY: &[c_long] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -247,22 +249,22 @@ pub(crate) const DEADLY: &[c_long] = &[
     libc::SYS_setdomainname,
 ];
 
-/// A call whose arguments lie in memory, where no filter can look. It is said not to exist, and the
-/// C library makes [`libc::SYS_clone`] of it.
+/// A call whose arguments lie in memory, where no filter can look. The filter reports it as
+/// missing, and the C library falls back to [`libc::SYS_clone`].
 pub(crate) const ABSENT: &[c_long] = &[libc::SYS_clone3];
 
-/// Every call that is allowed.
+/// Returns every call that is allowed.
 pub(crate) fn allowed(profile: &Profile) -> Vec<Allowed> {
     let mut calls: Vec<Allowed> =
         ALWAYS.iter().chain(OLDER).chain(ABSENT).map(|call| (*call, vec![])).collect();
     let only = |place: u8, values: &[u32]| -> Vec<Conditions> {
         values.iter().map(|value| vec![(place, Argument::Is(*value))]).collect()
     };
-    // Memory is written or executed, not both. Libraries that the resolver loads are neither.
+    // Memory is writable or executable, not both. Libraries that the resolver loads need neither.
     let (write, execute) = (libc::PROT_WRITE as u32, libc::PROT_EXEC as u32);
     let not_both = [write, execute].map(|bit| vec![(2, Argument::Lacks(bit))]).to_vec();
     let families: &[libc::c_int] = match profile.has_network {
-        // Netlink: the resolver asks which addresses this machine has.
+        // Netlink: the resolver asks for the addresses of this machine.
         true => &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK],
         false => &[libc::AF_UNIX],
     };

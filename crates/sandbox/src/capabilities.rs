@@ -1,7 +1,7 @@
-//! Capabilities: dropped, but for those that the profile keeps or its paths need.
+//! Capabilities: dropped, except those that the profile keeps or its paths need.
 //!
-//! Root may open files of others only with `CAP_DAC_OVERRIDE`. Whether a server needs that is tried
-//! out: without any capability in effect, each path that is kept is asked for.
+//! Root may open files of other users only with `CAP_DAC_OVERRIDE`. A trial shows whether a server
+//! needs it: access to each path of the profile is checked without any effective capability.
 
 use crate::Error;
 use crate::profile::{Access, Profile, directory_of, is_abstract};
@@ -17,7 +17,7 @@ use std::path::Path;
 /// The sticky bit of a directory's mode: only a file's owner may remove it.
 const STICKY: u32 = 0o1000;
 
-/// Drops, for the calling thread and those that it starts, what the profile does not need.
+/// Drops the capabilities that the profile does not need, for the calling thread and its children.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -30,7 +30,7 @@ pub(crate) fn keep(profile: &Profile) -> Result<(), Error> {
     if profile.locks_memory && !raise_locked_memory() {
         kept.insert(Capability::CAP_IPC_LOCK);
     }
-    // The order matters: nothing is in effect that is not permitted.
+    // The order matters: effective capabilities must be permitted.
     caps::clear(None, CapSet::Effective)?;
     kept.extend(needed_by_paths(profile));
     kept.retain(|capability| has.contains(capability));
@@ -40,10 +40,10 @@ pub(crate) fn keep(profile: &Profile) -> Result<(), Error> {
     Ok(())
 }
 
-/// The names of those that the calling thread has.
+/// Returns the names of the calling thread's permitted capabilities, sorted.
 ///
 /// # Errors
-/// When the kernel does not say.
+/// The kernel does not report them.
 pub fn permitted() -> Result<Vec<String>, Error> {
     let mut names: Vec<String> =
         caps::read(None, CapSet::Permitted)?.iter().map(|capability| capability.to_string()).collect();
@@ -51,17 +51,17 @@ pub fn permitted() -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Lets the process have as much memory locked as it likes, without `CAP_IPC_LOCK`. Whether it may.
+/// Removes the limit of locked memory, without `CAP_IPC_LOCK`. Returns whether there is no limit.
 pub(crate) fn raise_locked_memory() -> bool {
     let raised = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     raised.is_ok() || getrlimit(Resource::RLIMIT_MEMLOCK).is_ok_and(|(now, _)| now == RLIM_INFINITY)
 }
 
-/// What the paths need. No capability is in effect.
+/// Returns the capabilities that the paths need. The caller has no effective capability.
 fn needed_by_paths(profile: &Profile) -> Vec<Capability> {
     let is_closed = profile.paths.iter().any(|(path, access)| is_closed(path, flags(path, *access)))
         || profile.sockets.iter().any(|socket| is_closed(socket, AccessFlags::W_OK))
-        // Whose a socket will be that is not there yet, nobody knows.
+        // The owner of a socket that does not exist yet is unknown.
         || profile
             .peers
             .iter()
@@ -82,12 +82,12 @@ fn flags(path: &Path, access: Access) -> AccessFlags {
 }
 
 fn is_closed(path: &Path, flags: AccessFlags) -> bool {
-    // Not `eaccess`, which asks the kernel what the user could do who started the program: root
-    // could do everything.
+    // Not `eaccess`: it checks the user that started the program, and root has access to
+    // everything.
     faccessat(AT_FDCWD, path, flags, AtFlags::AT_EACCESS) == Err(Errno::EACCES)
 }
 
-/// Whether somebody else has left a file where only its owner may remove it.
+/// Returns whether the file belongs to another user and only its owner may remove it.
 fn is_kept_by_its_owner(path: &Path) -> bool {
     let (Ok(file), Ok(directory)) = (path.symlink_metadata(), directory_of(path).metadata()) else {
         return false;
@@ -104,8 +104,8 @@ mod tests {
 
     const NOBODY: u32 = 65534;
 
-    /// On a thread of its own, which keeps what it has left; `None` where there is nothing to give
-    /// up.
+    /// Runs on a thread of its own, which loses the capabilities. Returns `None` without privileges
+    /// to drop.
     fn left(profile: &Profile) -> Option<Vec<String>> {
         let keep = || {
             keep(profile).unwrap();

@@ -1,7 +1,7 @@
-//! System calls, given up with seccomp.
+//! System calls, restricted with seccomp.
 //!
-//! Three filters stand on each other, and the strictest answer counts: one ends the process, one
-//! says that a call does not exist, one allows what is left of what it knows.
+//! The kernel runs three filters, and the strictest result counts. One ends the process, one
+//! reports a call as missing, one refuses every call that is not allowed.
 
 use crate::calls::{self, Argument, Conditions};
 use crate::profile::Profile;
@@ -13,14 +13,14 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// Gives up, on all threads, every call that a server with this profile does not make.
+/// Removes, on all threads, every call that a server with this profile does not make.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn restrict(profile: &Profile) -> Result<(), Error> {
     let programs = compile(profile).map_err(seccompiler::Error::Backend)?;
     refusal::handle().map_err(Error::Signal)?;
-    // The one that refuses what installs filters is the last.
+    // The filter that refuses the installation of filters is the last.
     programs.iter().try_for_each(|program| seccompiler::apply_filter_all_threads(program))?;
     Ok(())
 }

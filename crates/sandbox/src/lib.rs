@@ -1,24 +1,24 @@
-//! What a server gives up before it serves, so that a client who finds a hole in it finds little
-//! behind it.
+//! The restrictions that a server enters before it serves, to limit the damage of a client that
+//! exploits a bug.
 //!
 //! ```text
 //!   Profile ──► confine ──► (open devices) ──► switch_user ──► (cores, threads) ──► seal ──► clients
 //!               paths, ports, capabilities       uid, gid                           system calls
 //! ```
 //!
-//! The order is the idea. Landlock and capabilities belong to a thread and are inherited by those
-//! that it starts, so they are given up before the first other thread exists; then no thread is
-//! without them, on any kernel. A user can be switched later, since the C library does that on all
-//! threads, and system calls are filtered last and on all threads at once
-//! (`SECCOMP_FILTER_FLAG_TSYNC`). All of it is for good: nothing here can be undone.
+//! The order is essential. Landlock and capabilities belong to a thread, and new threads inherit
+//! them. They are restricted before a second thread exists; then they hold for every thread, on any
+//! kernel. The user can be switched later, since the C library switches it on all threads. System
+//! calls are filtered last, on all threads at once (`SECCOMP_FILTER_FLAG_TSYNC`). No step can be
+//! undone.
 //!
-//! What is refused is an error of the call, `EACCES` or `EPERM`, and the server goes on: it has
-//! people's data. Only what no server calls, such as `execve`, ends the process ([`calls`]). Each
-//! refused call says so once on standard error.
+//! A refused call fails with `EACCES` or `EPERM`, and the server keeps running: it holds users'
+//! data. Only calls that no server makes, such as `execve`, end the process ([`calls`]). The first
+//! refusal of each call writes a line to standard error.
 //!
 //! Sources: landlock(7), seccomp(2), capabilities(7), `Documentation/userspace-api/landlock.rst`.
 
-#![deny(unsafe_code)] // but for the signal handler in `refusal`
+#![deny(unsafe_code)] // except for the signal handler in `refusal`
 
 mod calls;
 mod capabilities;
@@ -40,15 +40,15 @@ use std::io;
 use std::os::fd::RawFd;
 use std::path::Path;
 
-/// Whether to give anything up.
+/// How strictly a process is restricted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// What this kernel can do.
+    /// Apply the restrictions that this kernel supports.
     #[default]
     Auto,
-    /// All of it, or an error.
+    /// Apply all restrictions, or fail.
     Required,
-    /// Nothing.
+    /// Apply no restriction.
     Off,
 }
 
@@ -56,7 +56,7 @@ impl Mode {
     /// Every mode.
     pub const ALL: [Mode; 3] = [Mode::Auto, Mode::Required, Mode::Off];
 
-    /// Its name on a command line.
+    /// Returns the mode's name on a command line.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Auto => "auto",
@@ -65,19 +65,19 @@ impl Mode {
         }
     }
 
-    /// The mode of that name.
+    /// Returns the mode with that name.
     pub fn parse(name: &str) -> Option<Mode> {
         Mode::ALL.into_iter().find(|mode| mode.name() == name)
     }
 }
 
-/// Why something cannot be given up.
+/// Why a restriction cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No path can be closed.
+    /// Paths cannot be restricted.
     #[error("this kernel does not have Landlock, or has it switched off")]
     NoLandlock,
-    /// The kernel refuses a set of rules.
+    /// The kernel refuses a ruleset.
     #[error("Landlock: {0}")]
     Landlock(#[from] landlock::RulesetError),
     /// System calls cannot be filtered.
@@ -86,27 +86,26 @@ pub enum Error {
     /// Capabilities cannot be read or dropped.
     #[error("capabilities: {0}")]
     Capabilities(#[from] caps::errors::CapsError),
-    /// Privileges might be gained by executing programs.
+    /// `no_new_privs` cannot be set: programs might gain privileges when executed.
     #[error("no_new_privs: {0}")]
     NoNewPrivs(io::Error),
     /// The signal handler that turns a refused call into an error cannot be installed.
     #[error("SIGSYS cannot be handled: {0}")]
     Signal(io::Error),
-    /// Another user cannot be become.
+    /// The process cannot switch to the user.
     #[error("user {user}: {error}")]
     User {
         /// The user.
         user: String,
-        /// Why.
+        /// The reason.
         error: io::Error,
     },
 }
 
-/// Gives up all capabilities, and the gain of any by executing programs. For a process that starts
-/// confined ones.
+/// Drops all capabilities, and sets `no_new_privs`. For a process that starts confined ones.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// The kernel refuses.
 pub fn drop_privileges(mode: Mode) -> Result<(), Error> {
     if mode == Mode::Off {
         return Ok(());
@@ -115,12 +114,11 @@ pub fn drop_privileges(mode: Mode) -> Result<(), Error> {
     capabilities::keep(&Profile::default())
 }
 
-/// Closes every descriptor but standard input, output and error: those that the process was started
-/// with by accident.
-/// To be called before anything is opened.
+/// Closes every descriptor except standard input, output and error, which the process inherited
+/// unintentionally. The caller has opened nothing yet.
 ///
 /// # Errors
-/// When the kernel does not say what is open.
+/// The kernel does not list the open descriptors.
 pub fn close_inherited() -> io::Result<()> {
     let names = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name()));
     for name in names.collect::<io::Result<Vec<_>>>()? {
@@ -139,21 +137,22 @@ pub struct Sandbox {
     profile: Profile,
     user: Option<User>,
     in_force: InForce,
-    /// `None`: every path.
+    /// `None`: every path is open.
     open_paths: Option<OpenPaths>,
 }
 
 impl Sandbox {
-    /// Nothing is given up yet. `profile` is what is kept; `user` whom to become.
+    /// Prepares a sandbox without applying it. `profile` is what the server keeps; `user` is the
+    /// user to switch to.
     pub fn new(mode: Mode, profile: Profile, user: Option<User>) -> Sandbox {
         Sandbox { mode, profile, user, in_force: InForce::default(), open_paths: None }
     }
 
-    /// First: gives up paths, ports and capabilities. To be called while the process has one
-    /// thread, since those it starts later inherit what the calling one has.
+    /// First step: restricts paths, ports and capabilities. The process must have one thread, since
+    /// later threads inherit the restrictions of the calling one.
     ///
     /// # Errors
-    /// When the kernel refuses, or cannot do it and it is required.
+    /// The kernel refuses, or lacks a feature in [`Mode::Required`].
     pub fn confine(&mut self) -> Result<(), Error> {
         self.make_directories();
         if self.mode == Mode::Off {
@@ -161,12 +160,12 @@ impl Sandbox {
         }
         nix::sys::prctl::set_no_new_privs().map_err(|error| Error::NoNewPrivs(error.into()))?;
         self.in_force.no_new_privs = true;
-        // As the rules find them.
+        // The paths as the rules see them.
         let open_paths = self.profile.open_paths();
         self.in_force.landlock = self.as_far_as_asked(paths::restrict(&self.profile))?;
         self.open_paths = self.in_force.landlock.is_ok().then_some(open_paths);
-        // Somebody else is become with the privileges of now, which the kernel takes away with
-        // that.
+        // Switching the user needs the present privileges, which the kernel removes with the
+        // switch.
         if self.user.is_none() {
             capabilities::keep(&self.profile)?;
         }
@@ -177,19 +176,19 @@ impl Sandbox {
         for path in self.profile.directories.iter().filter(|path| !path.exists()) {
             let made = std::fs::create_dir_all(path);
             if let (Ok(()), Some(user)) = (made, &self.user) {
-                let _ = user.own(path); // as with the rest: whoever needs it says so
+                let _ = user.own(path); // as with other errors: its user reports it
             }
         }
     }
 
-    /// Second, when devices are open: becomes the user that was asked for, on all threads.
+    /// Second step, when devices are open: switches to the configured user, on all threads.
     ///
     /// # Errors
-    /// When that is not allowed.
+    /// The process may not switch to it.
     pub fn switch_user(&mut self) -> Result<(), Error> {
         let Some(user) = &self.user else { return Ok(()) };
         if self.profile.locks_memory {
-            capabilities::raise_locked_memory(); // or it is what the user's limit says
+            capabilities::raise_locked_memory(); // otherwise the user's limit applies
         }
         user.switch()?;
         if self.mode != Mode::Off {
@@ -198,10 +197,10 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Last, before the first client: gives up system calls, on all threads.
+    /// Last step, before the first client: filters system calls, on all threads.
     ///
     /// # Errors
-    /// When the kernel refuses and it is required.
+    /// The kernel refuses, in [`Mode::Required`].
     pub fn seal(&mut self) -> Result<(), Error> {
         self.in_force.capabilities = capabilities::permitted()?;
         self.in_force.user = nix::unistd::geteuid().as_raw();
@@ -212,7 +211,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// What cannot be given up is an error only where it must be.
+    /// Returns a failed restriction as an error only in [`Mode::Required`].
     fn as_far_as_asked<T>(&self, result: Result<T, Error>) -> Result<Result<T, String>, Error> {
         match result {
             Err(error) if self.mode == Mode::Required => Err(error),
@@ -220,23 +219,22 @@ impl Sandbox {
         }
     }
 
-    /// How much was asked for.
+    /// Returns the configured mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What holds so far.
+    /// Returns the restrictions in force so far.
     pub fn in_force(&self) -> &InForce {
         &self.in_force
     }
 
-    /// The first path that `needs` names and that cannot be opened, or not in that way, in this
-    /// sandbox.
+    /// Returns the first path of `needs` that this sandbox does not open with the access needed.
     pub fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
         self.open_paths.as_ref().and_then(|open| open.closes(needs))
     }
 
-    /// The paths that can still be opened.
+    /// Returns the paths that can still be opened.
     pub fn permits(&self) -> Permits {
         match self.in_force.landlock {
             Ok(_) => self.profile.permits(),

@@ -1,4 +1,4 @@
-//! Paths and ports, given up with Landlock.
+//! Paths and ports, restricted with Landlock.
 
 use crate::Error;
 use crate::profile::{Access, Profile};
@@ -9,15 +9,15 @@ use landlock::{
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-/// The newest interface that the rules are written for. What a kernel does not know of it, it does
-/// not refuse.
+/// The newest interface that the rules use. An older kernel does not refuse accesses that it does
+/// not know.
 const NEWEST: ABI = ABI::V6;
 
-/// Gives up, for the calling thread and those that it starts, what the profile does not keep. The
-/// version of Landlock's interface that is in force.
+/// Restricts the calling thread and its children to the profile's paths and ports. Returns the
+/// version of Landlock's interface in force.
 ///
 /// # Errors
-/// When the kernel cannot do it, or refuses.
+/// The kernel lacks Landlock, or refuses.
 pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
     let mut rules = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -46,11 +46,11 @@ pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
     version(&rules.restrict_self()?).ok_or(Error::NoLandlock)
 }
 
-/// The rights that an access stands for.
+/// Returns the rights that an access stands for.
 pub(crate) fn rights(access: Access) -> BitFlags<AccessFs> {
     match access {
         Access::Read => make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev}),
-        // What is there keeps its length: nobody truncates an image or a member.
+        // No right to truncate: images and members keep their length.
         Access::ReadWrite => make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev}),
         Access::Sockets => make_bitflags!(AccessFs::{MakeSock | RemoveFile}),
         Access::Files => {
@@ -61,8 +61,9 @@ pub(crate) fn rights(access: Access) -> BitFlags<AccessFs> {
     }
 }
 
-/// What lies beyond paths and ports: signals to other processes, and sockets without a file, unless
-/// there is one that is served from, or where the service manager listens.
+/// Returns the restrictions beyond paths and ports: signals to other processes, and abstract
+/// sockets. Abstract sockets stay open if the profile connects to one, or the service manager
+/// listens on one.
 fn scopes(profile: &Profile, notify: Option<&OsStr>) -> BitFlags<Scope> {
     let notifies = notify.is_some_and(|socket| socket.as_bytes().starts_with(b"@"));
     if notifies || profile.has_abstract_peers() { Scope::Signal.into() } else { Scope::from_all(NEWEST) }
@@ -86,8 +87,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixListener;
 
-    /// On a thread of its own: it never gets back what it gives up. `None` where there is no
-    /// Landlock.
+    /// Runs on a thread of its own, which stays restricted. Returns `None` without Landlock.
     fn confined<T: Send>(profile: &Profile, look: impl FnOnce(i32) -> T + Send) -> Option<T> {
         std::thread::scope(|scope| scope.spawn(|| restrict(profile).ok().map(look)).join().unwrap())
     }

@@ -1,5 +1,5 @@
-//! What a server keeps: paths, ports, capabilities, kinds of sockets. Pure data, made from what is
-//! to be served.
+//! The paths, ports, capabilities and kinds of sockets that a server keeps. Pure data, derived from
+//! the devices and exports to serve.
 
 use crate::Capability;
 use crate::paths::rights;
@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Ports below this one are for those who have `CAP_NET_BIND_SERVICE`.
+/// Ports below this one need `CAP_NET_BIND_SERVICE`.
 const FIRST_UNPRIVILEGED: u16 = 1024;
-/// What the system's resolver reads. Not all of `/etc`, where there are secrets that root may read.
+/// Files that the system's resolver reads. Not all of `/etc`, which holds secrets that root may
+/// read.
 const NAMES: [&str; 10] = [
     "/etc/gai.conf",
     "/etc/host.conf",
@@ -23,18 +24,18 @@ const NAMES: [&str; 10] = [
     "/run/resolvconf",
     "/run/systemd/resolve",
 ];
-/// Name servers take long answers over TCP.
+/// Name servers send long answers over TCP.
 const DNS_PORT: u16 = 53;
-/// What every server may read: what devices can do, and libraries, which the resolver loads when it
-/// is first used and backtraces take names from.
+/// Paths that every server may read: properties of devices, and libraries. The resolver loads
+/// libraries at its first use, and backtraces take names from them.
 const ALWAYS: [&str; 5] = ["/sys", "/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
-/// What may be done with a path, and with all beneath it.
+/// The operations on a path, and on all paths below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
     /// Open for reading; list.
     Read,
-    /// Open for reading and writing what is there; list.
+    /// Open existing files for reading and writing; list.
     ReadWrite,
     /// Make sockets, and remove files.
     Sockets,
@@ -42,23 +43,23 @@ pub enum Access {
     Files,
 }
 
-/// What a server keeps.
+/// The paths, ports and privileges that a server keeps.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) paths: BTreeSet<(PathBuf, Access)>,
-    /// Whatever is served, may be read: nothing is kept for it.
+    /// Paths that every server may read; no capability is kept for them.
     pub(crate) background: Vec<PathBuf>,
-    /// Sockets to be made: those that a predecessor has left are to be removed.
+    /// Sockets to create; leftovers of a predecessor are removed.
     pub(crate) sockets: Vec<PathBuf>,
-    /// Sockets of others, to be connected to.
+    /// Sockets of other processes, to connect to.
     pub(crate) peers: Vec<PathBuf>,
-    /// Directories to be made before others can no longer be.
+    /// Directories to create before the sandbox is entered.
     pub(crate) directories: Vec<PathBuf>,
-    /// `None`: any.
+    /// TCP ports to listen on; `None`: any.
     pub(crate) listen: Option<BTreeSet<u16>>,
-    /// `None`: any.
+    /// TCP ports to connect to; `None`: any.
     pub(crate) connect: Option<BTreeSet<u16>>,
-    /// Whether there is a network at all.
+    /// Set when Internet sockets may be created.
     pub(crate) has_network: bool,
     pub(crate) locks_memory: bool,
     pub(crate) changes_groups: bool,
@@ -67,7 +68,7 @@ pub struct Profile {
 
 impl Default for Profile {
     fn default() -> Self {
-        // Backtraces take their names and lines from the program itself.
+        // Backtraces take names and lines from the program itself.
         let background = ALWAYS.map(PathBuf::from).into_iter().chain(std::env::current_exe());
         Profile {
             paths: BTreeSet::new(),
@@ -86,39 +87,38 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// Keeps access to a path and to all beneath it. One that is not there when the sandbox is
-    /// entered stays closed.
+    /// Keeps access to a path and to all paths below it. A path that does not exist when the
+    /// sandbox is entered stays closed.
     pub fn allow(&mut self, path: impl Into<PathBuf>, access: Access) {
         self.paths.insert((path.into(), access));
     }
 
-    /// Lets a Unix socket be made, in place of what a predecessor has left, and removed.
+    /// Allows creating a Unix socket, replacing a predecessor's leftover, and removing it.
     pub fn allow_socket(&mut self, path: &Path) {
         self.allow(directory_of(path), Access::Sockets);
         self.sockets.push(path.into());
     }
 
-    /// Lets somebody's Unix socket be connected to, now or when it is there. One that begins with a
-    /// zero byte is a name without a file.
+    /// Allows connecting to a Unix socket of another process, which may be created later. A path
+    /// that begins with a zero byte names an abstract socket.
     pub fn connect_to(&mut self, path: impl Into<PathBuf>) {
         self.peers.push(path.into());
     }
 
-    /// Lets a regular file be made, written and removed. Its directory is made as
-    /// [`Profile::make_directory`] says.
+    /// Allows creating, writing and removing a regular file. Its directory is created as by
+    /// [`Profile::make_directory`].
     pub fn allow_file(&mut self, path: &Path) {
         self.make_directory(directory_of(path));
         self.allow(directory_of(path), Access::Files);
     }
 
-    /// Has a directory made, if it is not there, before the sandbox is entered; it is given to the
-    /// user who is become.
-    /// Whoever needs it says so if that fails.
+    /// Creates a missing directory before the sandbox is entered, and gives it to the user that the
+    /// process switches to. A failure is reported by the code that uses the directory.
     pub fn make_directory(&mut self, path: impl Into<PathBuf>) {
         self.directories.push(path.into());
     }
 
-    /// Lets a TCP port be listened on.
+    /// Allows listening on a TCP port.
     pub fn listen(&mut self, port: u16) {
         self.has_network = true;
         if let Some(ports) = &mut self.listen {
@@ -129,14 +129,14 @@ impl Profile {
         }
     }
 
-    /// Lets any TCP port be listened on; those below 1024 need the capability still.
+    /// Allows listening on any TCP port; ports below 1024 still need the capability.
     pub fn listen_anywhere(&mut self) {
         self.has_network = true;
         self.listen = None;
         self.keep(Capability::CAP_NET_BIND_SERVICE);
     }
 
-    /// Lets a TCP port be connected to, of any host.
+    /// Allows connecting to a TCP port of any host.
     pub fn connect(&mut self, port: u16) {
         self.has_network = true;
         if let Some(ports) = &mut self.connect {
@@ -144,30 +144,30 @@ impl Profile {
         }
     }
 
-    /// Lets any TCP port of any host be connected to, and any Unix socket that has no file.
+    /// Allows connecting to any TCP port of any host, and to any abstract Unix socket.
     pub fn connect_anywhere(&mut self) {
         self.has_network = true;
         self.connect = None;
     }
 
-    /// Lets names of hosts be looked up.
+    /// Allows looking up host names.
     pub fn resolve_names(&mut self) {
         NAMES.iter().for_each(|path| self.allow(*path, Access::Read));
         self.connect(DNS_PORT);
     }
 
-    /// Lets as much memory as is asked for be locked, such as what is registered with the kernel.
+    /// Allows locking any amount of memory, such as buffers registered with the kernel.
     pub fn lock_memory(&mut self) {
         self.locks_memory = true;
     }
 
-    /// Lets files be given to other groups.
+    /// Allows changing the group of files.
     pub fn change_groups(&mut self) {
         self.changes_groups = true;
         self.keep(Capability::CAP_CHOWN);
     }
 
-    /// Whether Unix sockets without a file are connected to.
+    /// Returns whether the profile connects to abstract Unix sockets.
     pub(crate) fn has_abstract_peers(&self) -> bool {
         self.connect.is_none() || self.peers.iter().any(|peer| is_abstract(peer))
     }
@@ -179,13 +179,13 @@ impl Profile {
         }
     }
 
-    /// Capabilities that are kept whatever the paths need.
+    /// Returns the capabilities that are kept regardless of the paths.
     pub fn capabilities(&self) -> &[Capability] {
         &self.capabilities
     }
 
-    /// Where the paths lead now. Those that do not exist are left out: the kernel keeps them
-    /// closed.
+    /// Returns the targets of the paths at present. Missing paths are omitted: the kernel keeps
+    /// them closed.
     pub(crate) fn open_paths(&self) -> OpenPaths {
         let background = self.background.iter().map(|path| (path, Access::Read));
         let paths = self.paths.iter().map(|(path, access)| (path, *access)).chain(background);
@@ -193,20 +193,19 @@ impl Profile {
         OpenPaths(existing.map(|(path, access)| (resolve(path), rights(access))).collect())
     }
 
-    /// The paths that can be opened, as they are now.
+    /// Returns the paths that can be opened at present.
     pub fn permits(&self) -> Permits {
         let roots = self.paths.iter().filter(|(_, access)| *access == Access::ReadWrite);
         Permits(Some(roots.filter_map(|(path, _)| path.canonicalize().ok()).collect()))
     }
 }
 
-/// The paths that are open in a sandbox, each with what can be done beneath it. For messages: the
-/// kernel decides.
+/// The open paths of a sandbox, each with the rights below it. For messages: the kernel decides.
 #[derive(Debug)]
 pub(crate) struct OpenPaths(Vec<(PathBuf, BitFlags<AccessFs>)>);
 
 impl OpenPaths {
-    /// The first path that `needs` names and that is not open for it. Ports are not compared.
+    /// Returns the first path of `needs` that is not open for its access. Ports are not compared.
     ///
     /// A path that does not exist is judged by the directory that it would lie in.
     pub(crate) fn closes<'a>(&self, needs: &'a Profile) -> Option<&'a Path> {
@@ -214,7 +213,7 @@ impl OpenPaths {
             let path = resolve(path);
             let above = self.0.iter().filter(|(root, _)| path.starts_with(root));
             let allowed = above.fold(BitFlags::empty(), |allowed, (_, rights)| allowed | *rights);
-            // Only device nodes have it.
+            // Only device nodes have this right.
             let needed = rights(*access) & !AccessFs::IoctlDev;
             !allowed.contains(needed)
         };
@@ -222,24 +221,24 @@ impl OpenPaths {
     }
 }
 
-/// Where a path leads, symbolic links followed as far as it exists.
+/// Returns the target of a path; symbolic links are followed as far as the path exists.
 fn resolve(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
     for ancestor in path.ancestors() {
         if let (Ok(real), Ok(rest)) = (ancestor.canonicalize(), path.strip_prefix(ancestor)) {
-            // Not by `join` of nothing, which adds a slash.
+            // `join` with an empty path would add a slash.
             return if rest.as_os_str().is_empty() { real } else { real.join(rest) };
         }
     }
     path
 }
 
-/// Whether a socket's path is no path.
+/// Returns whether a socket's name is abstract.
 pub(crate) fn is_abstract(socket: &Path) -> bool {
     socket.as_os_str().as_bytes().first() == Some(&0)
 }
 
-/// The directory that a path's last part lies in.
+/// Returns the directory that contains a path's last component.
 pub(crate) fn directory_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.into(),
@@ -247,18 +246,17 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Which paths can still be opened for reading and writing. To tell people: it is the kernel that
-/// decides.
+/// The paths that can still be opened for reading and writing. For messages: the kernel decides.
 #[derive(Clone, Debug)]
 pub struct Permits(Option<Vec<PathBuf>>);
 
 impl Permits {
-    /// Nothing is in the way.
+    /// Permits every path.
     pub fn everything() -> Permits {
         Permits(None)
     }
 
-    /// Those beneath which `path` does not lie. `None` when it is open.
+    /// Returns the permitted paths if `path` lies below none of them; `None` if it is open.
     pub fn closes(&self, path: &Path) -> Option<&[PathBuf]> {
         let roots = self.0.as_deref()?;
         let path = path.canonicalize().unwrap_or_else(|_| path.into());

@@ -1,9 +1,7 @@
-//! What becomes of a call that is refused: `EPERM`, and a line on standard error, once for each
-//! call.
+//! Handling of refused calls: `EPERM`, and a line on standard error, once for each call.
 //!
-//! The kernel can do the first alone, but then says at best in its own log which call it was, and
-//! whoever looks for the reason of an error looks into the server's. So it sends SIGSYS instead,
-//! and the handler does both.
+//! The kernel alone can return `EPERM`, but then names the call at most in its own log. Operators
+//! look into the server's log. So the kernel sends SIGSYS instead, and the handler does both.
 
 #![allow(unsafe_code)]
 
@@ -11,30 +9,30 @@ use seccompiler::SeccompAction;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What filters do with a call that they do not know.
+/// The filters' action for a call that is not allowed.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) const ACTION: SeccompAction = SeccompAction::Trap;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) const ACTION: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 
-/// `si_code` of a signal that a filter sent.
+/// `si_code` of a signal that a filter sends.
 const SYS_SECCOMP: libc::c_int = 1;
-/// Calls have numbers below this one; those beyond share the last place.
+/// System call numbers are below this one; others share the last bit.
 const MAX_CALLS: u64 = 1024;
 
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 static SAID: [AtomicU64; (MAX_CALLS / 64) as usize] =
     [const { AtomicU64::new(0) }; (MAX_CALLS / 64) as usize];
 
-/// How many system calls were refused so far.
+/// Returns the number of system calls refused so far.
 pub fn refused_calls() -> u64 {
     REFUSED.load(Ordering::Relaxed)
 }
 
-/// Takes SIGSYS over.
+/// Installs the handler of SIGSYS.
 ///
 /// # Errors
-/// When the system refuses.
+/// The kernel refuses.
 pub(crate) fn handle() -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -48,11 +46,11 @@ pub(crate) fn handle() -> io::Result<()> {
     }
 }
 
-/// Only atomics, and `write`, which is allowed.
+/// Uses only atomics and `write`, which the filters allow.
 extern "C" fn on_sigsys(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands over a valid structure.
     if unsafe { (*info).si_code } != SYS_SECCOMP {
-        return; // somebody sent the signal
+        return; // another process sent the signal
     }
     // SAFETY: with SA_SIGINFO the third argument is the interrupted thread's context, which is ours
     // until we return.
@@ -65,18 +63,18 @@ extern "C" fn on_sigsys(_: libc::c_int, info: *mut libc::siginfo_t, context: *mu
     }
 }
 
-/// Lets the interrupted call return `EPERM`; its number.
+/// Makes the interrupted call return `EPERM`; returns its number.
 #[cfg(target_arch = "x86_64")]
 fn fail(context: &mut libc::ucontext_t) -> u64 {
     let result = &mut context.uc_mcontext.gregs[libc::REG_RAX as usize];
-    // The kernel has put the registers back as they were before the call, with its number where its
-    // result belongs.
+    // The kernel has restored the registers of the call, with the call's number in the result
+    // register.
     std::mem::replace(result, -i64::from(libc::EPERM)) as u64
 }
 
 #[cfg(target_arch = "aarch64")]
 fn fail(context: &mut libc::ucontext_t) -> u64 {
-    const NUMBER: usize = 8; // the register that has it
+    const NUMBER: usize = 8; // the register with the call's number
     context.uc_mcontext.regs[0] = -i64::from(libc::EPERM) as u64;
     context.uc_mcontext.regs[NUMBER]
 }
@@ -95,7 +93,7 @@ fn say(call: u64) {
     unsafe { libc::write(libc::STDERR_FILENO, line.text.as_ptr().cast(), line.len) };
 }
 
-/// A line that is put together without allocating.
+/// A line that is composed without allocation.
 struct Line {
     text: [u8; 128],
     len: usize,

@@ -1,19 +1,19 @@
-//! What is in force, to be told.
+//! The restrictions in force, for reports.
 
 use std::fmt;
 
-/// What a process has given up, and what it has left.
+/// The restrictions of a process, and its remaining capabilities.
 #[derive(Clone, Debug)]
 pub struct InForce {
     /// The version of Landlock's interface, or why it is not in force.
     pub landlock: Result<i32, String>,
     /// Whether system calls are filtered, or why not.
     pub seccomp: Result<(), String>,
-    /// Whether no program that it executes could have more privileges.
+    /// Set when executed programs cannot gain privileges.
     pub no_new_privs: bool,
-    /// Capabilities that are left, by name.
+    /// Names of the remaining capabilities.
     pub capabilities: Vec<String>,
-    /// The user's number.
+    /// The user ID.
     pub user: u32,
 }
 
@@ -31,7 +31,7 @@ impl Default for InForce {
 }
 
 impl InForce {
-    /// Whether all of it is in force.
+    /// Returns whether all restrictions are in force.
     pub fn is_complete(&self) -> bool {
         self.landlock.is_ok() && self.seccomp.is_ok() && self.no_new_privs
     }

@@ -1,4 +1,4 @@
-//! Becoming somebody else, on all threads.
+//! Switching to another user, on all threads.
 
 use crate::Error;
 use nix::unistd::{self, Gid, Group, Uid};
@@ -6,7 +6,7 @@ use std::ffi::CString;
 use std::fmt;
 use std::io;
 
-/// A user to become, with its groups.
+/// A user to switch to, with its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     name: String,
@@ -16,12 +16,11 @@ pub struct User {
 }
 
 impl User {
-    /// The user that `text` names: `NAME` or `UID`, with `:GROUP` or `:GID` if it is not to be the
-    /// user's own group.
-    /// Reads the system's databases of users and groups.
+    /// Finds the user that `text` names: `NAME` or `UID`, followed by `:GROUP` or `:GID` to replace
+    /// the user's own group. Reads the system's databases of users and groups.
     ///
     /// # Errors
-    /// When there is no such user or group.
+    /// The user or group does not exist.
     pub fn find(text: &str) -> Result<User, Error> {
         let (name, group) = match text.split_once(':') {
             Some((name, group)) => (name, Some(group)),
@@ -54,7 +53,7 @@ impl User {
         Ok(User { name: text.into(), uid, gid, groups })
     }
 
-    /// Whether it is root, who keeps privileges.
+    /// Returns whether the user is root, which keeps privileges.
     pub fn is_root(&self) -> bool {
         self.uid.is_root()
     }
@@ -64,14 +63,15 @@ impl User {
         std::os::unix::fs::chown(path, Some(self.uid.as_raw()), Some(self.gid.as_raw()))
     }
 
-    /// Becomes this user. Does nothing when that is who it is.
+    /// Switches to this user. Does nothing if the process runs as this user already.
     pub(crate) fn switch(&self) -> Result<(), Error> {
         if unistd::getresuid().is_ok_and(|ids| [ids.real, ids.effective, ids.saved] == [self.uid; 3])
             && unistd::getegid() == self.gid
         {
             return Ok(());
         }
-        // The user last: only root may change groups. The C library does each on all threads.
+        // The user ID is last: only root may change groups. The C library changes each on all
+        // threads.
         unistd::setgroups(&self.groups)
             .and_then(|()| unistd::setresgid(self.gid, self.gid, self.gid))
             .and_then(|()| unistd::setresuid(self.uid, self.uid, self.uid))
@@ -90,7 +90,7 @@ fn groups_of(name: &str, gid: Gid) -> nix::Result<Vec<Gid>> {
     unistd::getgrouplist(&name, gid)
 }
 
-/// The user that this process is now.
+/// Returns the effective user ID of the process.
 pub fn effective_user() -> u32 {
     unistd::geteuid().as_raw()
 }

@@ -1,5 +1,5 @@
-//! A process that has given up system calls: what it can still do, and what ends it. Each test runs
-//! itself again, in a process that nobody else needs.
+//! System calls of a sealed process: those that work, and those that end it. Each test runs itself
+//! again in a process of its own.
 
 use sandbox::{Mode, Profile, Sandbox, refused_calls};
 use std::io::ErrorKind;
@@ -9,12 +9,12 @@ use std::sync::mpsc;
 
 const INNER: &str = "FREESTONE_SEALED";
 
-/// Runs the test called `name` again, sealed, with `inner`; what came of it. `None` in there, and
-/// where there is no seccomp.
+/// Runs the test called `name` again, sealed, with `inner`; returns its output. Returns `None` in
+/// that process, and without seccomp.
 fn sealed(name: &str, inner: impl FnOnce()) -> Option<Output> {
     if std::env::var_os(INNER).is_some() {
         let (go, wait) = mpsc::channel::<()>();
-        // It was there before, and is restricted with the others.
+        // This thread exists before the restrictions, and receives them with the others.
         let other = std::thread::spawn(move || wait.recv().map(|()| mkfifo()));
         let mut sandbox = Sandbox::new(Mode::Required, Profile::default(), None);
         sandbox.confine().unwrap();
@@ -40,7 +40,7 @@ fn sealed(name: &str, inner: impl FnOnce()) -> Option<Output> {
     Some(output)
 }
 
-/// Something that no server does; what is said about it.
+/// Makes a call that no server makes; returns its error.
 fn mkfifo() -> Option<i32> {
     let result = nix::unistd::mkfifo("/tmp/no-such-directory/fifo", nix::sys::stat::Mode::S_IRUSR);
     result.err().map(|error| error as i32)

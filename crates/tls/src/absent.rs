@@ -1,4 +1,4 @@
-//! What is left without the feature `openssl`: the same types, none of which can be had.
+//! The same types without the feature `openssl`; none of them can be created.
 
 use crate::{Came, Error, Plain, SessionError};
 use std::io;
@@ -6,11 +6,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// What there is nothing of.
+/// A type without values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Nothing {}
 
-/// Who we are to those who connect: nobody.
+/// A server that cannot be created.
 #[derive(Clone, Debug)]
 pub struct Server(Nothing);
 
@@ -55,7 +55,7 @@ impl Server {
     }
 }
 
-/// Whom we trust: nobody.
+/// A client that cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client(Nothing);
 
@@ -93,7 +93,7 @@ impl Client {
     }
 }
 
-/// No session; none of its methods can be called.
+/// A session that cannot be created; none of its methods can be called.
 #[derive(Debug)]
 pub struct Session(Nothing);
 
@@ -144,7 +144,7 @@ impl Session {
     }
 }
 
-/// No wire; none of its methods can be called.
+/// A wire that cannot be created; none of its methods can be called.
 #[derive(Debug)]
 pub struct Wire(Nothing);
 

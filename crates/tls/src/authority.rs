@@ -1,4 +1,4 @@
-//! Certificates and keys for tests: an authority of their own, and files as users have them.
+//! Certificates and keys for tests: a test authority, and files as users have them.
 
 use openssl::asn1::Asn1Time;
 use openssl::bn::BigNum;
@@ -9,14 +9,14 @@ use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
 use openssl::x509::{X509, X509Builder, X509NameBuilder};
 use std::path::Path;
 
-/// Somebody who vouches for others.
+/// A certificate authority that signs other certificates.
 pub struct Authority {
     key: PKey<Private>,
     certificate: X509,
 }
 
 impl Authority {
-    /// A new one, unrelated to any other.
+    /// Creates an authority with a new key.
     pub fn new() -> Authority {
         let key = PKey::from_ec_key(new_key()).expect("a key is a key");
         let mut builder = certificate("an authority", &key, None);
@@ -25,13 +25,13 @@ impl Authority {
         Authority { certificate: builder.build(), key }
     }
 
-    /// Puts `ca-cert.pem` into `directory`.
+    /// Writes `ca-cert.pem` to `directory`.
     pub fn write(&self, directory: &Path) {
         std::fs::write(directory.join("ca-cert.pem"), self.certificate.to_pem().unwrap()).unwrap();
     }
 
-    /// Puts `ROLE-cert.pem` and `ROLE-key.pem` into `directory`: `role` is server or client.
-    /// `names` are those of a host, the IP addresses of this one are always among them.
+    /// Writes `ROLE-cert.pem` and `ROLE-key.pem` to `directory`; `role` is `server` or `client`.
+    /// `names` are host names; the certificate always includes 127.0.0.1 and ::1.
     pub fn vouch(&self, directory: &Path, role: &str, names: &[&str]) {
         let key = PKey::from_ec_key(new_key()).unwrap();
         let mut builder = certificate(role, &key, Some(&self.certificate));
@@ -55,7 +55,7 @@ impl Default for Authority {
     }
 }
 
-/// All files of both sides in `directory`, for a server that is called `localhost`.
+/// Writes all files of both sides to `directory`, for a server named `localhost`.
 pub fn write_all(directory: &Path) {
     let authority = Authority::new();
     authority.write(directory);

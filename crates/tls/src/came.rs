@@ -1,31 +1,31 @@
-//! What comes through a session or a wire, and how much at once.
+//! Results of reading from a session or a wire, and the size of a record.
 
-/// Most bytes of one record.
+/// Most bytes of payload in one record.
 pub const RECORD: usize = 16 << 10;
 
-/// What [`crate::Session::read`] found.
+/// Result of [`crate::Session::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plain {
-    /// So many bytes of what the peer says.
+    /// Number of decrypted bytes of the peer.
     Bytes(usize),
-    /// Nothing before more is fed.
+    /// Nothing until more is fed.
     Nothing,
-    /// The peer has said goodbye.
+    /// The peer sent a close notification.
     End,
 }
 
-/// What [`crate::Wire::receive`] brought.
+/// Result of [`crate::Wire::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Came {
-    /// So many bytes; `is_drained` when nothing more is here or with the socket.
+    /// Bytes; `is_drained` is set when neither the wire nor the socket has more.
     Bytes {
-        /// How many were handed over.
+        /// Number of bytes handed over.
         len: usize,
-        /// Whether that was all.
+        /// Set when these were all.
         is_drained: bool,
     },
-    /// Nothing now: when the socket can be read there may be more.
+    /// Nothing now; more may follow when the socket is readable.
     Nothing,
-    /// The peer has said goodbye.
+    /// The peer sent a close notification.
     End,
 }

@@ -11,18 +11,17 @@ use openssl::x509::store::X509StoreBuilder;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Who signs those whom we trust.
+/// File name of the trusted authorities' certificates.
 pub(crate) const AUTHORITY: &str = "ca-cert.pem";
-/// Longest file of certificates or keys.
+/// Largest size in bytes of a file of certificates or keys.
 pub(crate) const MAX_FILE: u64 = 4 << 20;
 
-/// Whether there is a file, or something that fails otherwise when it is read.
+/// Returns whether the file exists, or fails with another error than `NotFound` when it is read.
 pub(crate) fn exists(path: &Path) -> bool {
     !matches!(std::fs::metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Shows who we are: a certificate, those that vouch for it behind it in the same file, and its
-/// key.
+/// Sets the own certificate, its chain from the same file, and its key.
 pub(crate) fn identify(
     context: &mut SslContextBuilder,
     certificate: &Path,
@@ -42,7 +41,7 @@ pub(crate) fn identify(
     chain.try_for_each(|above| context.add_extra_chain_cert(above)).map_err(refused)
 }
 
-/// Trusts whoever the authorities in a file vouch for, and nobody else.
+/// Trusts exactly the peers that the authorities in a file vouch for.
 pub(crate) fn trust(context: &mut SslContextBuilder, path: &Path) -> Result<(), Error> {
     let authorities = parse(path)?;
     if authorities.is_empty() {
@@ -57,7 +56,7 @@ pub(crate) fn trust(context: &mut SslContextBuilder, path: &Path) -> Result<(), 
     Ok(())
 }
 
-/// The file `name` in `directory`.
+/// Returns the path of the file `name` in `directory`.
 pub(crate) fn within(directory: &Path, name: &str) -> PathBuf {
     directory.join(name)
 }
@@ -70,7 +69,7 @@ fn parse(path: &Path) -> Result<Vec<X509>, Error> {
 fn private_key(path: &Path) -> Result<PKey<Private>, Error> {
     let pem = secrets::read(path, MAX_FILE)?;
     let mut is_locked = false;
-    // Without a callback the library would ask whoever sits at the terminal.
+    // Without a callback the library would prompt for a password on the terminal.
     let key = PKey::private_key_from_pem_callback(&pem, |_| {
         is_locked = true;
         Ok(0)

@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Whom we trust, and who we are if they ask. Clones share it.
+/// The trusted authorities, and the own certificate if the server requests one. Clones share it.
 #[derive(Clone)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -21,7 +21,7 @@ struct Shared {
 }
 
 impl PartialEq for Client {
-    /// Whether both are clones of one.
+    /// Returns whether both are clones of one client.
     fn eq(&self, other: &Client) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -35,11 +35,11 @@ impl Client {
     }
 
     /// Trusts servers for which an authority in `ca-cert.pem` of `directory` vouches, under the
-    /// name that they are asked for. `client-cert.pem` and `client-key.pem`, if they are there, say
-    /// who we are.
+    /// name that the session requests. If `client-cert.pem` or `client-key.pem` exists, the client
+    /// presents that certificate.
     ///
     /// # Errors
-    /// When a file is missing or not what it should be.
+    /// A file is missing or invalid.
     pub fn with_certificates(directory: &Path) -> Result<Client, Error> {
         let mut context = context(SslMethod::tls_client())?;
         certificates::trust(&mut context, &within(directory, AUTHORITY))?;
@@ -54,7 +54,7 @@ impl Client {
     /// Trusts servers for which an authority vouches that this system trusts.
     ///
     /// # Errors
-    /// When the system's authorities cannot be had.
+    /// The system's authorities cannot be loaded.
     pub fn with_system_authorities() -> Result<Client, Error> {
         let mut context = context(SslMethod::tls_client())?;
         context.set_default_verify_paths()?;
@@ -62,11 +62,11 @@ impl Client {
         Ok(Client::new(context, true))
     }
 
-    /// Has a key of `file`, lines `identity:hexadecimal key`: the one of `identity`, or the only
-    /// one. A server that has it, too, needs no certificate.
+    /// Uses a key of `file`, lines `identity:hexadecimal key`: the one of `identity`, or the only
+    /// one. A server with the same key needs no certificate.
     ///
     /// # Errors
-    /// When the file is missing or not what it should be, or there is no such key.
+    /// The file is missing or invalid, or holds no such key.
     pub fn with_key(file: &Path, identity: Option<&str>) -> Result<Client, Error> {
         let mut keys = psk::read_keys(file)?;
         let place = match identity {
@@ -82,15 +82,15 @@ impl Client {
         };
         let mut context = context(SslMethod::tls_client())?;
         psk::present(&mut context, keys.swap_remove(place))?;
-        // Whoever has no key must not get away with some certificate.
+        // A server without the key must not be accepted because of some certificate.
         context.set_verify(SslVerifyMode::PEER);
         Ok(Client::new(context, false))
     }
 
-    /// A session with a server that is called `host`: a name, or an IP address without brackets.
+    /// Starts a session with the server `host`: a name, or an IP address without brackets.
     ///
     /// # Errors
-    /// When `host` cannot be the name of a server.
+    /// `host` cannot be the name of a server.
     pub fn session(&self, host: &str) -> Result<Session, SessionError> {
         let Shared { context, checks_name } = &*self.shared;
         Session::new(context, Side::Client { host, checks_name: *checks_name })

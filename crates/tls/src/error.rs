@@ -1,4 +1,4 @@
-//! What can be wrong with secrets, and with what a peer says.
+//! Errors of secrets, and of the peer's messages.
 
 #[cfg(feature = "openssl")]
 use openssl::error::ErrorStack;
@@ -7,19 +7,19 @@ use std::io;
 use std::path::Path;
 use std::path::PathBuf;
 
-/// Why there is no configuration.
+/// Why a configuration cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file cannot be read, or other users have access to it.
     #[error(transparent)]
     File(#[from] secrets::Error),
-    /// A file is not what it should be.
+    /// The content of a file is invalid.
     #[error("{}: {fault}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         fault: String,
     },
     /// The TLS library refuses a setting.
@@ -44,20 +44,20 @@ impl From<ErrorStack> for Error {
     }
 }
 
-/// Why a session ends.
+/// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
-    /// The two sides do not agree, or do not trust each other.
+    /// The sides do not agree, or do not trust each other.
     #[error("the TLS handshake failed: {0}")]
     Handshake(String),
-    /// What came is not of this session.
+    /// The bytes received do not belong to this session.
     #[error("TLS: {0}")]
     Broken(String),
-    /// The stream ended without a word: the peer died, or somebody between cut it.
+    /// The stream ended without a close notification: the peer died, or the connection was cut.
     #[error("the connection ended without TLS's goodbye")]
     Truncated,
-    /// The peer makes us answer, and takes no answers.
+    /// The peer causes answers and does not receive them.
     #[error("TLS: the peer takes no answers, and {0} bytes of them wait")]
     Flood(usize),
 }
@@ -74,7 +74,7 @@ impl From<SessionError> for io::Error {
     }
 }
 
-/// What the library says, for people.
+/// Returns the library's reasons as text for users.
 #[cfg(feature = "openssl")]
 pub(crate) fn reasons(stack: &ErrorStack) -> String {
     let mut reasons: Vec<&str> = stack.errors().iter().filter_map(|error| error.reason()).collect();

@@ -1,4 +1,4 @@
-//! TLS for connections whose I/O is elsewhere: who we are and whom we trust ([`Server`],
+//! TLS for connections whose I/O is elsewhere: the own identity and the trusted peers ([`Server`],
 //! [`Client`]), and a [`Session`] that turns bytes into bytes.
 //!
 //! ```text
@@ -7,17 +7,17 @@
 //!   socket ◄─ unsent ─ └─────────┘ ◄─ write ── what we say
 //! ```
 //!
-//! A session makes no system call and knows no clock, so it lives as well on a control thread as on
-//! a core, and every bound on its memory is visible: what was fed is used up before more is wanted,
-//! and what was written stays until the caller says that it was sent. [`Wire`] is a session
-//! together with the buffers that a socket wants.
+//! A session makes no system call and reads no clock, so it can run on a control thread or on a
+//! core. Its memory is bounded visibly. Bytes that were fed are used up before the session wants
+//! more. Bytes that were written stay until the caller reports them as sent. [`Wire`] is a session
+//! together with the buffers that a socket needs.
 //!
-//! Secrets are certificates in a directory in the habit of nbdkit and QEMU, or keys that both sides
-//! have beforehand (PSK) in the format of GnuTLS's `psktool`. TLS 1.2 is the least that is spoken;
-//! there is no renegotiation and no resumption.
+//! Secrets are certificates in a directory, named as by nbdkit and QEMU, or keys that both sides
+//! share beforehand (PSK) in the format of GnuTLS's `psktool`. TLS 1.2 is the oldest version; there
+//! is no renegotiation and no resumption.
 //!
-//! Without the feature `openssl` every configuration is refused, so that there are no sessions:
-//! whoever uses this needs no second way through its own code.
+//! Without the feature `openssl` every configuration is refused, so no session exists and callers
+//! need no second code path.
 //!
 //! Source of truth: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 4279 (keys of TLS 1.2).
 

@@ -1,4 +1,4 @@
-//! Keys that both sides have beforehand: lines `identity:key in hex`, as GnuTLS's `psktool` writes
+//! Keys that both sides share beforehand: lines `identity:key in hex`, as GnuTLS's `psktool` writes
 //! and nbdkit, libnbd and QEMU read them.
 
 use crate::Error;
@@ -10,16 +10,16 @@ use std::path::Path;
 use std::sync::OnceLock;
 use zeroize::Zeroizing;
 
-/// Longest name of a key: what every TLS library takes.
+/// Longest identity of a key, in bytes: every TLS library accepts it.
 const MAX_IDENTITY: usize = 128;
 /// Longest key, in bytes: likewise.
 const MAX_KEY: usize = 64;
-/// Shortest key, in bytes: fewer can be tried out.
+/// Shortest key, in bytes: shorter keys can be found by trial.
 const MIN_KEY: usize = 16;
 /// The suites whose hash is the one that keys without a hash of their own are bound to: SHA-256
 /// (RFC 8446, 4.2.11).
 const SUITES: &str = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256";
-/// Suites of TLS 1.2: only those whose sessions stay secret when the key is lost.
+/// Suites of TLS 1.2: only those whose sessions stay secret when the key leaks.
 const OLD_SUITES: &str = "ECDHE-PSK-CHACHA20-POLY1305:ECDHE-PSK-AES128-CBC-SHA256";
 
 /// A key and its name.
@@ -49,8 +49,7 @@ pub(crate) fn read_keys(path: &Path) -> Result<Vec<Key>, Error> {
     Ok(keys)
 }
 
-/// The fault quotes nothing of the line: of a file that holds no keys any part of it may be a
-/// secret.
+/// An error quotes no part of the line: in a file of another kind, any part may be a secret.
 fn parse(line: &str) -> Result<Key, String> {
     let (identity, hex) = line.trim_end().rsplit_once(':').ok_or("want identity:hexadecimal key")?;
     if identity.is_empty() || identity.len() > MAX_IDENTITY || identity.contains('\0') {
@@ -73,13 +72,13 @@ fn from_hex(hex: &str) -> Option<Zeroizing<Vec<u8>>> {
     rest.is_empty().then_some(bytes)
 }
 
-/// Takes whoever has one of the keys.
+/// Accepts clients that have one of the keys.
 pub(crate) fn accept(context: &mut SslContextBuilder, keys: Vec<Key>) -> Result<(), Error> {
     suites(context)?;
     let named = index()?;
     context.set_psk_server_callback(move |ssl, identity, to| {
         let found = keys.iter().find(|key| Some(key.identity.as_bytes()) == identity);
-        // No bytes: nobody of this name, and the handshake fails.
+        // Zero bytes: no key has this identity, and the handshake fails.
         let Some(key) = found else { return Ok(0) };
         ssl.set_ex_data(named, key.identity.as_str().into());
         Ok(put(&key.secret, to))
@@ -87,26 +86,26 @@ pub(crate) fn accept(context: &mut SslContextBuilder, keys: Vec<Key>) -> Result<
     Ok(())
 }
 
-/// Whose key the other side has, once the handshake is over.
+/// Returns the identity of the peer's key, once the handshake is over.
 pub(crate) fn identity(ssl: &SslRef) -> Option<&str> {
     ssl.ex_data(index().ok()?).map(|identity| &**identity)
 }
 
-/// Where sessions keep that.
+/// Returns the index under which sessions store the identity.
 fn index() -> Result<Index<Ssl, Box<str>>, ErrorStack> {
     static INDEX: OnceLock<Index<Ssl, Box<str>>> = OnceLock::new();
     match INDEX.get() {
         Some(index) => Ok(*index),
-        // Two at once make two, of which one is used.
+        // Two concurrent calls allocate two indices, of which one is used.
         None => Ssl::new_ex_index().map(|index| *INDEX.get_or_init(|| index)),
     }
 }
 
-/// Has one key.
+/// Presents one key to the server.
 pub(crate) fn present(context: &mut SslContextBuilder, key: Key) -> Result<(), Error> {
     suites(context)?;
     context.set_psk_client_callback(move |_, _, identity, secret| {
-        // Room for the zero behind the name.
+        // Leaves room for the zero byte after the identity.
         if key.identity.len() >= identity.len() {
             return Ok(0);
         }
@@ -122,7 +121,7 @@ fn suites(context: &mut SslContextBuilder) -> Result<(), Error> {
     Ok(context.set_cipher_list(OLD_SUITES)?)
 }
 
-/// How many bytes were put: none when they are too many.
+/// Returns the number of bytes copied: zero if they do not fit.
 fn put(bytes: &[u8], to: &mut [u8]) -> usize {
     match to.get_mut(..bytes.len()) {
         Some(place) => {
@@ -167,7 +166,7 @@ mod tests {
             (format!("a:{secret}\na:{secret}"), "line 2: an earlier line has the same identity"),
             (format!("a:{secret}5"), "not hexadecimal"),
             (format!("a:{secret}zz"), "not hexadecimal"),
-            // As /etc/shadow has them.
+            // A line of /etc/shadow.
             (format!("root:$y$j9T${secret}:19000:0:99999:7:::"), "line 1: a key of 0 bytes"),
             (format!("{secret}:x"), "line 1: the key is not hexadecimal"),
             (format!("a:{secret}ää"), "not hexadecimal"),

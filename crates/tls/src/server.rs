@@ -1,4 +1,4 @@
-//! The side that is connected to.
+//! The side that accepts connections.
 
 use crate::certificates::{self, AUTHORITY, within};
 use crate::error::reasons;
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// Who we are to those who connect, and whom we let in. Clones share it.
+/// The own certificate or keys, and the clients that are accepted. Clones share it.
 #[derive(Clone)]
 pub struct Server {
     context: SslContext,
@@ -20,11 +20,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// With `server-cert.pem` and `server-key.pem` of `directory`. With `verifies_peer` a client
-    /// must have a certificate for which an authority in `ca-cert.pem` vouches.
+    /// Uses `server-cert.pem` and `server-key.pem` of `directory`. With `verifies_peer`, a client
+    /// must present a certificate for which an authority in `ca-cert.pem` vouches.
     ///
     /// # Errors
-    /// When a file is missing or not what it should be.
+    /// A file is missing or invalid.
     pub fn with_certificates(directory: &Path, verifies_peer: bool) -> Result<Server, Error> {
         let mut context = context(SslMethod::tls_server())?;
         let (certificate, key) = (within(directory, "server-cert.pem"), within(directory, "server-key.pem"));
@@ -36,20 +36,20 @@ impl Server {
         Ok(Server { context: context.build(), identities: Arc::default() })
     }
 
-    /// With the keys in `file`: lines `identity:hexadecimal key`. A client must have one of them.
+    /// Uses the keys in `file`: lines `identity:hexadecimal key`. A client must have one of them.
     ///
     /// # Errors
-    /// When the file is missing or not what it should be.
+    /// The file is missing or invalid.
     pub fn with_keys(file: &Path) -> Result<Server, Error> {
         let context = context(SslMethod::tls_server())?;
         Server::accepting(context, psk::read_keys(file)?)
     }
 
-    /// With keys that others have made, by the identities that go with them; TLS 1.3 only. A client
-    /// must have one of them.
+    /// Uses keys of the caller, each with its identity; TLS 1.3 only. A client must have one of
+    /// them.
     ///
     /// # Errors
-    /// When a key cannot be used.
+    /// A key cannot be used.
     pub fn with_secrets(
         secrets: impl IntoIterator<Item = (String, Zeroizing<Vec<u8>>)>,
     ) -> Result<Server, Error> {
@@ -65,31 +65,31 @@ impl Server {
         Ok(Server { context: context.build(), identities })
     }
 
-    /// The identities of clients that have keys; none where clients come by certificates.
+    /// Returns the identities of clients that have keys; empty if clients use certificates.
     pub fn identities(&self) -> &[Box<str>] {
         &self.identities
     }
 
-    /// The host names of the certificate, such as `storage.example` and `*.example`. None where
-    /// clients come by keys.
+    /// Returns the host names of the certificate, such as `storage.example` and `*.example`. Empty
+    /// if clients use keys.
     pub fn host_names(&self) -> Vec<String> {
         let names = self.context.certificate().and_then(|certificate| certificate.subject_alt_names());
         let names = names.into_iter().flatten();
         names.filter_map(|name| name.dnsname().map(str::to_owned)).collect()
     }
 
-    /// The library's own state for a connection, for callers whose I/O the library does.
+    /// Creates the library's state of a connection, for callers whose I/O the library does.
     ///
     /// # Errors
-    /// Without memory.
+    /// Out of memory.
     pub fn ssl(&self) -> Result<Ssl, SessionError> {
         Ssl::new(&self.context).map_err(|stack| SessionError::Handshake(reasons(&stack)))
     }
 
-    /// A session with someone who has just connected.
+    /// Starts a session with a client that has just connected.
     ///
     /// # Errors
-    /// Without memory.
+    /// Out of memory.
     pub fn session(&self) -> Result<Session, SessionError> {
         Session::new(&self.context, Side::Server)
     }
@@ -101,12 +101,12 @@ impl fmt::Debug for Server {
     }
 }
 
-/// What both sides have in common.
+/// Returns the settings that client and server share.
 pub(crate) fn context(method: SslMethod) -> Result<SslContextBuilder, Error> {
     let mut context = SslContextBuilder::new(method)?;
     context.set_min_proto_version(Some(SslVersion::TLS1_2))?;
     context.set_options(SslOptions::NO_RENEGOTIATION | SslOptions::NO_COMPRESSION | SslOptions::NO_TICKET);
-    // A connection that says nothing keeps no buffers.
+    // An idle connection keeps no buffers.
     context.set_mode(SslMode::RELEASE_BUFFERS);
     context.set_session_cache_mode(SslSessionCacheMode::OFF);
     context.set_num_tickets(0)?;

@@ -8,11 +8,11 @@ use openssl::x509::X509VerifyResult;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 
-/// Answers that may wait for a peer to take them, beside what the caller writes: more than any
-/// handshake has.
+/// Most bytes of answers that may wait for a peer to take them, in addition to the caller's bytes.
+/// More than any handshake needs.
 const MAX_ANSWERS: usize = 256 << 10;
 
-/// Which side we are.
+/// The own side of the session.
 pub(crate) enum Side<'a> {
     Server,
     Client { host: &'a str, checks_name: bool },
@@ -24,14 +24,14 @@ pub struct Session {
     is_established: bool,
 }
 
-/// What the library takes for its transport.
+/// The transport that the library reads and writes.
 #[derive(Default)]
 struct Pipe {
     incoming: Vec<u8>,
-    /// Bytes of `incoming` that were used.
+    /// Bytes of `incoming` that the library has used.
     used: usize,
     outgoing: Vec<u8>,
-    /// Bytes of `outgoing` that were sent.
+    /// Bytes of `outgoing` that are sent.
     sent: usize,
     is_ended: bool,
 }
@@ -53,8 +53,8 @@ impl Session {
         Ok(Session { stream, is_established: false })
     }
 
-    /// Takes bytes that came. They are used by the next [`Session::handshake`] or
-    /// [`Session::read`]; more should be fed only when those want more.
+    /// Takes received bytes, which the next [`Session::handshake`] or [`Session::read`] uses.
+    /// Callers feed more only when those return without a result.
     pub fn feed(&mut self, bytes: &[u8]) {
         let pipe = self.stream.get_mut();
         if pipe.used == pipe.incoming.len() {
@@ -64,16 +64,16 @@ impl Session {
         pipe.incoming.extend_from_slice(bytes);
     }
 
-    /// No more will be fed: the stream has ended.
+    /// Marks the end of the stream: no more bytes will be fed.
     pub fn feed_end(&mut self) {
         self.stream.get_mut().is_ended = true;
     }
 
-    /// Goes on with the handshake; whether it is over. What is to be sent, also of one that failed,
-    /// is [`Session::unsent`].
+    /// Continues the handshake; returns whether it is over. [`Session::unsent`] holds the bytes to
+    /// send, also those of a failed handshake.
     ///
     /// # Errors
-    /// When the peer cannot do what we want, or is not whom we trust.
+    /// The peer lacks a required feature, or is not trusted.
     pub fn handshake(&mut self) -> Result<bool, SessionError> {
         if self.is_established {
             return Ok(true);
@@ -97,16 +97,16 @@ impl Session {
         }
     }
 
-    /// Whether the handshake is over.
+    /// Returns whether the handshake is over.
     pub fn is_established(&self) -> bool {
         self.is_established
     }
 
-    /// Takes what the peer says, once the handshake is over.
+    /// Reads decrypted bytes of the peer, once the handshake is over.
     ///
     /// # Errors
-    /// When what was fed is not of this session; when it ended without a goodbye; when the peer
-    /// makes us answer and takes no answers.
+    /// The fed bytes do not belong to this session; it ended without a close notification; or the
+    /// peer causes answers and does not receive them.
     pub fn read(&mut self, to: &mut [u8]) -> Result<Plain, SessionError> {
         if to.is_empty() {
             return Ok(Plain::Nothing);
@@ -130,11 +130,11 @@ impl Session {
         }
     }
 
-    /// Says all of `bytes`, once the handshake is over: adds to [`Session::unsent`]. How much may
-    /// wait there is up to the caller.
+    /// Encrypts all of `bytes`, once the handshake is over, and adds them to [`Session::unsent`].
+    /// The caller limits how much waits there.
     ///
     /// # Errors
-    /// When the session has ended.
+    /// The session has ended.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), SessionError> {
         while !bytes.is_empty() {
             let len = self.stream.ssl_write(bytes).map_err(|error| SessionError::Broken(said(&error)))?;
@@ -143,19 +143,19 @@ impl Session {
         Ok(())
     }
 
-    /// Says goodbye: adds to [`Session::unsent`]. The peer may still be read from.
+    /// Adds a close notification to [`Session::unsent`]. The peer may still be read from.
     pub fn close(&mut self) {
-        // Fails only where there is no session to be closed.
+        // Fails only if there is no session to close.
         let _ = self.stream.shutdown();
     }
 
-    /// What is to be sent.
+    /// Returns the bytes to send.
     pub fn unsent(&self) -> &[u8] {
         let pipe = self.stream.get_ref();
         &pipe.outgoing[pipe.sent..]
     }
 
-    /// The first `len` bytes of [`Session::unsent`] were sent.
+    /// Reports the first `len` bytes of [`Session::unsent`] as sent.
     ///
     /// # Panics
     /// When there are fewer.
@@ -169,20 +169,20 @@ impl Session {
         }
     }
 
-    /// Whose key the peer has, where a server took it by its key and the handshake is over.
+    /// Returns the identity of the peer's key, if a server accepted the peer by key and the
+    /// handshake is over.
     pub fn peer(&self) -> Option<&str> {
         psk::identity(self.stream.ssl()).filter(|_| self.is_established)
     }
 
-    /// What was agreed on, for people: version and cipher suite.
+    /// Returns the agreed version and cipher suite as text for users.
     pub fn agreed(&self) -> String {
         let ssl = self.stream.ssl();
         format!("{} {}", ssl.version_str(), ssl.current_cipher().map_or("", |cipher| cipher.name()))
     }
 }
 
-/// Whom we want to talk with: said to the server if it is a name, and checked against its
-/// certificate.
+/// Sets the expected server: announced to it if it is a name, and checked against its certificate.
 fn call(ssl: &mut Ssl, host: &str) -> Result<(), ErrorStack> {
     match host.parse::<IpAddr>() {
         Ok(ip) => ssl.param_mut().set_ip(ip),
@@ -193,7 +193,7 @@ fn call(ssl: &mut Ssl, host: &str) -> Result<(), ErrorStack> {
     }
 }
 
-/// Whether that is what the library says of a stream that ended.
+/// Returns whether the library reports the end of the stream.
 fn is_end(stack: &ErrorStack) -> bool {
     stack.errors().iter().any(|error| error.reason().is_some_and(|reason| reason.contains("unexpected eof")))
 }

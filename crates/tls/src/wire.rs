@@ -5,15 +5,15 @@
 //!   send(2) ◄─ unsent ◄───── Session ◄─ a record's worth of pieces ◄─ the caller
 //! ```
 //!
-//! What was received is handed over before more is asked for, so a socket with nothing to say never
-//! hides bytes that are here already as long as the caller receives until [`Came::Nothing`].
+//! Received bytes are handed over before the socket is read again. A silent socket never hides
+//! bytes that have arrived, provided that the caller receives until [`Came::Nothing`].
 
 use crate::{Came, Plain, RECORD, Session};
 use socket2::{SockRef, Socket};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 
-/// Ciphertext received at once: four records and what belongs to them.
+/// Most ciphertext bytes received at once: four records and their framing.
 const RECEIVED: usize = 66 << 10;
 
 /// TLS over a socket.
@@ -21,18 +21,18 @@ pub struct Wire {
     session: Session,
     ciphertext: Box<[u8]>,
     plain: Box<[u8]>,
-    /// What of `plain` the caller had no room for.
+    /// Start of the bytes of `plain` that are not handed over yet; they end at `end`.
     start: usize,
     end: usize,
-    /// Nothing says that there is no more to be received.
+    /// Set unless the last receive showed that nothing more is available.
     has_more: bool,
     staged: Vec<u8>,
-    /// What came with bytes that were handed over first.
+    /// Error that arrived with bytes which were handed over first.
     failed: Option<io::Error>,
 }
 
 impl Wire {
-    /// A session whose handshake is over.
+    /// Takes a session whose handshake is over.
     pub fn new(session: Session) -> Wire {
         Wire {
             session,
@@ -49,14 +49,15 @@ impl Wire {
     /// Receives at most `room` bytes, which `put` takes in order.
     ///
     /// # Errors
-    /// What recv(2) says, and [`crate::SessionError`]. What came before it has been handed over.
+    /// Errors of recv(2), and [`crate::SessionError`]. Bytes before the error are handed over
+    /// first.
     pub fn receive(&mut self, socket: impl AsFd, room: usize, put: impl FnMut(&[u8])) -> io::Result<Came> {
         let came = self.take(socket, room, put);
         self.has_more = !matches!(came, Ok(Came::Nothing | Came::Bytes { is_drained: true, .. }));
         came
     }
 
-    /// Whether [`Wire::receive`] may bring something though the socket has nothing.
+    /// Returns whether [`Wire::receive`] may bring bytes although the socket has none.
     pub fn has_more(&self) -> bool {
         self.has_more
     }
@@ -96,7 +97,7 @@ impl Wire {
         Ok(Came::Bytes { len, is_drained })
     }
 
-    /// Asks the socket for ciphertext; whether it has no more.
+    /// Reads ciphertext from the socket; returns whether the socket has no more.
     fn fetch(&mut self, mut socket: &Socket) -> io::Result<bool> {
         loop {
             match socket.read(&mut self.ciphertext) {
@@ -115,14 +116,14 @@ impl Wire {
         }
     }
 
-    /// Says `len` bytes that `fill` writes, at most [`RECORD`]. They go into a record with what is
-    /// said next, or by [`Wire::seal`].
+    /// Queues `len` bytes that `fill` writes, at most [`RECORD`]. They go into a record together
+    /// with later bytes, or by [`Wire::seal`].
     ///
     /// # Errors
-    /// When the session has ended.
+    /// The session has ended.
     ///
     /// # Panics
-    /// When they are more than a record holds.
+    /// When `len` exceeds [`RECORD`].
     pub fn say(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> io::Result<()> {
         assert!(len <= RECORD, "{len} bytes for a record");
         if self.staged.len() + len > RECORD {
@@ -134,30 +135,30 @@ impl Wire {
         Ok(())
     }
 
-    /// Makes a record of what was said.
+    /// Makes a record of the queued bytes.
     ///
     /// # Errors
-    /// When the session has ended.
+    /// The session has ended.
     pub fn seal(&mut self) -> io::Result<()> {
         self.session.write(&self.staged)?;
         self.staged.clear();
         Ok(())
     }
 
-    /// As [`Session::agreed`].
+    /// See [`Session::agreed`].
     pub fn agreed(&self) -> String {
         self.session.agreed()
     }
 
-    /// Bytes that are sealed and not sent.
+    /// Returns the number of bytes that are sealed and not sent.
     pub fn unsent(&self) -> usize {
         self.session.unsent().len()
     }
 
-    /// Sends what is sealed, as much as the socket takes; how many bytes that was.
+    /// Sends sealed bytes, as many as the socket takes; returns their number.
     ///
     /// # Errors
-    /// What send(2) says, except that it cannot take more now.
+    /// Errors of send(2), except `EAGAIN`.
     pub fn send(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let socket = SockRef::from(&socket);
         let mut sent = 0;
@@ -175,7 +176,7 @@ impl Wire {
         Ok(sent)
     }
 
-    /// Says goodbye, as far as the socket takes it: the connection is at its end in any case.
+    /// Sends the close notification as far as the socket takes it: the connection ends in any case.
     pub fn close(&mut self, socket: impl AsFd) {
         self.session.close();
         let _ = self.send(socket);

@@ -1,18 +1,18 @@
-//! Both sides of a session against each other: who trusts whom, and what comes through.
+//! Both sides of a session against each other: trust, and data transfer.
 
 use std::path::Path;
 use tempfile::TempDir;
 use tls::authority::{Authority, write_all};
 use tls::{Client, Plain, Server, Session, SessionError};
 
-/// Carries everything that one side has to say to the other.
+/// Transfers all unsent bytes of one side to the other.
 fn carry(from: &mut Session, to: &mut Session) {
     let len = from.unsent().len();
     to.feed(from.unsent());
     from.sent(len);
 }
 
-/// Goes on until both have agreed, or one gives up; what the two say in the end.
+/// Continues until both sides agree or one fails; returns the last result of each.
 fn shake(client: &mut Session, server: &mut Session) -> [Result<bool, SessionError>; 2] {
     let mut ours = client.handshake();
     for _ in 0..10 {
@@ -36,11 +36,11 @@ fn agreed(client: &Client, server: &Server, host: &str) -> (Session, Session) {
     (client, server)
 }
 
-/// Why it does not come to a session: what the two sides say.
+/// Returns the errors of both sides of a session that is refused.
 fn refused(client: &Client, server: &Server, host: &str) -> [String; 2] {
     let (mut client, mut server) = (client.session(host).unwrap(), server.session().unwrap());
     let ends = shake(&mut client, &mut server);
-    // Who is done first learns of the other's refusal by what comes next.
+    // The side that finishes first learns of the refusal by the bytes that follow.
     let [ours, theirs] = ends;
     let late = |end: Result<bool, SessionError>, session: &mut Session| match end {
         Err(error) => error.to_string(),
@@ -104,7 +104,7 @@ fn who_is_not_trusted_is_told_so() {
     let stranger = Client::with_certificates(strangers.path()).unwrap();
     let [ours, theirs] = refused(&stranger, &server, "localhost");
     assert!(ours.contains("not trusted") && theirs.contains("alert"), "{ours} {theirs}");
-    // Knows the server, and is not known to it.
+    // Trusts the server, and is not trusted by it.
     Authority::new().vouch(strangers.path(), "client", &[]);
     std::fs::copy(files.path().join("ca-cert.pem"), strangers.path().join("ca-cert.pem")).unwrap();
     let [ours, theirs] = refused(&Client::with_certificates(strangers.path()).unwrap(), &server, "localhost");
@@ -140,7 +140,7 @@ fn a_key_that_both_have_is_enough_and_another_is_not() {
         let error = Client::with_key(&both, identity).unwrap_err().to_string();
         assert!(error.contains(said) && error.contains(both.to_str().unwrap()), "{error}");
     }
-    // A certificate is no key, whoever vouches for it.
+    // A certificate does not replace a key, even if an authority vouches for it.
     let certificates = directory();
     let other = Server::with_certificates(certificates.path(), false).unwrap();
     refused(&client(&format!("alice:{good}")), &other, "localhost");

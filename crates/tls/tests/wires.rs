@@ -1,4 +1,4 @@
-//! Wires over sockets that are full, empty and cut at times.
+//! Wires over sockets that are at times full, empty or closed.
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::net::UnixStream;
