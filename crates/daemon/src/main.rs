@@ -2,11 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use daemon::config::{Config, ConfigError};
 use daemon::confinement::Confinement;
 use daemon::engine::{Engine, Options};
-use daemon::rest::{Listeners, TcpOptions, UnixOptions};
+use daemon::rest::{Listeners, NewToken, Role, TcpOptions, UnixOptions, add_token, parse_role, parse_time};
 use daemon::workers::{SPAWNER, WORKER, WorkerOptions, process, spawner};
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
 use graph::spec::{CpuList, Size, Value};
@@ -20,6 +20,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::error::Error;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tracing_subscriber::EnvFilter;
 
 /// Microseconds that a core polls without work before it sleeps, at most.
@@ -50,8 +51,10 @@ const DEMO_MEMBER_BYTES: u64 = 128 << 20;
 /// Its REST API controls it; the program freestone is a client: freestone volume create, freestone
 /// export show, …
 #[derive(Debug, Parser)]
-#[command(name = "freestoned", version)]
+#[command(name = "freestoned", version, args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Directory of its state
     #[arg(long, value_name = "DIR", default_value = "/var/lib/freestone")]
     state_dir: PathBuf,
@@ -70,8 +73,8 @@ struct Args {
     /// Also serve the API and the page over TCP
     #[arg(long, value_name = "ADDR:PORT", requires = "tokens")]
     listen: Option<SocketAddr>,
-    /// Tokens for TCP: lines ROLE NAME TOKEN, with the roles admin, operator, provisioner and
-    /// read-only
+    /// Tokens for TCP: lines ROLE NAME sha256:HASH [expires=TIME], with the roles admin, operator,
+    /// provisioner and read-only; freestoned token adds one
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// Directory of server-cert.pem and server-key.pem, for TLS; required except on loopback
@@ -127,6 +130,26 @@ struct Args {
     log: String,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a token for the API over TCP, add its hash to a file of --tokens, and print the token
+    ///
+    /// The file has the hash alone, so this is the only time that the token is shown. A daemon that
+    /// runs reads the file at SIGHUP.
+    Token {
+        /// File of tokens, which is made with mode 600 if it does not exist
+        file: PathBuf,
+        /// read-only, provisioner, operator or admin
+        #[arg(value_parser = parse_role)]
+        role: Role,
+        /// Name for logs and labels, which no other token of the file has
+        name: String,
+        /// Time from which the token is refused: 2027-01-31T00:00:00Z, or a date (0:00 UTC)
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        expires: Option<SystemTime>,
+    },
+}
+
 fn permissions(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
@@ -159,7 +182,7 @@ fn main() -> ExitCode {
     let ended = match arguments.split_first() {
         Some((first, rest)) if first == SPAWNER => run_spawner(rest),
         Some((first, rest)) if first == WORKER => run_worker(rest),
-        _ => run(&Args::parse()),
+        _ => run_command(&Args::parse()),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -168,6 +191,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run_command(args: &Args) -> Result<(), Box<dyn Error>> {
+    let Some(Command::Token { file, role, name, expires }) = &args.command else { return run(args) };
+    let new = NewToken { role: *role, name: name.clone(), expires: *expires };
+    let token = add_token(file, &new, SystemTime::now())?;
+    writeln!(std::io::stdout(), "{token}").map_err(|error| {
+        format!("token {name}: added to {}, but not printed: {error}", file.display()).into()
+    })
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

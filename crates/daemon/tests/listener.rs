@@ -298,3 +298,94 @@ fn a_request_under_a_name_that_is_not_the_daemons_is_refused() {
     let said = String::from_utf8(daemon.command().output().unwrap().stderr).unwrap();
     assert!(said.contains("'a:80'") && said.contains("expected a host name without a port"), "{said}");
 }
+
+/// Runs `freestoned token FILE …`, and returns the token or the text of the refusal.
+fn make_token(daemon: &Daemon, args: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_freestoned"));
+    // Options of the daemon from the environment do not disturb the subcommand.
+    command.env("FREESTONE_SOCKET", daemon.path("other.sock"));
+    let output = command.arg("token").arg(daemon.path("tokens")).args(args).output().unwrap();
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    match output.status.success() {
+        true => Ok(stdout.strip_suffix('\n').unwrap().to_owned()),
+        false => {
+            assert_eq!(stdout, "");
+            Err(stderr)
+        }
+    }
+}
+
+#[test]
+fn a_made_token_is_accepted_until_it_expires_and_stands_nowhere_in_clear_text() {
+    let (daemon, address) = Daemon::listening(&tokens(&[ADMIN]));
+    let path = daemon.path("tokens");
+    let is_warned = || {
+        let said = format!("tokens {}: line 1: API token in clear text", path.display());
+        daemon.log().contains(&said)
+    };
+    daemon.wait_for("a warning of the clear text", is_warned);
+
+    let page = make_token(&daemon, &["read-only", "page", "--expires", "2999-12-31"]).unwrap();
+    let later = "2999-12-30T00:00:00Z";
+    let brief = make_token(&daemon, &["operator", "brief", "--expires", later]).unwrap();
+    assert!(page.len() == 64 && page != brief);
+    for (args, problem) in [
+        (
+            &["root", "x"][..],
+            "invalid value 'root' for '<ROLE>': want read-only, provisioner, operator, admin",
+        ),
+        (&["admin", "page"], "/tokens: the token page exists already"),
+        (&["admin", "a/b"], "token name \"a/b\": a name has letters"),
+        (
+            &["admin", "x", "--expires", "soon"],
+            "invalid value 'soon' for '--expires <TIME>': want a UTC time",
+        ),
+        (&["admin", "x", "--expires", "2020-01-01"], "token x: expires 2020-01-01T00:00:00Z: want a time in"),
+    ] {
+        let said = make_token(&daemon, args).unwrap_err();
+        assert!(said.contains(problem), "{args:?}: {said}");
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.lines().count() == 3 && !text.contains(&page) && !text.contains(&brief), "{text}");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+
+    daemon.signal("-HUP");
+    daemon.wait_for("the tokens", || daemon.logged("API tokens reloaded").next().is_some());
+    let request = |token: &str| {
+        let http = Client::builder().timeout(TIMEOUT).build().unwrap();
+        let answer = http.get(format!("http://{address}/v1/system")).bearer_auth(token).send().unwrap();
+        (answer.status(), answer.text().unwrap())
+    };
+    let mut watchers = [watch(&address, &page), watch(&address, &brief)];
+    assert_eq!((request(&page).0, request(&brief).0), (StatusCode::OK, StatusCode::OK));
+    let http = Client::builder().timeout(TIMEOUT).build().unwrap();
+    let change = http.put(format!("http://{address}/v1/groups/g")).bearer_auth(&brief);
+    assert!(change.json(&serde_json::json!({})).send().unwrap().status().is_success());
+    // The daemon closes the stream of the token that expires, and no other one. The time may be
+    // past when the file is read.
+    let now = std::time::SystemTime::now();
+    let end = humantime::format_rfc3339_seconds(now + Duration::from_secs(2)).to_string();
+    std::fs::write(&path, text.replace(later, &end)).unwrap();
+    daemon.signal("-HUP");
+    let _ = watchers[1].read_to_end(&mut Vec::new());
+    let (status, said) = request(&brief);
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    assert!(said.contains(&format!("token brief: expired at {end}")), "{said}");
+    let digest = text.split("sha256:").nth(1).unwrap().split_whitespace().next().unwrap();
+    let (status, refused) = request(digest);
+    assert!(status == StatusCode::UNAUTHORIZED && refused.contains("the token is not known"), "{refused}");
+    daemon.post("/v1/devices", &serde_json::json!({ "name": "d1", "spec": "mem:size=64M" }));
+    let mut line = String::new();
+    while !line.contains("\"d1\"") {
+        line.clear();
+        assert!(watchers[0].read_line(&mut line).unwrap() > 0, "the stream has ended");
+    }
+    daemon.wait_for("an audit line", || {
+        daemon.logged("change answered").any(|line| line["who"] == "token brief")
+    });
+    daemon.wait_for("a failed login", || daemon.logged("login failed").count() == 2);
+    let log = daemon.log();
+    for secret in [&*page, &brief, ADMIN, digest] {
+        assert!(!log.contains(secret) && !said.contains(secret) && !refused.contains(secret), "{log}");
+    }
+}

@@ -48,6 +48,8 @@ fn contents() -> Vec<(&'static str, String)> {
         ("label", format!("-----BEGIN {c}-----\n{c}\n-----END {c}-----\n")),
         ("token with a wrong role", format!("{c} alice {c}{c}\n")),
         ("token that is too short", format!("admin {c} {c}\n")),
+        ("hash that is too short", format!("admin {c} sha256:{c}\n")),
+        ("hash with a wrong time", format!("admin {c} sha256:{} expires={c}\n", "5e".repeat(32))),
         ("four words", format!("admin {c} {c}{c} {c}\n")),
         ("JSON", format!("{{\"{c}\": \"{c}\"}}")),
         ("TOML with another key", format!("{c} = \"{c}\"\n")),

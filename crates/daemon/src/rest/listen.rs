@@ -1,12 +1,13 @@
 //! Where the API is reached: a Unix socket, and TCP for who wants that.
 
-use super::access::{self, Tokens};
+use super::access;
 use super::body::hear_out;
 use super::connections::{Connections, Limits};
 use super::current::Current;
 use super::hosts::{self, Hosts, Names};
 use super::keys::{Keys, KeysError};
 use super::logins::{self, Logins};
+use super::tokens::Tokens;
 use super::{TokensError, headers, router, transport};
 use crate::engine::Engine;
 use axum::Router;
@@ -17,13 +18,17 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Runtime;
+use tokio::time::sleep;
 
 /// Threads of a listener that speak with clients. Work that blocks runs on others.
 const THREADS: usize = 2;
 /// How long requests have to come to their end when the daemon ends.
 const GRACE: Duration = Duration::from_secs(2);
+/// Period of the search for connections whose token has expired, in wall-clock time: steps of the
+/// clock and a resume from sleep take effect within it.
+const EXPIRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// The Unix socket.
 #[derive(Clone, Debug)]
@@ -183,7 +188,9 @@ impl Tcp {
         options: &TcpOptions,
     ) -> Result<(Tcp, Runtime, SocketAddr), ListenError> {
         let address = options.address;
-        let tokens = Current::new(Tokens::read(&options.tokens)?);
+        let read = Tokens::read(&options.tokens)?;
+        read.warn_of_clear_text(&options.tokens);
+        let tokens = Current::new(read);
         let tls = match options.certificates() {
             Some(server) => Some(Current::new(server?)),
             None if address.ip().is_loopback() => None,
@@ -206,6 +213,7 @@ impl Tcp {
             let _entered = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
             runtime.spawn(transport::serve_tcp(listener, tls.clone(), finish(service), connections.clone()));
+            runtime.spawn(close_expired(tokens.clone(), connections.clone()));
         }
         let tcp = Tcp { options: options.clone(), tokens, tls, names, connections };
         Ok((tcp, runtime, address))
@@ -215,8 +223,10 @@ impl Tcp {
         let path = self.options.tokens.display();
         match Tokens::read(&self.options.tokens) {
             Ok(tokens) => {
+                tokens.warn_of_clear_text(&self.options.tokens);
                 self.tokens.set(tokens.clone());
-                self.connections.close_unless(|digest| tokens.has(digest));
+                let now = SystemTime::now();
+                self.connections.close_unless(|digest| tokens.has(digest, now));
                 tracing::info!(%path, "API tokens reloaded");
             }
             Err(error) => tracing::error!(%error, "API tokens not reloaded; the tokens in use stay valid"),
@@ -231,6 +241,17 @@ impl Tcp {
                 tracing::error!(%error, "API certificates not reloaded; the certificate in use stays");
             }
             (_, None) | (None, _) => {}
+        }
+    }
+}
+
+/// Closes connections, streams of events among them, when their token expires.
+async fn close_expired(tokens: Current<Tokens>, connections: Arc<Connections>) {
+    loop {
+        sleep(EXPIRY_PERIOD).await;
+        let (tokens, now) = (tokens.get(), SystemTime::now());
+        if tokens.can_expire() {
+            connections.close_unless(|digest| tokens.has(digest, now));
         }
     }
 }

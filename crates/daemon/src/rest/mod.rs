@@ -28,13 +28,16 @@ mod request;
 mod responses;
 mod roles;
 mod system;
+mod token_file;
+mod tokens;
 mod transport;
 mod volumes;
 
-pub use access::{Tokens, TokensError};
 pub use keys::KeysError;
 pub use listen::{ListenError, Listeners, TcpOptions, UnixOptions};
 pub use roles::{Ask, MATRIX, Role, Row};
+pub use token_file::{NewToken, NewTokenError, add_token};
+pub use tokens::{Tokens, TokensError, parse_role, parse_time};
 
 use crate::engine::Engine;
 use crate::fault::Fault;
