@@ -3,8 +3,9 @@
 //! The file is replaced at once: a daemon that reads it meanwhile finds the former lines or the new
 //! ones. A lock on its directory has two such programs wait for each other.
 
+use super::keys::hex;
 use super::roles::Role;
-use super::tokens::{EXPIRES, HASH, MAX_FILE_BYTES, TokensError, digest, hash_text, parse, time_text};
+use super::tokens::{EXPIRES, HASH, MAX_FILE_BYTES, TokensError, digest, parse, time_text};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -105,7 +106,7 @@ pub fn add_token(path: &Path, new: &NewToken, now: SystemTime) -> Result<String,
     }
     let token = random_token().map_err(|error| NewTokenError::Random(name.clone(), error))?;
     let break_ = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
-    let mut added = format!("{break_}{} {name} {HASH}{}", role.name(), hash_text(&digest(&token)));
+    let mut added = format!("{break_}{} {name} {HASH}{}", role.name(), hex(&digest(&token)));
     if let Some(time) = expires {
         added += &format!(" {EXPIRES}{}", time_text(*time));
     }
@@ -120,7 +121,7 @@ pub fn add_token(path: &Path, new: &NewToken, now: SystemTime) -> Result<String,
 fn random_token() -> Result<String, getrandom::Error> {
     let mut bytes = [0; TOKEN_BYTES];
     getrandom::fill(&mut bytes)?;
-    Ok(hash_text(&bytes))
+    Ok(hex(&bytes))
 }
 
 /// Replaces the file durably. The caller has locked its directory `folder`.

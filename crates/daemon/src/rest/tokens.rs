@@ -206,11 +206,6 @@ fn parse_hash(digits: &str) -> Option<Digest> {
     Some(hash)
 }
 
-/// The hash as [`parse_hash`] reads it.
-pub(super) fn hash_text(digest: &Digest) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Time of `2027-01-31T00:00:00Z`, or of the first second of `2027-01-31` in UTC.
 ///
 /// # Errors
@@ -229,6 +224,7 @@ pub(super) fn time_text(time: SystemTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::hex;
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
@@ -244,7 +240,7 @@ mod tests {
     }
 
     fn hashed(secret: &str) -> String {
-        format!("{HASH}{}", hash_text(&digest(secret)))
+        format!("{HASH}{}", hex(&digest(secret)))
     }
 
     fn at(text: &str) -> SystemTime {
@@ -255,7 +251,7 @@ mod tests {
     fn the_hash_of_a_token_is_its_sha_256() {
         // The first example of FIPS 180-2.
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(hash_text(&digest("abc")), abc);
+        assert_eq!(hex(&digest("abc")), abc);
         assert_eq!(parse_hash(abc), Some(digest("abc")));
         assert_eq!(parse_hash(&abc.to_uppercase()), Some(digest("abc")));
     }
@@ -268,7 +264,7 @@ mod tests {
         let found = |secret: &str| tokens.check(secret, now).map(|token| (token.role, token.name.clone()));
         assert_eq!(found(LONG), Ok((Role::Admin, "me".into())));
         assert_eq!(found(OTHER), Ok((Role::ReadOnly, "page".into())));
-        for wrong in ["", &LONG[1..], &hashed(OTHER), &hash_text(&digest(OTHER))] {
+        for wrong in ["", &LONG[1..], &hashed(OTHER), &hex(&digest(OTHER))] {
             assert_eq!(found(wrong), Err(Refused::Unknown), "{wrong}");
         }
         assert_eq!(tokens.0.iter().map(|token| token.is_clear_text).collect::<Vec<_>>(), [true, false]);

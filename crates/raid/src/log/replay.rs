@@ -42,22 +42,6 @@ pub(super) struct Replayer<'a> {
     buffers: BufferPool,
 }
 
-/// The end of a replay of some rows of an entry.
-enum Ended {
-    /// As [`Replayed`].
-    Replayed(Replayed),
-    /// Fewer rows at a time may lose less. Nothing was written.
-    MustHalve,
-}
-
-/// Where rows begin.
-#[derive(Clone, Copy)]
-struct Place {
-    stripe: u64,
-    /// First byte in each strip.
-    offset: u32,
-}
-
 /// Rows of one entry in memory.
 struct Rows<'a> {
     write: &'a Write,
@@ -78,13 +62,14 @@ impl Rows<'_> {
         self.part.len()
     }
 
-    fn place(&self) -> Place {
-        Place { stripe: self.write.stripe, offset: self.write.offset + self.part.start }
+    /// First byte in each strip.
+    fn offset(&self) -> u32 {
+        self.write.offset + self.part.start
     }
 
-    /// Whether these are all rows of a write of a full stripe, of which the header has checksums.
-    fn has_checksums(&self) -> bool {
-        self.write.is_full(self.data.len()) && self.part == (0..self.write.len)
+    /// Whether these are all rows of the write, for which the header's checksums stand.
+    fn is_whole(&self) -> bool {
+        self.part == (0..self.write.len)
     }
 }
 
@@ -109,10 +94,10 @@ impl<'a> Replayer<'a> {
         let mut parts = vec![whole];
         while let Some(part) = parts.pop() {
             match self.replay_part(entry, &part).await? {
-                Ended::Replayed(Replayed::Done(ranges)) => join(&mut bad, ranges),
-                Ended::Replayed(Replayed::NotNoted(ranges)) => join(&mut not_noted, ranges),
-                Ended::Replayed(Replayed::Lost) => is_lost = true,
-                Ended::MustHalve => {
+                Some(Replayed::Done(ranges)) => join(&mut bad, ranges),
+                Some(Replayed::NotNoted(ranges)) => join(&mut not_noted, ranges),
+                Some(Replayed::Lost) => is_lost = true,
+                None => {
                     let block = self.context.config.block_size;
                     let middle = part.start + (part.len() as u32 / block).div_ceil(2) * block;
                     parts.extend([middle..part.end, part.start..middle]);
@@ -126,8 +111,9 @@ impl<'a> Replayer<'a> {
         })
     }
 
-    /// Makes some rows of an entry consistent.
-    async fn replay_part(&self, entry: &Chosen, part: &Range<u32>) -> Result<Ended, RecoverError> {
+    /// Makes some rows of an entry consistent. `None` when fewer rows at a time may lose less:
+    /// nothing was written then.
+    async fn replay_part(&self, entry: &Chosen, part: &Range<u32>) -> Result<Option<Replayed>, RecoverError> {
         let mut unreadable = 0;
         loop {
             match self.try_replay(entry, part, unreadable).await {
@@ -140,9 +126,9 @@ impl<'a> Replayer<'a> {
                 Ok(Replayed::Lost | Replayed::NotNoted(_))
                     if unreadable != 0 && part.len() as u32 > self.context.config.block_size =>
                 {
-                    return Ok(Ended::MustHalve);
+                    return Ok(None);
                 }
-                result => return result.map(Ended::Replayed),
+                result => return result.map(Some),
             }
         }
     }
@@ -209,14 +195,14 @@ impl<'a> Replayer<'a> {
 
     /// Computes every live parity from the data as it is on the members.
     async fn encode(&self, rows: &mut Rows<'_>) -> Result<(), RecoverError> {
-        let place = rows.place();
+        let at = self.position(rows);
         let (write, geometry) = (rows.write, &self.context.config.geometry);
         for strip in 0..geometry.data {
             rows.data[strip] = Some(self.buffers.take(rows.len()).await);
         }
         let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
-            Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut()?.as_mut_slice()))
+            Some(Transfer::read(slot, member, member.data_offset + at, buffer.as_mut()?.as_mut_slice()))
         });
         transfer_all(reads.collect()).await?;
         for parity in 0..geometry.parity {
@@ -275,7 +261,7 @@ impl<'a> Replayer<'a> {
 
     /// Reads the modified strips as they are; returns those whose members are missing, or cannot read them.
     async fn read_data(&self, rows: &mut Rows<'_>) -> Result<Vec<usize>, RecoverError> {
-        let place = rows.place();
+        let at = self.position(rows);
         let write = rows.write;
         let mut lost = Vec::new();
         for strip in strips_of(write.modified) {
@@ -287,7 +273,7 @@ impl<'a> Replayer<'a> {
         // Only readable strips have a buffer.
         let reads = rows.data.iter_mut().enumerate().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
-            Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut()?.as_mut_slice()))
+            Some(Transfer::read(slot, member, member.data_offset + at, buffer.as_mut()?.as_mut_slice()))
         });
         transfer_all(reads.collect()).await?;
         Ok(lost)
@@ -296,14 +282,14 @@ impl<'a> Replayer<'a> {
     /// Computes lost strips from parity as it is on the members. For a full stripe that is right only when everything
     /// else is new: the header's checksums tell. `false` when they do not match.
     async fn derive(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Result<bool, RecoverError> {
-        let place = rows.place();
+        let at = self.position(rows);
         let (write, data) = (rows.write, self.context.config.geometry.data);
         let unreadable = rows.unreadable >> data;
         let can_be_read = |parity: usize| unreadable >> parity & 1 == 0;
         let reads = rows.parity.iter_mut().filter(|(parity, ..)| can_be_read(*parity)).filter_map(
             |(parity, _, buffer)| {
                 let (slot, member) = self.live(write.stripe, data + *parity)?;
-                Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut_slice()))
+                Some(Transfer::read(slot, member, member.data_offset + at, buffer.as_mut_slice()))
             },
         );
         transfer_all(reads.collect()).await?;
@@ -328,7 +314,7 @@ impl<'a> Replayer<'a> {
                 decoder.sources().iter().map(|strip| rows.source(*strip, &zeroes)).collect();
             let mut targets: Vec<&mut [u8]> = derived.iter_mut().map(Buffer::as_mut_slice).collect();
             decoder.decode(&sources, &mut targets);
-            if !write.is_full(data) || rows.has_checksums() && self.is_new(write, lost, &derived) {
+            if !write.is_full(data) || rows.is_whole() && self.is_new(write, lost, &derived) {
                 lost.iter().zip(derived).for_each(|(strip, buffer)| rows.data[*strip] = Some(buffer));
                 return Ok(true);
             }
@@ -392,7 +378,7 @@ impl<'a> Replayer<'a> {
         if rows.skipped.is_empty() {
             return Ok(true);
         }
-        let place = rows.place();
+        let at = self.position(rows);
         let mut others: Vec<(usize, Buffer)> = Vec::new();
         let mut lost: Vec<usize> = Vec::new();
         for strip in (0..geometry.data).filter(|strip| rows.data[*strip].is_none()) {
@@ -403,7 +389,7 @@ impl<'a> Replayer<'a> {
         }
         let reads = others.iter_mut().filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, *strip)?;
-            Some(Transfer::read(slot, member, self.offset(place, member), buffer.as_mut_slice()))
+            Some(Transfer::read(slot, member, member.data_offset + at, buffer.as_mut_slice()))
         });
         transfer_all(reads.collect()).await?;
         let mut all: Vec<Option<&Buffer>> = rows.data.iter().map(Option::as_ref).collect();
@@ -440,7 +426,7 @@ impl<'a> Replayer<'a> {
 
     /// Writes parity, data that came from the log, and strips that could not be read to the live members.
     async fn write_rows(&self, rows: &Rows<'_>) -> Result<(), RecoverError> {
-        let place = rows.place();
+        let at = self.position(rows);
         let (write, data) = (rows.write, self.context.config.geometry.data);
         let parity = rows.parity.iter().map(|(parity, _, buffer)| (data + parity, Some(buffer)));
         let skipped = rows.skipped.iter().map(|(parity, buffer)| (data + parity, Some(buffer)));
@@ -449,15 +435,14 @@ impl<'a> Replayer<'a> {
         let redo = known.filter(|(strip, _)| is_written(*strip));
         let writes = parity.chain(skipped).chain(redo).filter_map(|(strip, buffer)| {
             let (slot, member) = self.live(write.stripe, strip)?;
-            Some(Transfer::write(slot, member, self.offset(place, member), buffer?.as_slice()))
+            Some(Transfer::write(slot, member, member.data_offset + at, buffer?.as_slice()))
         });
         transfer_all(writes.collect()).await
     }
 
-    /// Where the rows of an entry lie on a member.
-    fn offset(&self, place: Place, member: &RecoveryMember) -> u64 {
-        let geometry = &self.context.config.geometry;
-        member.data_offset + geometry.member_offset(place.stripe) + u64::from(place.offset)
+    /// Where rows lie in the data of each member.
+    fn position(&self, rows: &Rows<'_>) -> u64 {
+        self.context.config.geometry.member_offset(rows.write.stripe) + u64::from(rows.offset())
     }
 }
 
@@ -484,8 +469,7 @@ fn partial_of<'e>(write: &Write, part: &Range<u32>, entry: &'e Buffer, data: usi
 
 /// The ranges of the rows in the `lost` strips.
 fn bad_ranges(rows: &Rows<'_>, lost: &[usize]) -> Vec<BadRange> {
-    let Place { stripe, offset } = rows.place();
-    let len = rows.part.len() as u32;
+    let (stripe, offset, len) = (rows.write.stripe, rows.offset(), rows.part.len() as u32);
     lost.iter().map(|strip| BadRange { stripe, strip: *strip, offset, len }).collect()
 }
 

@@ -145,45 +145,8 @@ fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
     });
 }
 
-async fn recover_all(setup: &Setup) -> Result<Report, RecoverError> {
-    let member = |channel: &Rc<dyn Channel>| RecoveryMember {
-        channel: channel.clone(),
-        log_offset: LOG_AT,
-        data_offset: LOG_AT + LANE,
-    };
-    let members: Vec<Option<RecoveryMember>> = setup.channels.iter().map(|c| Some(member(c))).collect();
-    // Reads of the test's members bring nothing; only what was written is of interest.
-    let readable: Vec<Option<RecoveryMember>> = members
-        .into_iter()
-        .zip(&setup.disks)
-        .map(|(member, disk)| {
-            Some(RecoveryMember { channel: Rc::new(Reader(disk.clone())), ..member.unwrap() })
-        })
-        .collect();
-    let is_live = |_, _| true;
-    let context = Recovery {
-        config: &setup.config,
-        nonce: NONCE,
-        members: &readable,
-        is_live: &is_live,
-        first_stripe: 0,
-        noted: &[],
-    };
-    recover(&context).await
-}
-
-/// A member that can be read, too.
-struct Reader(Rc<Disk>);
-
-impl Channel for Reader {
-    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
-        let at = offset as usize;
-        if req.op == block::Op::Read {
-            req.data.copy_from(&self.0.content.borrow()[at..at + req.data.len()]);
-            return IoFuture::ready(Ok(()));
-        }
-        self.0.submit(req, offset)
-    }
+async fn recover_all(setup: &Rc<Setup>) -> Result<Report, RecoverError> {
+    Crashed::new(setup.clone(), None, &[]).recover(&[]).await
 }
 
 #[test]
@@ -323,7 +286,7 @@ fn a_damaged_log_is_read_without_a_panic_and_brings_nothing_wrong() {
     }
 }
 
-/// A member one sector of which cannot be read until it is written.
+/// A member that can be read, too. One sector may be unreadable until it is written.
 struct Scratched {
     disk: Rc<Disk>,
     /// The byte at which the sector begins.
@@ -349,8 +312,8 @@ impl Channel for Scratched {
     }
 }
 
-/// The members of a setup after a crash. One sector of a strip of stripe 0 is unreadable; the
-/// members of the strips `missing` are missing.
+/// The members of a setup after a crash. `scratched` is a strip of stripe 0 and its sector
+/// that is unreadable; the members of the strips `missing` are missing.
 struct Crashed {
     setup: Rc<Setup>,
     members: Vec<Option<RecoveryMember>>,
@@ -359,11 +322,11 @@ struct Crashed {
 const DATA_AT: usize = (LOG_AT + LANE) as usize;
 
 impl Crashed {
-    fn new(setup: Rc<Setup>, (scratched, sector): (usize, usize), missing: &[usize]) -> Crashed {
+    fn new(setup: Rc<Setup>, scratched: Option<(usize, usize)>, missing: &[usize]) -> Crashed {
         let slot_of = |strip| setup.config.geometry.member(0, strip);
         let member = |(slot, disk): (usize, &Rc<Disk>)| {
-            let at = (DATA_AT + 512 * sector) as u64;
-            let sector = Cell::new((slot == slot_of(scratched)).then_some(at));
+            let scratched = scratched.filter(|(strip, _)| slot == slot_of(*strip));
+            let sector = Cell::new(scratched.map(|(_, sector)| (DATA_AT + 512 * sector) as u64));
             let channel = Rc::new(Scratched { disk: disk.clone(), sector });
             let is_out = missing.iter().any(|strip| slot == slot_of(*strip));
             let data_offset = DATA_AT as u64;
@@ -418,7 +381,7 @@ fn a_full_stripe_that_was_cut_off_loses_only_the_sector_that_cannot_be_read_and_
             Entry { stripe: 0, offset: 0, len: 8192, modified, redo, checksums: &sums, targets: &targets };
         let _in_flight = setup.log.append(&entry).await.unwrap();
 
-        let crashed = Crashed::new(setup, (1, 13), &[]);
+        let crashed = Crashed::new(setup, Some((1, 13)), &[]);
         // Power went while the strips were half written, and before parity was.
         for strip in 0..3 {
             crashed.fill(strip, |i| if i < 5120 { 0xa0 + strip as u8 } else { strip as u8 });
@@ -453,7 +416,7 @@ fn a_strip_that_is_missing_loses_only_the_block_whose_parity_cannot_be_read() {
     run_simulated(6, |_| async {
         let setup = Setup::new();
         let _in_flight = setup.append(0, 0b01).await.unwrap();
-        let crashed = Crashed::new(setup, (3, 3), &[1, 4]);
+        let crashed = Crashed::new(setup, Some((3, 3)), &[1, 4]);
         crashed.fill(3, |i| i as u8);
         let was = crashed.strip(3);
         let not_noted = RecoverError::NotNoted { ranges: vec![bad_block(3)] };
